@@ -1,0 +1,183 @@
+"""Strict configuration: frozen dataclasses in, JSON and `a.b=c` overrides in and out.
+
+A config class is a frozen, keyword-only dataclass whose every field carries a docstring (a string literal under the
+field). Decided: an unknown key is always an error with the closest known key, because a typo that silently keeps a
+default has cost everyone a training run once.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import json
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from tackboard.core.errors import ConfigError
+
+C = TypeVar("C")
+
+
+def suggest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice closest to `word`, or None when nothing is near."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def check(condition: bool, field: str, got: object, allowed: str) -> None:
+    """Raises ConfigError naming `field` unless `condition` holds; used by `__post_init__` of config classes."""
+    if not condition:
+        raise ConfigError(f"{field} = {got!r}", allowed=f"allowed: {allowed}", fix=f"set {field} to such a value")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON types; tuples become lists."""
+    return typing.cast("dict[str, Any]", json.loads(json.dumps(dataclasses.asdict(config))))
+
+
+def from_dict(cls: type[C], data: Any, path: str = "") -> C:
+    """Builds `cls` from plain JSON types. Unknown keys, wrong types and missing fields raise ConfigError."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path or cls.__name__} is {type(data).__name__}", allowed="allowed: a table of settings")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            raise _unknown_key(_join(path, str(key)), str(key), fields)
+    values = {key: convert(value, hints[key], _join(path, key)) for key, value in data.items()}
+    missing = [name for name, field in fields.items() if name not in values and _is_required(field)]
+    if missing:
+        raise ConfigError(f"{path or cls.__name__} lacks {', '.join(missing)}", fix="give a value for each")
+    return cls(**values)
+
+
+def apply_overrides(config: C, overrides: Sequence[str]) -> C:
+    """A copy of `config` with each `a.b=c` applied in order. Values are JSON, or bare words for strings."""
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise ConfigError(
+                f"--set {override}", allowed="allowed: --set name=value", fix="e.g. --set training.steps=200"
+            )
+        config = _with_value(config, key.split("."), text, key)
+    return config
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring under each field of a config class, by field name; fields without one are absent."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    body = typing.cast("ast.ClassDef", tree.body[0]).body
+    docs = {}
+    for statement, following in itertools.pairwise(body):
+        is_doc = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and is_doc:
+            docs[statement.target.id] = " ".join(str(following.value.value).split())  # type: ignore[attr-defined]
+    return docs
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Every leaf setting of a config as `a.b` -> value, in declaration order."""
+    leaves: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            leaves.update(flatten(value, _join(prefix, field.name)))
+        else:
+            leaves[_join(prefix, field.name)] = value
+    return leaves
+
+
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """`value` as the annotated type, or ConfigError naming `path`. Ints pass as floats, never the reverse."""
+    origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        if dataclasses.is_dataclass(value):
+            return value
+        return from_dict(typing.cast("type[Any]", hint), value, path)
+    if origin is typing.Literal:
+        choices = typing.get_args(hint)
+        if value in choices:
+            return value
+        raise ConfigError(
+            f"{path} = {value!r}", allowed=f"allowed: {', '.join(map(str, choices))}", fix=f"set {path} to one of these"
+        )
+    if origin in (types.UnionType, typing.Union):
+        return _convert_union(value, hint, path)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong_type(path, value, "a list, e.g. [1,5,10]")
+        return tuple(convert(entry, typing.get_args(hint)[0], f"{path}[{i}]") for i, entry in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):
+        return value
+    raise _wrong_type(
+        path, value, {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, hint.__name__)
+    )
+
+
+def _convert_union(value: Any, hint: Any, path: str) -> Any:
+    options = typing.get_args(hint)
+    if value is None and type(None) in options:
+        return None
+    inner = [option for option in options if option is not type(None)]
+    return convert(value, inner[0], path)
+
+
+def _with_value(config: C, keys: list[str], text: str, path: str) -> C:
+    hints = typing.get_type_hints(type(config))
+    fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    head, rest = keys[0], keys[1:]
+    if head not in fields:
+        raise _unknown_key(path, head, fields)
+    current = getattr(config, head)
+    if rest:
+        if not dataclasses.is_dataclass(current):
+            raise ConfigError(f"{path} does not exist", allowed=f"{head} is a single value, not a table of settings")
+        value: Any = _with_value(current, rest, text, path)
+    else:
+        if dataclasses.is_dataclass(current):
+            inside = ", ".join(field.name for field in dataclasses.fields(current))
+            raise ConfigError(
+                f"{path} is a table of settings", allowed=f"it holds: {inside}", fix=f"set {path}.NAME=value"
+            )
+        value = convert(_parse(text, hints[head]), hints[head], path)
+    return dataclasses.replace(config, **{head: value})  # type: ignore[type-var]
+
+
+def _parse(text: str, hint: Any) -> Any:
+    if hint is str:
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _unknown_key(path: str, key: str, known: Iterable[str]) -> ConfigError:
+    names = list(known)
+    close = suggest(key, names)
+    prefix = path[: len(path) - len(key)] if path.endswith(key) else path.rpartition(key)[0]
+    return ConfigError(
+        f"unknown setting {path}",
+        allowed=f"allowed here: {', '.join(names)}",
+        fix=f"did you mean {prefix}{close}?" if close else "",
+    )
+
+
+def _wrong_type(path: str, value: Any, wanted: str) -> ConfigError:
+    return ConfigError(f"{path} = {value!r}", allowed=f"allowed: {wanted}", fix=f"set {path} to such a value")
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -1,0 +1,65 @@
+"""The errors that users see.
+
+An error says what was given, what is allowed and what to do, in at most three lines. Its class decides the exit code:
+
+    TackboardError            1   our bug
+    ├── UsageError            2   wrong use
+    │   └── ConfigError       2   a setting that does not exist or cannot be
+    ├── DataError             3   data invalid
+    │   └── CorruptFileError  3   a file that is not what its manifest says
+    ├── DivergedError         4   training diverged and could not recover
+    └── Preempted            75   stopped on request, state saved: run again to go on
+"""
+
+from __future__ import annotations
+
+EXIT_BUG = 1
+
+
+class TackboardError(Exception):
+    """An error with a remedy. `got`: what was given; `allowed`: what would be right; `fix`: what to type or do."""
+
+    exit_code = EXIT_BUG
+
+    def __init__(self, got: str, *, allowed: str = "", fix: str = "") -> None:
+        self.got = one_line(got)
+        self.allowed = one_line(allowed)
+        self.fix = one_line(fix)
+        super().__init__("\n".join(line for line in (self.got, self.allowed, self.fix) if line))
+
+
+class UsageError(TackboardError):
+    """The command or request cannot mean anything as given."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class DataError(TackboardError):
+    """Data breaks the stated rules; nothing was written."""
+
+    exit_code = 3
+
+
+class CorruptFileError(DataError):
+    """A file differs from what its manifest recorded, or cannot be parsed."""
+
+
+class DivergedError(TackboardError):
+    """Training met non-finite or spiking values more often than its policy allows."""
+
+    exit_code = 4
+
+
+class Preempted(TackboardError):
+    """Training was asked to stop, saved its state and can be resumed."""
+
+    exit_code = 75
+
+
+def one_line(text: str) -> str:
+    """Folds `text` onto one line, so that a message never grows past its three lines."""
+    return " ".join(text.split())

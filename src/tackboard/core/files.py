@@ -1,0 +1,134 @@
+"""Files that are either old or new, never half.
+
+Everything durable goes temp file → flush → fsync → rename → fsync of the folder. A kill at any instant leaves the old
+content or the new one. `observer` is called with the name of each point between those moves; the chaos tests set it
+to kill the process there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.errors import CorruptFileError, UsageError
+
+observer: Callable[[str], None] | None = None
+"""Called at each named point of a durable write; None outside the chaos tests."""
+
+CHUNK_BYTES = 1 << 20
+
+
+def reach(point: str) -> None:
+    """Tells the observer, if there is one, that the writer stands at `point`."""
+    if observer is not None:
+        observer(point)
+
+
+def fsync_path(path: Path) -> None:
+    """Forces a file's content, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """Replaces `path` by `data`; readers see the old bytes or all of the new ones."""
+    name = path.name
+    temporary = path.with_name(f".{name}.tmp-{os.getpid()}")
+    reach(f"{name}:before-write")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        reach(f"{name}:after-write")
+        os.fsync(file.fileno())
+    reach(f"{name}:after-fsync")
+    os.replace(temporary, path)
+    reach(f"{name}:after-rename")
+    fsync_path(path.parent)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """`write_bytes_atomic` for text, as UTF-8."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_json_atomic(path: Path, value: Any) -> None:
+    """`write_bytes_atomic` for JSON, indented, with a final newline."""
+    write_text_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def replace_symlink(link: Path, target: str) -> None:
+    """Points `link` at `target` (a name in the same folder) in one rename."""
+    temporary = link.with_name(f".{link.name}.tmp-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    reach(f"{link.name}:before-rename")
+    os.replace(temporary, link)
+    reach(f"{link.name}:after-rename")
+    fsync_path(link.parent)
+
+
+@contextlib.contextmanager
+def new_directory(final: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `final` when the block ends, or vanishes when it raises.
+
+    The caller fsyncs the files it writes (`write_manifest` does so for all of them). An existing `final` is an error.
+    """
+    temporary = final.with_name(f".{final.name}.tmp-{os.getpid()}")
+    if final.exists():
+        raise UsageError(f"{final} exists already", fix="choose another name, or remove it first")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        fsync_path(temporary)
+        reach(f"{final.name}:before-rename")
+        os.rename(temporary, final)
+        reach(f"{final.name}:after-rename")
+        fsync_path(final.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Deletes what killed writers left in `folder` (`.NAME.tmp-PID` of processes that are gone); returns how many."""
+    removed = 0
+    for path in folder.glob(".*.tmp-*"):
+        pid = path.name.rpartition("-")[2]
+        if pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        removed += 1
+    return removed
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """Parses a JSON file; unreadable or malformed raises CorruptFileError naming it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CorruptFileError(f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorruptFileError(f"{path} cannot be read as JSON: {error}") from None

@@ -1,0 +1,84 @@
+"""The one hash of the project: ids in, table rows out. NumPy uint64, the reference for every other twin.
+
+An id is an int64 (a string becomes one by BLAKE2b). A row id is made in two moves that int64 arithmetic can repeat
+exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the upper
+32 bits onto [0, rows) by multiply-and-shift. Decided: multiply-and-shift instead of modulo, because torch has no
+unsigned 64-bit division; it needs rows < 2^31, far above the largest published table (160 million).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError
+
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+MULTIPLIER_2 = 0x94D049BB133111EB
+MASK_64 = (1 << 64) - 1
+MAX_ROWS = (1 << 31) - 1
+
+
+def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
+    """A bijection of 64-bit integers chosen by `seed`: adjacent inputs come out unrelated."""
+    if isinstance(values, int):
+        values = np.array([values & MASK_64], dtype=np.uint64)
+    x = np.atleast_1d(values)
+    if x.dtype != np.uint64:
+        x = x.astype(np.int64, copy=False).view(np.uint64)
+    x = x + np.uint64(seed_offset(seed))
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIER_2)
+    return np.asarray(x ^ (x >> np.uint64(31)), dtype=np.uint64)
+
+
+def seed_offset(seed: int) -> int:
+    """What `mix64` adds before mixing. Two rounds over the seed, so that seeds 0, 1, 2 give unrelated offsets."""
+    x = (seed * GOLDEN_GAMMA + GOLDEN_GAMMA) & MASK_64
+    x = ((x ^ (x >> 30)) * MULTIPLIER_1) & MASK_64
+    x = ((x ^ (x >> 27)) * MULTIPLIER_2) & MASK_64
+    return x ^ (x >> 31)
+
+
+def table_seed(seed: int, table: int) -> int:
+    """The seed of the `table`-th hash function under the model's seed."""
+    return (seed << 16) + table + 1
+
+
+def row_ids(ids: NDArray[np.int64], num_hashes: int, num_rows: int, seed: int) -> NDArray[np.int64]:
+    """Rows of `ids` [M] in each of `num_hashes` tables of `num_rows` rows: int64 [M, num_hashes] in [0, num_rows)."""
+    if not 0 < num_rows <= MAX_ROWS:
+        raise DataError(f"a table of {num_rows} rows", allowed=f"allowed: 1 to {MAX_ROWS}")
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    rows = np.empty((len(ids), num_hashes), dtype=np.int64)
+    for table in range(num_hashes):
+        upper = mix64(ids, table_seed(seed, table)) >> np.uint64(32)
+        rows[:, table] = ((upper * np.uint64(num_rows)) >> np.uint64(32)).astype(np.int64)
+    return rows
+
+
+def string_id(text: str) -> int:
+    """The int64 of a string: the first 8 bytes of BLAKE2b over its UTF-8 form, little-endian, signed."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def ids_from_values(values: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
+    """int64 ids of integers (unchanged) or strings (hashed, each distinct string once)."""
+    array = np.asarray(values)
+    if array.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if array.dtype.kind in "iu":
+        if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) > np.iinfo(np.int64).max:
+            raise DataError("an id above 2^63 - 1", allowed="allowed: int64 or string ids", fix="give them as strings")
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind not in "UOT":
+        raise DataError(f"ids of type {array.dtype}", allowed="allowed: int64 or string ids")
+    distinct, inverse = np.unique(array.astype(object), return_inverse=True)
+    hashed = np.array([string_id(str(text)) for text in distinct], dtype=np.int64)
+    return hashed[inverse]

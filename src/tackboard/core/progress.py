@@ -1,0 +1,83 @@
+"""Progress on long work: a bar on a terminal, plain lines in a log.
+
+Decided: nothing is ever drawn with carriage returns where stderr is not a terminal. There, a stage prints one line
+when it ends and, while it lasts, one line every `LOG_EVERY_S` seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+LOG_EVERY_S = 15.0
+
+
+def say(line: str) -> None:
+    """One line to stderr, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """`with Progress("reading", total=n, unit="rows") as progress: progress.advance(k)`.
+
+    `note` is shown behind the count (a loss, say). A total of None shows counts without an end.
+    """
+
+    def __init__(self, title: str, *, total: int | None = None, unit: str = "", quiet: bool = False) -> None:
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.quiet = quiet
+        self.done = 0
+        self.note = ""
+        self._bar: Any = None
+        self._started = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._started = self._last_line = time.monotonic()
+        if not self.quiet and sys.stderr.isatty():
+            self._bar = _terminal_bar()
+            self._task = self._bar.add_task(self.title, total=self.total, unit=self.unit, note="")
+            self._bar.start()
+        return self
+
+    def advance(self, count: int = 1, note: str | None = None) -> None:
+        """Adds `count` to what is done, and replaces the note if one is given."""
+        self.done += count
+        self.note = self.note if note is None else note
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, note=self.note)
+        elif not self.quiet and time.monotonic() - self._last_line >= LOG_EVERY_S:
+            self._last_line = time.monotonic()
+            say(self._line())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif not self.quiet:
+            say(self._line() + (" (interrupted)" if kind else ""))
+
+    def _line(self) -> str:
+        total = f"/{self.total:,}" if self.total else ""
+        note = f", {self.note}" if self.note else ""
+        return f"{self.title}: {self.done:,}{total} {self.unit}{note}, {time.monotonic() - self._started:.1f} s"
+
+
+def _terminal_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    return RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]} {task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

@@ -1,0 +1,145 @@
+"""The run directory: everything one run leaves behind, readable by people and by machines.
+
+    runs/<utc time>_<name>_<hash>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
+    runs/latest                      -> the newest run
+
+Lines of the JSON-lines files are written whole and flushed one by one. A kill may cut the last one; opening the run
+again removes such a torn line, and metrics written after the checkpoint that is resumed from are cut, so each step
+stands in the file once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.errors import DataError
+from tackboard.core.files import read_json, replace_symlink, write_json_atomic, write_text_atomic
+
+RECORDED_PACKAGES = ("tackboard", "torch", "numpy", "pyarrow", "safetensors")
+
+
+class RunDirectory:
+    """One run's folder. `create` makes a new one, `open` takes an existing one up again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, runs: Path, name: str, config: Mapping[str, Any]) -> RunDirectory:
+        """A new run under `runs`, with its resolved config and environment written."""
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime())
+        run = cls(runs / f"{stamp}_{name}_{os.urandom(3).hex()}")
+        run.checkpoints.mkdir(parents=True)
+        write_json_atomic(run.path / "config.json", config)
+        write_json_atomic(run.path / "env.json", describe_environment())
+        replace_symlink(runs / "latest", run.path.name)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run; torn last lines of its JSON-lines files are removed."""
+        run = cls(path.resolve())
+        if not (run.path / "config.json").is_file():
+            raise DataError(f"{path} is not a run", allowed="a run folder holds config.json", fix="ls runs/")
+        for name in ("metrics.jsonl", "events.jsonl"):
+            _cut_torn_line(run.path / name)
+        return run
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config of the run, as plain JSON."""
+        config: dict[str, Any] = read_json(self.path / "config.json")
+        return config
+
+    @property
+    def status(self) -> str:
+        """`running`, `done`, `preempted` or `failed: reason`; `new` before the first step."""
+        path = self.path / "STATUS"
+        return path.read_text().strip() if path.exists() else "new"
+
+    def set_status(self, status: str) -> None:
+        """Replaces STATUS."""
+        write_text_atomic(self.path / "STATUS", status + "\n")
+
+    def log_metrics(self, step: int, **values: Any) -> None:
+        """Appends one line of metrics."""
+        self._append("metrics.jsonl", {"step": step, "time": round(time.time(), 3), **values})
+
+    def log_event(self, event: str, **values: Any) -> None:
+        """Appends one line to events.jsonl and its text to log.txt."""
+        self._append("events.jsonl", {"event": event, "time": round(time.time(), 3), **values})
+        details = " ".join(f"{key}={value}" for key, value in values.items())
+        self.log_line(f"{event} {details}".strip())
+
+    def log_line(self, line: str) -> None:
+        """Appends one dated line to log.txt."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{stamp} {line}\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All metric lines, in order."""
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def cut_metrics_after(self, step: int) -> None:
+        """Drops metric lines of steps past `step`: a resumed run will write them again."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
+            write_text_atomic(path, "".join(line + "\n" for line in kept))
+
+    def _append(self, name: str, value: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Where a run ran: versions, machine, command, commit."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in RECORDED_PACKAGES},
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "command": sys.argv,
+        "commit": git_commit(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit this package's source is at, with `+` where files differ from it; None outside a checkout."""
+    source = Path(__file__).parent
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.exists() and (data := path.read_bytes()) and not data.endswith(b"\n"):
+        write_text_atomic(path, data[: data.rfind(b"\n") + 1].decode())
