@@ -1,0 +1,1 @@
+"""A dataset on disk in, numbered training batches out."""

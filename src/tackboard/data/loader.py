@@ -1,0 +1,118 @@
+"""Numbered steps to batches, in this process or in workers.
+
+A worker is handed step numbers and computes each batch from them alone, so the number of workers changes how fast the
+batches come and never what is in them. torch's DataLoader moves them between processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.core.config import check
+from tackboard.core.errors import DataError
+from tackboard.data.plan import StepPlan, cut_segments
+from tackboard.data.sequences import Sequences
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What training reads, and how it is cut into steps."""
+
+    dataset: str
+    """Folder of the dataset: datasets/NAME, or one snapshot inside it."""
+    positive_actions: tuple[str, ...] = ()
+    """Actions that the loss predicts and evaluation holds out; empty means all of them."""
+    max_length: int = 64
+    """Events of the longest training segment."""
+    tokens_per_step: int = 4096
+    """Events of one step at most, over all processes."""
+    num_workers: int = 0
+    """Processes that prepare batches; 0 prepares them in the training process."""
+
+    def __post_init__(self) -> None:
+        check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
+        check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more events")
+        check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
+
+
+class ItemFrequencies:
+    """Each item's share of the positive training events, for the popularity correction of the loss."""
+
+    def __init__(self, item_ids: NDArray[np.int64]) -> None:
+        self._ids, counts = np.unique(item_ids, return_counts=True)
+        self._log_share = np.log(counts / max(1, len(item_ids))).astype(np.float32)
+        # An item met only as input (never as a positive) is as rare as half an event.
+        self._log_unseen = np.float32(np.log(0.5 / max(1, len(item_ids))))
+
+    def log_share(self, item_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Log of the share of each of `item_ids`."""
+        if len(self._ids) == 0:
+            return np.full(len(item_ids), self._log_unseen)
+        position = np.minimum(np.searchsorted(self._ids, item_ids), len(self._ids) - 1)
+        return np.where(self._ids[position] == item_ids, self._log_share[position], self._log_unseen)
+
+
+class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
+    """Step number → batch."""
+
+    def __init__(self, sequences: Sequences, config: DataConfig, hashing: HashConfig, seed: int) -> None:
+        self.sequences = sequences
+        self.hashing = hashing
+        self.segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, config.max_length)
+        if len(self.segments.starts) == 0:
+            raise DataError(
+                f"{config.dataset} has no event to train on",
+                allowed="each user's last positive event is held out for evaluation",
+                fix="use users with at least two events",
+            )
+        self.plan = StepPlan(self.segments.lengths, tokens_per_step=config.tokens_per_step, seed=seed)
+        in_training = np.zeros(len(sequences.item_ids), dtype=bool)
+        in_training[_ranges(self.segments.starts, self.segments.lengths)] = True
+        self.frequencies = ItemFrequencies(sequences.item_ids[in_training & sequences.is_positive])
+
+    def __getitem__(self, step: int) -> SequenceBatch:
+        chosen = self.plan.segments_of(step)
+        lengths = self.segments.lengths[chosen]
+        events = _ranges(self.segments.starts[chosen], lengths)
+        data = self.sequences
+        return make_batch(
+            lengths=lengths,
+            users=data.user_ids[self.segments.users[chosen]],
+            item_ids=data.item_ids[events],
+            actions=data.actions[events],
+            surfaces=data.surfaces[events],
+            times_ms=data.times_ms[events],
+            is_positive=data.is_positive[events],
+            hashing=self.hashing,
+            log_q=self.frequencies.log_share,
+        )
+
+    def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, SequenceBatch]]:
+        """(step number, batch) for each of `steps`, in that order, prepared by `num_workers` processes."""
+        numbers = list(steps)
+        loader: torch.utils.data.DataLoader[SequenceBatch] = torch.utils.data.DataLoader(
+            self,
+            batch_size=None,
+            sampler=numbers,
+            num_workers=num_workers,
+            prefetch_factor=4 if num_workers else None,
+            collate_fn=_unchanged,
+        )
+        yield from zip(numbers, loader, strict=True)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The indices start, start + 1, … of every run, end to end."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)

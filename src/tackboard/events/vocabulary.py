@@ -1,0 +1,52 @@
+"""Actions and surfaces as small integers.
+
+Index 0 is reserved for what training never saw, so a new action in production has a defined embedding instead of an
+error. The lists travel with every checkpoint and bundle; they are sorted, so that the same data gives the same
+indices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The actions and surfaces a model knows; the i-th name has index i + 1."""
+
+    actions: tuple[str, ...]
+    surfaces: tuple[str, ...]
+
+    @classmethod
+    def from_names(cls, actions: Iterable[str], surfaces: Iterable[str]) -> Vocabulary:
+        """A vocabulary of the distinct names, sorted."""
+        return cls(actions=tuple(sorted(set(actions))), surfaces=tuple(sorted(set(surfaces))))
+
+    @property
+    def num_actions(self) -> int:
+        """Rows an action embedding needs, the unknown one included."""
+        return len(self.actions) + 1
+
+    @property
+    def num_surfaces(self) -> int:
+        """Rows a surface embedding needs, the unknown one included."""
+        return len(self.surfaces) + 1
+
+    def action_indices(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Index of each action name; `UNKNOWN` for a name that training never saw."""
+        return _indices(names, self.actions)
+
+    def surface_indices(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Index of each surface name; `UNKNOWN` for a name that training never saw."""
+        return _indices(names, self.surfaces)
+
+
+def _indices(names: Sequence[str], known: tuple[str, ...]) -> NDArray[np.int64]:
+    index = {name: position + 1 for position, name in enumerate(known)}
+    return np.array([index.get(name, UNKNOWN) for name in names], dtype=np.int64)

@@ -1,0 +1,55 @@
+"""HR@k and NDCG@k over ranked catalogues with one relevant item.
+
+In: the rank of each user's held-out item (0 is best). Out: means. With one relevant item HR@k is the share of ranks
+below k, and NDCG@k the mean of 1/log2(rank + 2) over those. Sums are kept as (count, total), so that parts computed
+apart merge exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclasses.dataclass
+class RankingMetrics:
+    """Streaming HR@k and NDCG@k for several k."""
+
+    cutoffs: tuple[int, ...]
+    num_users: int = 0
+    hits: dict[int, int] = dataclasses.field(default_factory=dict)
+    gains: dict[int, float] = dataclasses.field(default_factory=dict)
+
+    def update(self, ranks: NDArray[np.int64]) -> None:
+        """Adds users by the 0-based rank of their relevant item."""
+        self.num_users += len(ranks)
+        for k in self.cutoffs:
+            inside = ranks[ranks < k]
+            self.hits[k] = self.hits.get(k, 0) + len(inside)
+            self.gains[k] = self.gains.get(k, 0.0) + float(np.sum(1.0 / np.log2(inside + 2.0)))
+
+    def merge(self, other: RankingMetrics) -> None:
+        """Adds what `other` has seen; both must have the same cutoffs."""
+        if other.cutoffs != self.cutoffs:
+            raise ValueError(f"cutoffs {other.cutoffs} cannot merge into {self.cutoffs}")
+        self.num_users += other.num_users
+        for k in self.cutoffs:
+            self.hits[k] = self.hits.get(k, 0) + other.hits.get(k, 0)
+            self.gains[k] = self.gains.get(k, 0.0) + other.gains.get(k, 0.0)
+
+    def result(self) -> dict[str, float]:
+        """`hr@k` and `ndcg@k` by name; 0 where no user was seen."""
+        users = max(1, self.num_users)
+        rates = {f"hr@{k}": self.hits.get(k, 0) / users for k in self.cutoffs}
+        return rates | {f"ndcg@{k}": self.gains.get(k, 0.0) / users for k in self.cutoffs}
+
+
+def ranks_of_targets(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0-based rank of column `targets[i]` in row i of `scores` [U, C]. Ties count against the target.
+
+    Pessimistic on purpose: a model that gives every item the same score ranks last, not first.
+    """
+    own = scores[np.arange(len(targets)), targets][:, None]
+    return np.asarray((scores >= own).sum(axis=1) - 1, dtype=np.int64)

@@ -1,0 +1,153 @@
+"""What training, evaluation, export and serving ask of a model, and how a model is named and found again.
+
+A model is any `nn.Module` with the methods of `SequenceModel`; no base class is needed. It is made by its config, a
+frozen dataclass with a `hashing` field and `build(vocabulary)`. A checkpoint or bundle stores the config and where its
+class lives: in this package, or in a file of the user's. Decided: code is never taken from a bundle. A bundle made
+with a user's model loads only when the operator names the file with `--code`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.core.config import from_dict, to_dict
+from tackboard.core.errors import ConfigError, DataError, UsageError
+from tackboard.events.vocabulary import Vocabulary
+
+OWN_PREFIX = "tackboard.models."
+REQUIRED_METHODS = ("loss", "encode_users", "encode_items", "score")
+
+
+class LossOutput(NamedTuple):
+    """A step's loss (a scalar to call `backward` on) and figures to log beside it."""
+
+    loss: torch.Tensor
+    metrics: dict[str, float]
+
+
+class SequenceModel(Protocol):
+    """The methods a model must have."""
+
+    def loss(self, batch: SequenceBatch) -> LossOutput:
+        """The training loss of a batch."""
+
+    def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
+        """One vector per history [B, D], from all of its events; a history may be empty."""
+
+    def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
+        """One vector per item [M, D], from its table rows [M, k]."""
+
+    def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Scores of every item for every user [B, M]; higher is better."""
+
+
+class ModelConfig(Protocol):
+    """The methods and fields a model's config must have."""
+
+    @property
+    def hashing(self) -> HashConfig:
+        """How item ids become table rows."""
+
+    @property
+    def max_history(self) -> int:
+        """Events of a history that the model reads, the newest."""
+
+    def build(self, vocabulary: Vocabulary) -> nn.Module:
+        """A model with fresh parameters."""
+
+
+def build_model(config: Any, vocabulary: Vocabulary) -> nn.Module:
+    """The model of `config`, checked to have the methods of `SequenceModel`."""
+    for name in ("hashing", "max_history", "build"):
+        if not hasattr(config, name):
+            raise ConfigError(
+                f"{type(config).__name__} has no `{name}`",
+                allowed="a model config needs hashing, max_history and build(vocabulary)",
+                fix="see examples/own_model.py",
+            )
+    model = config.build(vocabulary)
+    missing = [name for name in REQUIRED_METHODS if not callable(getattr(model, name, None))]
+    if not isinstance(model, nn.Module) or missing:
+        raise ConfigError(
+            f"{type(model).__name__} lacks {', '.join(missing) or 'nn.Module as base class'}",
+            allowed=f"a model is an nn.Module with {', '.join(REQUIRED_METHODS)}",
+            fix="see examples/own_model.py",
+        )
+    return model
+
+
+def describe_model(config: Any) -> dict[str, Any]:
+    """A model config as JSON: its class, its values and, for a user's file, the SHA-256 of that file."""
+    cls = type(config)
+    description = {"config_class": f"{cls.__module__}:{cls.__qualname__}", "config": to_dict(config)}
+    if not cls.__module__.startswith(OWN_PREFIX):
+        source = sys.modules[cls.__module__].__file__
+        description["config_class"] = f"{Path(str(source)).name}:{cls.__qualname__}"
+        description["code_file"] = str(Path(str(source)).resolve())
+        description["code_sha256"] = hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()
+    return description
+
+
+def restore_config(description: dict[str, Any], code_file: Path | None = None) -> Any:
+    """The config object that `describe_model` described.
+
+    A class outside this package is taken from `code_file` and nowhere else; without it, UsageError says what to type.
+    """
+    try:
+        place, _, name = str(description["config_class"]).partition(":")
+        values = description["config"]
+    except (KeyError, TypeError):
+        raise DataError("the model description lacks config_class or config") from None
+    if place.startswith(OWN_PREFIX):
+        module: ModuleType = _own_module(place)
+    elif code_file is None:
+        raise UsageError(
+            f"this model's code lives in a user's file, {place}",
+            allowed="code is never taken from a bundle",
+            fix=f"name the file: --code {place}",
+        )
+    else:
+        module = load_code(code_file)
+    cls = getattr(module, name, None)
+    if not dataclasses.is_dataclass(cls):
+        raise DataError(f"{place} has no config class {name}", fix="use the file this model was trained with")
+    return from_dict(cls, values, "model")  # type: ignore[arg-type]
+
+
+def load_code(path: Path) -> ModuleType:
+    """Imports a user's Python file under a name of its own; the same file is imported once."""
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")
+    source = str(path.resolve())
+    name = f"tackboard_user_code_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, source)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file", allowed="allowed: path/to/file.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}", fix="run it by itself") from error
+    return module
+
+
+def _own_module(place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError:
+        raise DataError(f"there is no model module {place}", fix="use a newer tackboard") from None
