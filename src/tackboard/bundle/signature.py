@@ -1,0 +1,59 @@
+"""signature.json: what a bundle's model takes, what it knows, and where it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from tackboard.core.config import from_dict, to_dict
+from tackboard.core.errors import ConfigError, CorruptFileError, DataError
+from tackboard.core.files import read_json, write_json_atomic
+from tackboard.core.manifest import verify_manifest
+from tackboard.events.vocabulary import Vocabulary
+
+KIND = "bundle"
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Signature:
+    """A bundle's description. `model` is what `models.interface.describe_model` wrote; `tables` names files."""
+
+    format_version: int
+    name: str
+    version: str
+    id_type: Literal["int64", "string"]
+    actions: tuple[str, ...]
+    surfaces: tuple[str, ...]
+    max_history: int
+    model: Any
+    tables: Any
+    lineage: Any
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Actions and surfaces the model knows."""
+        return Vocabulary(actions=self.actions, surfaces=self.surfaces)
+
+
+def write_signature(folder: Path, signature: Signature) -> None:
+    """Writes signature.json into a bundle folder."""
+    write_json_atomic(folder / "signature.json", to_dict(signature))
+
+
+def read_bundle(folder: Path) -> Signature:
+    """Verifies every byte of a bundle and returns its signature. Needs no torch."""
+    verify_manifest(folder, KIND)
+    data = read_json(folder / "signature.json")
+    if isinstance(data, dict) and isinstance(data.get("format_version"), int):
+        if data["format_version"] > FORMAT_VERSION:
+            raise DataError(
+                f"{folder} has signature version {data['format_version']}",
+                allowed=f"allowed: up to {FORMAT_VERSION}",
+                fix="use a newer tackboard",
+            )
+    try:
+        return from_dict(Signature, data, "signature")
+    except ConfigError as error:
+        raise CorruptFileError(f"{folder / 'signature.json'} is not a signature: {error.got}") from None

@@ -1,0 +1,1 @@
+"""Training state on disk: written atomically, verified on load, never half there."""

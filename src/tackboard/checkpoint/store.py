@@ -1,0 +1,108 @@
+"""Checkpoints of one run: groups of named tensors and a JSON state in, the same out, or an error naming the file.
+
+    checkpoints/step-00000200/   <group>.safetensors … · state.json · MANIFEST.json
+    checkpoints/latest           -> step-00000200
+
+A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; `latest` is replaced after
+that. Whatever instant the process is killed at, `latest` names a complete checkpoint. The newest two are kept, and an
+older one is removed only after the newer one stands. Decided: safetensors and JSON only. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.core.files import new_directory, reach, read_json, remove_leftovers, replace_symlink, write_json_atomic
+from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
+from tackboard.core.progress import say
+
+KIND = "checkpoint"
+LATEST = "latest"
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: its folder, its JSON state, its tensors by group."""
+
+    path: Path
+    state: dict[str, Any]
+    tensors: dict[str, dict[str, torch.Tensor]]
+
+
+class CheckpointStore:
+    """The checkpoints in one folder."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def save(self, step: int, groups: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
+        """Writes the checkpoint of `step` and points `latest` at it. A complete one of the same step is kept."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        final = self.folder / f"step-{step:08d}"
+        if not final.exists():
+            with new_directory(final) as temporary:
+                for group, tensors in groups.items():
+                    name = f"{group}.safetensors"
+                    reach(f"{name}:before-write")
+                    save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / name)
+                    reach(f"{name}:after-write")
+                write_json_atomic(temporary / "state.json", dict(state))
+                write_manifest(temporary, KIND, {"step": step})
+        replace_symlink(self.folder / LATEST, final.name)
+        self._prune()
+        return final
+
+    def find_latest(self) -> Path | None:
+        """The newest checkpoint that verifies, or None. A damaged one is passed over with a word on stderr."""
+        remove_leftovers(self.folder)
+        for path in reversed(self.complete()):
+            try:
+                verify_manifest(path, KIND)
+            except CorruptFileError as error:
+                say(f"warning: passing over {path.name}: {error.got}")
+                continue
+            return path
+        return None
+
+    def complete(self) -> list[Path]:
+        """Checkpoints that were renamed into place, oldest first; not verified."""
+        return sorted(path for path in self.folder.glob("step-*") if (path / MANIFEST).is_file())
+
+    def _prune(self) -> None:
+        for path in self.complete()[: -self.keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def load_checkpoint(path: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
+    """Verifies every byte of a checkpoint and reads it; `groups` limits which tensor groups are read."""
+    path = path.resolve()
+    manifest = verify_manifest(path, KIND)
+    present = [Path(entry["name"]).stem for entry in manifest["files"] if entry["name"].endswith(".safetensors")]
+    tensors = {group: load_file(path / f"{group}.safetensors") for group in present if groups is None or group in groups}
+    return Checkpoint(path=path, state=read_json(path / "state.json"), tensors=tensors)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a run folder, a checkpoints folder or a checkpoint folder stands for."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist", allowed="allowed: a run or checkpoint folder", fix="ls runs/")
+    if (path / MANIFEST).is_file():
+        return path.resolve()
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    latest = folder / LATEST
+    if (latest / MANIFEST).is_file():
+        return latest.resolve()
+    found = CheckpointStore(folder).find_latest()
+    if found is None:
+        raise DataError(f"{path} holds no complete checkpoint", allowed="allowed: a run or checkpoint folder")
+    return found

@@ -1,0 +1,81 @@
+"""`tackboard evaluate RUN`: ranks the whole catalogue for every held-out event, beside the baselines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def evaluate(
+    run: Path = typer.Argument(..., help="A run or checkpoint folder."),
+    dataset: Path | None = typer.Option(None, "--dataset", help="Another dataset than the run was trained on."),
+    filter_seen: bool | None = typer.Option(
+        None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
+    ),
+    max_users: int | None = typer.Option(None, "--max-users", min=1, help="Rank only the first so many users."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """HR@k and NDCG@k of a trained model, popularity, item-to-item and, on a synthetic world, the oracle."""
+    result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users)
+    if json_output:
+        typer.echo(json.dumps(result))
+        return
+    names = [key for key in result["rows"][0] if key != "name"]
+    typer.echo(f"{result['num_users']:,} users, {result['num_items']:,} items; {result['protocol']}")
+    typer.echo("items of the history are " + ("taken out" if result["filter_seen"] else "kept in the ranking"))
+    typer.echo(" " * 14 + "".join(f"{name:>9}" for name in names))
+    for row in result["rows"]:
+        typer.echo(f"{row['name']:<14}" + "".join(f"{row[name]:9.4f}" for name in names))
+    if result["gap_closed"] is not None:
+        typer.echo(f"the model goes {result['gap_closed']:.0%} of the way from the better baseline to the oracle (HR@10)")
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    dataset: Path | None = None,
+    filter_seen: bool | None = None,
+    max_users: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """The table of one checkpoint, also written to the run's eval/metrics.json."""
+    import torch
+
+    from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+    from tackboard.core.files import write_json_atomic
+    from tackboard.core.machine import usable_cores
+    from tackboard.data.sequences import load_sequences
+    from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
+    from tackboard.evaluation.truth import oracle
+    from tackboard.events.vocabulary import Vocabulary
+    from tackboard.models.interface import build_model
+    from tackboard.train.config import config_from_json
+
+    torch.set_num_threads(usable_cores())
+    checkpoint = load_checkpoint(find_checkpoint(run), groups=("dense", "tables"))
+    config = config_from_json(checkpoint.state["config"])
+    sequences = load_sequences(dataset or config.data.dataset, config.data.positive_actions)
+    vocabulary = Vocabulary(**{key: tuple(names) for key, names in checkpoint.state["vocabulary"].items()})
+    model = build_model(config.model, vocabulary)
+    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    rivals = baselines(sequences)
+    rivals["model"] = rank_model(model, sequences, config.model.hashing, config.model.max_history)
+    if (truth := oracle(sequences)) is not None:
+        rivals["oracle"] = truth
+    result = evaluate_rankings(
+        sequences,
+        rivals,
+        cutoffs=config.evaluation.cutoffs,
+        filter_seen=config.evaluation.filter_seen if filter_seen is None else filter_seen,
+        chunk_users=config.evaluation.chunk_users,
+        max_users=max_users,
+        quiet=quiet,
+    )
+    result |= {"gap_closed": gap_closed(result["rows"]), "checkpoint": str(checkpoint.path)}
+    folder = checkpoint.path.parent.parent / "eval"
+    folder.mkdir(exist_ok=True)
+    write_json_atomic(folder / "metrics.json", result)
+    return result

@@ -1,0 +1,33 @@
+"""`tackboard export RUN --out BUNDLE`: a checkpoint as a bundle that can be served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def export(
+    run: Path = typer.Argument(..., help="A run or checkpoint folder."),
+    out: Path = typer.Option(..., "--out", help="Folder of the bundle to write; must not exist."),
+    name: str = typer.Option("model", "--name", help="The model's name in the server."),
+    version: str = typer.Option("1", "--version", help="The model's version, a whole number."),
+    tables: str = typer.Option("fp16", "--tables", help="Precision of the stored tables: fp16 or fp32."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Write a bundle: safetensors and JSON with a manifest, nothing that runs."""
+    import re
+
+    from tackboard.checkpoint.store import find_checkpoint
+    from tackboard.core.errors import UsageError
+    from tackboard.export.exporter import export_bundle
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise UsageError(f"--name {name}", allowed="allowed: letters, digits, . _ -, at most 64")
+    result = export_bundle(find_checkpoint(run), out, name=name, version=version, tables=tables)
+    if json_output:
+        typer.echo(json.dumps(result))
+    else:
+        typer.echo(f"{out}: {name} version {version}, {result['bytes']:,} bytes, tables in {tables}")
+        typer.echo(f"serve it with: tackboard serve {out}")

@@ -1,0 +1,116 @@
+"""The command line: names the commands and turns errors into at most three lines and an exit code.
+
+Command modules import only typer and core at the top; everything heavy is imported inside the command, so that
+`tackboard --help` answers at once and a missing optional part breaks only the command that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+
+from tackboard.core.errors import EXIT_BUG, TackboardError, one_line
+from tackboard.core.machine import set_thread_environment
+
+app = typer.Typer(
+    name="tackboard",
+    help="Turns logs of user activity into recommendations: pretrain, evaluate, export, serve.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def _register() -> None:
+    from tackboard.cli import (
+        bench_skeleton,
+        data_synth,
+        demo,
+        doctor,
+        evaluate,
+        export,
+        init,
+        score,
+        serve,
+        train,
+        verify,
+    )
+
+    app.command("init")(init.init)
+    app.add_typer(data_app, name="data")
+    data_app.command("synth")(data_synth.data_synth)
+    app.command("train")(train.train)
+    app.command("evaluate")(evaluate.evaluate)
+    app.command("export")(export.export)
+    app.command("serve")(serve.serve)
+    app.command("score")(score.score)
+    app.command("verify")(verify.verify)
+    app.command("doctor")(doctor.doctor)
+    app.command("demo")(demo.demo)
+    app.add_typer(bench_app, name="bench")
+    bench_app.command("skeleton")(bench_skeleton.bench_skeleton)
+
+
+@app.callback()
+def _options(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        from tackboard import __version__
+
+        typer.echo(f"tackboard {__version__}")
+        raise typer.Exit
+    if debug:
+        os.environ["TACKBOARD_DEBUG"] = "1"
+
+
+def run() -> None:
+    """The program: runs one command and exits with its code."""
+    set_thread_environment()
+    _register()
+    raise SystemExit(_run_command())
+
+
+def _run_command() -> int:
+    """Runs the command that the arguments name; prints errors; returns the exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except TackboardError as error:
+        _explain(error, str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): not an error of ours, and nothing can be printed to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BUG
+    except Exception as error:
+        # typer raises its own usage errors from a private module; they are told by this method.
+        if hasattr(error, "format_message"):
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "tackboard"
+            print(f"error: {error.format_message()}\n  see: {command} --help", file=sys.stderr)
+            return 2
+        _explain(error, f"a bug in tackboard: {type(error).__name__}: {one_line(str(error))[:300]}")
+        if not _debugging():
+            print("  run again with `tackboard --debug …` and report the traceback", file=sys.stderr)
+        return EXIT_BUG
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: BaseException, text: str) -> None:
+    if _debugging():
+        traceback.print_exception(error)
+    print("error: " + text.replace("\n", "\n  "), file=sys.stderr)
+
+
+def _debugging() -> bool:
+    return bool(os.environ.get("TACKBOARD_DEBUG"))

@@ -1,0 +1,115 @@
+"""`tackboard train RECIPE`: runs a recipe, from here or from a user's file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tackboard.core.rundir import RunDirectory
+    from tackboard.train.config import RunConfig
+
+
+def train(
+    recipe: str = typer.Argument(..., help="A recipe's name (demo), or path/to/file.py:recipe."),
+    overrides: list[str] = typer.Option([], "--set", help="Change a setting: --set training.steps=200. Repeatable."),
+    runs: Path = typer.Option(Path("runs"), "--runs", help="Folder of run directories."),
+    resume: str = typer.Option("never", "--resume", help="auto (newest unfinished run of this recipe), never, or a run."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Check config, data and sizes; train nothing."),
+    fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Two steps with save, load, evaluation and export."),
+    print_config: bool = typer.Option(False, "--print-config", help="Print the resolved config and stop."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
+) -> None:
+    """Pretrain a model: writes a run directory with checkpoints and metrics."""
+    from tackboard.core.config import apply_overrides
+    from tackboard.recipes.registry import find_recipe
+    from tackboard.train.config import config_to_json
+
+    config = find_recipe(recipe)
+    if fast_dev_run:
+        overrides = [*overrides, "training.steps=2", "training.checkpoint_every=1", "training.log_every=1"]
+    config = apply_overrides(config, overrides)
+    if print_config:
+        typer.echo(json.dumps(config_to_json(config), indent=2))
+        return
+    from tackboard.data.sequences import load_sequences
+
+    sequences = load_sequences(config.data.dataset, config.data.positive_actions)
+    if dry_run:
+        from tackboard.train.dry_run import estimate_run
+
+        _report(estimate_run(config, sequences, runs), json_output)
+        return
+    from tackboard.train.trainer import Trainer
+
+    run = _choose_run(config, runs, resume)
+    trainer = Trainer(config, run, sequences)
+    trainer.train()
+    result: dict[str, Any] = {
+        "run": str(run.path),
+        "status": run.status,
+        "step": trainer.step,
+        "checkpoint": str((run.checkpoints / "latest").resolve()),
+        "tokens": trainer.num_tokens,
+        "tokens_per_s": _median_speed(run),
+        "final_loss": trainer.last_loss,
+    }
+    if fast_dev_run:
+        result |= _after_training(run)
+    _report(result, json_output)
+
+
+def _choose_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory:
+    """The run to continue, or a new one. Continuing with settings that change the result is refused."""
+    from tackboard.core.errors import UsageError
+    from tackboard.core.progress import say
+    from tackboard.core.rundir import RunDirectory
+    from tackboard.train.config import config_to_json
+    from tackboard.train.resume import changed_settings, find_unfinished
+
+    if resume == "never":
+        return RunDirectory.create(runs, config.name, config_to_json(config))
+    wanted = config_to_json(config)
+    if resume == "auto":
+        found = find_unfinished(runs, wanted)
+        if found is None:
+            say(f"nothing to resume in {runs}: starting a new run")
+            return RunDirectory.create(runs, config.name, wanted)
+        say(f"resuming {found.path}")
+        return found
+    run = RunDirectory.open(Path(resume))
+    changed = changed_settings(run.config, wanted)
+    if changed:
+        raise UsageError(
+            f"{resume} was started with other settings: {', '.join(changed)[:200]}",
+            allowed="a resumed run keeps the settings that decide its result",
+            fix="leave these as they were, or start a new run with --resume never",
+        )
+    return run
+
+
+def _after_training(run: RunDirectory) -> dict[str, Any]:
+    """The rest of a model's way, on a few users: load, evaluate, export, score."""
+    from tackboard.checkpoint.store import find_checkpoint
+    from tackboard.cli.evaluate import evaluate_run
+    from tackboard.export.exporter import export_bundle
+
+    table = evaluate_run(run.path, max_users=32, quiet=True)
+    exported = export_bundle(find_checkpoint(run.path), run.path / "bundle", name="dev", version="1", tables="fp16")
+    return {"evaluated_users": table["num_users"], "bundle": exported["bundle"]}
+
+
+def _median_speed(run: RunDirectory) -> float:
+    speeds = sorted(line["tokens_per_s"] for line in run.read_metrics() if "tokens_per_s" in line)
+    return float(speeds[len(speeds) // 2]) if speeds else 0.0
+
+
+def _report(result: dict[str, Any], json_output: bool) -> None:
+    if json_output:
+        typer.echo(json.dumps(result))
+        return
+    for key, value in result.items():
+        typer.echo(f"{key:>20}  {f'{value:,}' if isinstance(value, int) else value}")

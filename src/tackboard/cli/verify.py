@@ -1,0 +1,26 @@
+"""`tackboard verify PATH`: proves that a dataset, checkpoint or bundle is what it was when it was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def verify(
+    path: Path = typer.Argument(..., help="A dataset, checkpoint or bundle folder (one that holds MANIFEST.json)."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Check every byte of a dataset, checkpoint or bundle against its manifest."""
+    from tackboard.core.errors import UsageError
+    from tackboard.core.manifest import read_manifest, verify_manifest
+
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder", allowed="allowed: a folder that holds MANIFEST.json")
+    content = verify_manifest(path, read_manifest(path)["kind"])
+    num_bytes = sum(entry["bytes"] for entry in content["files"])
+    if json_output:
+        typer.echo(json.dumps({"path": str(path), "kind": content["kind"], "files": len(content["files"]), "bytes": num_bytes}))
+    else:
+        typer.echo(f"{path}: {content['kind']} intact, {len(content['files'])} files, {num_bytes:,} bytes")

@@ -1,0 +1,1 @@
+"""How good a model is: rankings of the whole catalogue, beside baselines, in one table."""

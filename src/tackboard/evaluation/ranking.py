@@ -1,0 +1,130 @@
+"""Leave-last-out ranking of the full catalogue: a model and its rivals in, one table out.
+
+The protocol: each user's last positive event is the target and everything before it the history; every item of the
+catalogue is ranked; ties count against the target. Whether items of the history are taken out of the ranking is a
+setting and stands in the result. Users are ranked in chunks, so memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch import HashConfig, SequenceBatch, item_rows, make_batch
+from tackboard.core.errors import DataError
+from tackboard.core.progress import Progress
+from tackboard.data.sequences import Sequences
+from tackboard.evaluation.baselines import ItemToItem, Popularity
+from tackboard.metrics.ranking import RankingMetrics, ranks_of_targets
+
+ScoreUsers = Callable[[NDArray[np.int64]], NDArray[np.floating]]
+"""Positions of users in the sequences [U] → scores over the catalogue [U, items]."""
+
+
+def rank_model(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> ScoreUsers:
+    """The scores of a model for users' histories up to their held-out event."""
+    model.eval()
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        items = model.encode_items(item_rows(sequences.catalogue, hashing).to(device))
+
+    def score(users: NDArray[np.int64]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            batch = history_batch(sequences, users, hashing, max_history).to(device)
+            scores: NDArray[np.float32] = model.score(model.encode_users(batch), items).float().cpu().numpy()
+            return scores
+
+    return score
+
+
+def history_batch(
+    sequences: Sequences, users: NDArray[np.int64], hashing: HashConfig, max_history: int
+) -> SequenceBatch:
+    """The newest `max_history` events before each user's held-out event, as a batch."""
+    ends = sequences.train_ends[users]
+    starts = np.maximum(sequences.offsets[:-1][users], ends - max_history)
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+    events = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
+    return make_batch(
+        lengths=lengths,
+        users=sequences.user_ids[users],
+        item_ids=sequences.item_ids[events],
+        actions=sequences.actions[events],
+        surfaces=sequences.surfaces[events],
+        times_ms=sequences.times_ms[events],
+        hashing=hashing,
+    )
+
+
+def evaluate_rankings(
+    sequences: Sequences,
+    rivals: dict[str, ScoreUsers],
+    *,
+    cutoffs: tuple[int, ...],
+    filter_seen: bool,
+    chunk_users: int = 256,
+    max_users: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """HR@k and NDCG@k of each of `rivals` over all users with a held-out event and a history."""
+    users = np.flatnonzero((sequences.targets >= 0) & (sequences.targets > sequences.offsets[:-1]))[:max_users]
+    if len(users) == 0:
+        raise DataError(
+            f"{sequences.path} has no user to evaluate",
+            allowed="a user needs a positive event and at least one event before it",
+        )
+    targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
+    rows, seconds = [], {}
+    for name, score in rivals.items():
+        metrics = RankingMetrics(cutoffs)
+        started = time.perf_counter()
+        with Progress(f"ranking by {name}", total=len(users), unit="users", quiet=quiet) as progress:
+            for begin in range(0, len(users), chunk_users):
+                chunk = users[begin : begin + chunk_users]
+                wanted = targets[begin : begin + chunk_users]
+                scores = score(chunk)
+                if filter_seen:
+                    _remove_seen(scores, sequences, chunk, wanted)
+                metrics.update(ranks_of_targets(scores, wanted))
+                progress.advance(len(chunk))
+        seconds[name] = time.perf_counter() - started
+        rows.append({"name": name} | {key: round(value, 6) for key, value in metrics.result().items()})
+    return {
+        "protocol": "leave-last-out, full catalogue, ties against the target",
+        "filter_seen": filter_seen,
+        "num_users": len(users),
+        "num_items": len(sequences.catalogue),
+        "rows": rows,
+        "users_per_s": round(len(users) / max(1e-9, seconds.get("model", sum(seconds.values()))), 1),
+    }
+
+
+def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
+    """The rivals every model is shown beside."""
+    return {"popularity": Popularity(sequences).score, "item-to-item": ItemToItem(sequences).score}
+
+
+def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
+    """Share of the way from the better baseline to the oracle that the model goes; None where there is no oracle."""
+    by_name = {row["name"]: row for row in rows}
+    if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
+        return None
+    floor = max(by_name[name][metric] for name in ("popularity", "item-to-item") if name in by_name)
+    ceiling = by_name["oracle"][metric]
+    return round((by_name["model"][metric] - floor) / (ceiling - floor), 4) if ceiling > floor else None
+
+
+def _remove_seen(
+    scores: NDArray[np.floating], sequences: Sequences, users: NDArray[np.int64], targets: NDArray[np.int64]
+) -> None:
+    """Puts items of the history last, except the target itself, which stays where it is even if it was seen before."""
+    for row, (user, target) in enumerate(zip(users, targets, strict=True)):
+        history = sequences.item_ids[sequences.offsets[user] : sequences.train_ends[user]]
+        seen = np.searchsorted(sequences.catalogue, history)
+        scores[row, seen[seen != target]] = -np.inf

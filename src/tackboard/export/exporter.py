@@ -1,0 +1,111 @@
+"""Makes a bundle of a checkpoint: safetensors and JSON, nothing that runs.
+
+    <bundle>/  dense.safetensors · tables/<name>.safetensors · signature.json · card.md · MANIFEST.json
+
+Tables are stored in fp16 by default, as the published system keeps them; dense parameters stay fp32. The bundle is
+written into a temporary folder and renamed, and it is loaded back once before that: one that does not load is never
+left behind.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, write_signature
+from tackboard.checkpoint.store import Checkpoint, load_checkpoint
+from tackboard.core.config import suggest
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.files import new_directory, write_text_atomic
+from tackboard.core.manifest import write_manifest
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.models.interface import build_model, restore_config
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: str, tables: str) -> dict[str, Any]:
+    """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns sizes. An existing folder is refused."""
+    if tables not in PRECISIONS:
+        close = suggest(tables, PRECISIONS)
+        raise UsageError(f"--tables {tables}", allowed="allowed: fp32, fp16", fix=f"did you mean {close}?" if close else "")
+    if not version.isdigit():
+        raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
+    checkpoint = load_checkpoint(checkpoint_path, groups=("dense", "tables"))
+    signature = _signature(checkpoint, name, version, tables)
+    _check_parameters(checkpoint)
+    with new_directory(bundle) as folder:
+        save_file(checkpoint.tensors["dense"], folder / "dense.safetensors")
+        (folder / "tables").mkdir()
+        for parameter, weight in checkpoint.tensors["tables"].items():
+            stored = weight.to(PRECISIONS[tables])
+            if not bool(torch.isfinite(stored).all()):
+                raise DataError(f"{parameter} does not fit into {tables}", fix="use --tables fp32")
+            save_file({parameter: stored}, folder / signature.tables[parameter]["file"])
+        write_signature(folder, signature)
+        write_text_atomic(folder / "card.md", _card(signature, checkpoint))
+        write_manifest(folder, KIND, {"name": name, "version": version})
+    num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+    return {"bundle": str(bundle), "name": name, "version": version, "tables": tables, "bytes": num_bytes}
+
+
+def _signature(checkpoint: Checkpoint, name: str, version: str, tables: str) -> Signature:
+    state = checkpoint.state
+    model = {key: value for key, value in state["model"].items() if key != "code_file"}
+    config = restore_config(state["model"], _code_file(state["model"]))
+    return Signature(
+        format_version=FORMAT_VERSION,
+        name=name,
+        version=version,
+        id_type=state["id_type"],
+        actions=tuple(state["vocabulary"]["actions"]),
+        surfaces=tuple(state["vocabulary"]["surfaces"]),
+        max_history=config.max_history,
+        model=model,
+        tables={
+            parameter: {"file": f"tables/{parameter}.safetensors", "dtype": tables, "shape": list(weight.shape)}
+            for parameter, weight in checkpoint.tensors["tables"].items()
+        },
+        lineage={
+            "run": checkpoint.path.parent.parent.name,
+            "step": state["step"],
+            "snapshot": state["lineage"]["snapshot"],
+            "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
+    )
+
+
+def _check_parameters(checkpoint: Checkpoint) -> None:
+    """Proves that the checkpoint's parameters are those of the model it names, before anything is written."""
+    state = checkpoint.state
+    vocabulary = Vocabulary(
+        actions=tuple(state["vocabulary"]["actions"]), surfaces=tuple(state["vocabulary"]["surfaces"])
+    )
+    config = restore_config(state["model"], _code_file(state["model"]))
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in build_model(config, vocabulary).state_dict().items()}
+    found = {name: tensor.shape for group in checkpoint.tensors.values() for name, tensor in group.items()}
+    if expected != found:
+        differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+        raise DataError(f"{checkpoint.path} does not fit its model: {differing}", fix="was the model's code changed?")
+
+
+def _code_file(description: dict[str, Any]) -> Path | None:
+    return Path(description["code_file"]) if "code_file" in description else None
+
+
+def _card(signature: Signature, checkpoint: Checkpoint) -> str:
+    num_dense = sum(tensor.numel() for tensor in checkpoint.tensors["dense"].values())
+    num_table = sum(tensor.numel() for tensor in checkpoint.tensors["tables"].values())
+    return f"""# {signature.name}, version {signature.version}
+
+- Model: `{signature.model["config_class"]}`, {num_table:,} table parameters, {num_dense:,} dense ones.
+- Trained to step {signature.lineage["step"]} by run `{signature.lineage["run"]}` on snapshot `{signature.lineage["snapshot"]}`.
+- Reads up to {signature.max_history} events of a history; item ids are {signature.id_type}.
+- Actions it knows: {", ".join(signature.actions)}. Surfaces: {", ".join(signature.surfaces)}. Others count as unknown.
+- Scores rank candidates for one user; they are not probabilities and not comparable between versions.
+"""

@@ -1,0 +1,1 @@
+"""Named runs: one function per run, returning one typed config."""

@@ -1,0 +1,46 @@
+"""Finds a recipe: by its name here, or as `path/to/file.py:function` in a user's file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import UsageError
+from tackboard.models.interface import load_code
+from tackboard.train.config import RunConfig
+
+RECIPES = {"demo": "tackboard.recipes.demo:demo"}
+
+
+def find_recipe(name: str) -> RunConfig:
+    """The config that the recipe `name` returns."""
+    recipe = _function(name)
+    config = recipe()
+    if not isinstance(config, RunConfig):
+        raise UsageError(f"{name} returned {type(config).__name__}", allowed="a recipe returns a RunConfig")
+    return config
+
+
+def _function(name: str) -> Callable[[], Any]:
+    if name in RECIPES:
+        module, _, function = RECIPES[name].partition(":")
+        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    if ".py" not in name:
+        close = suggest(name, RECIPES)
+        raise UsageError(
+            f"there is no recipe {name!r}",
+            allowed=f"allowed: {', '.join(RECIPES)}, or path/to/file.py:recipe",
+            fix=f"did you mean {close}?" if close else "",
+        )
+    path, _, function = name.partition(":")
+    module_of_user = load_code(Path(path))
+    found = getattr(module_of_user, function or "recipe", None)
+    if not callable(found):
+        functions = [key for key, value in vars(module_of_user).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(
+            f"{path} has no function {function or 'recipe'!r}", allowed=f"it defines: {', '.join(functions)[:120]}"
+        )
+    return found  # type: ignore[no-any-return]

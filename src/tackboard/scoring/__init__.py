@@ -1,0 +1,1 @@
+"""A bundle and one request in, scores out, in one process."""

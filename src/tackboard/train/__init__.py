@@ -1,0 +1,1 @@
+"""Training: a recipe's config in, a run directory with checkpoints out."""

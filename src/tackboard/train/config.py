@@ -1,0 +1,101 @@
+"""The one config of a run, and its way to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.config import check, from_dict, to_dict
+from tackboard.core.errors import ConfigError
+from tackboard.data.loader import DataConfig
+from tackboard.models.interface import describe_model, restore_config
+from tackboard.train.guard import GuardConfig
+from tackboard.train.optimizers import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How long to train, and how often to write."""
+
+    steps: int = 1000
+    """Optimiser steps."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints; one is also written at the end and on SIGTERM."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    num_threads: int = 0
+    """Threads of tensor work; 0 takes the cores this process may use."""
+    device: str = "auto"
+    """`cpu`, `cuda` or `auto`, which takes the GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        check(self.steps >= 1, "training.steps", self.steps, "1 or more")
+        check(self.checkpoint_every >= 1, "training.checkpoint_every", self.checkpoint_every, "1 or more")
+        check(self.log_every >= 1, "training.log_every", self.log_every, "1 or more")
+        check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
+        check(bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)), "training.device", self.device, "auto, cpu, cuda")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How a run of this recipe is evaluated."""
+
+    cutoffs: tuple[int, ...] = (1, 5, 10, 50)
+    """The k of HR@k and NDCG@k."""
+    filter_seen: bool = False
+    """Whether items of the history are taken out of the ranking. Keep them where users come back to items."""
+    chunk_users: int = 256
+    """Users ranked at once; bounds memory."""
+
+    def __post_init__(self) -> None:
+        check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
+        check(self.chunk_users >= 1, "evaluation.chunk_users", self.chunk_users, "1 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run's result."""
+
+    name: str
+    """Names the run directory."""
+    data: DataConfig
+    """What it reads."""
+    model: Any
+    """The model's config: PinFMConfig, or a dataclass of your own (examples/own_model.py)."""
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    """How parameters move."""
+    guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
+    """What happens on non-finite or spiking values."""
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    """How long, and how often to write."""
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    """How the result is judged."""
+    seed: int = 0
+    """Decides initial parameters, order of data and dropout."""
+
+    def __post_init__(self) -> None:
+        check(bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name)), "name", self.name, "letters, digits, . _ -")
+        limit = getattr(self.model, "max_history", None)
+        if isinstance(limit, int) and self.data.max_length > limit:
+            raise ConfigError(
+                f"data.max_length = {self.data.max_length}",
+                allowed=f"allowed: at most model.max_history = {limit}",
+                fix=f"--set data.max_length={limit}, or raise model.max_history",
+            )
+
+
+def config_to_json(config: RunConfig) -> dict[str, Any]:
+    """A run's config as JSON; `model` becomes the description that `restore_config` reads."""
+    return to_dict(config) | {"model": describe_model(config.model)}
+
+
+def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
+    """The config that `config_to_json` wrote. A user's own model is imported from where the run found it."""
+    description = data["model"]
+    if code_file is None and "code_file" in description:
+        code_file = Path(description["code_file"])
+    model = restore_config(description, code_file)
+    rest = from_dict(RunConfig, data | {"model": None})
+    return dataclasses.replace(rest, model=model)

@@ -1,0 +1,85 @@
+"""What happens when numbers go wrong.
+
+A non-finite loss is caught before `backward`: nothing has moved, the step's data is skipped. A non-finite or spiking
+dense gradient is caught after `backward`, when the tables have moved already: the run goes back to its last checkpoint
+and skips that step's data. More than `max_bad_steps` such steps within `window` steps end the run: it has diverged.
+
+All of it is state that a checkpoint carries, so a resumed run decides as the uninterrupted one did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tackboard.core.config import check
+from tackboard.core.errors import DivergedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """When a step counts as bad, and how many are borne."""
+
+    spike_factor: float = 20.0
+    """A dense gradient norm above this multiple of its running mean is a spike."""
+    settle_steps: int = 50
+    """Steps before spikes are looked for; the running mean means little earlier."""
+    max_bad_steps: int = 5
+    """Bad steps within the window that are borne; one more ends the run with exit code 4."""
+    window: int = 200
+    """Steps over which bad ones are counted."""
+
+    def __post_init__(self) -> None:
+        check(self.spike_factor > 1, "guard.spike_factor", self.spike_factor, "above 1")
+        check(self.settle_steps >= 1, "guard.settle_steps", self.settle_steps, "1 or more")
+        check(self.max_bad_steps >= 0, "guard.max_bad_steps", self.max_bad_steps, "0 or more")
+        check(self.window >= 1, "guard.window", self.window, "1 or more")
+
+
+class Guard:
+    """Judges losses and gradient norms, remembers which data steps to skip."""
+
+    def __init__(self, config: GuardConfig) -> None:
+        self.config = config
+        self.mean_norm = 0.0
+        self.num_norms = 0
+        self.skipped: list[int] = []
+        """Data steps that are never read again."""
+
+    def judge_loss(self, loss: float) -> str | None:
+        """Why a loss is bad, or None."""
+        return None if math.isfinite(loss) else f"loss is {loss}"
+
+    def judge_norm(self, norm: float) -> str | None:
+        """Why a dense gradient norm is bad, or None; a good one enters the running mean."""
+        if not math.isfinite(norm):
+            return f"gradient norm is {norm}"
+        limit = self.config.spike_factor * self.mean_norm
+        if self.num_norms >= self.config.settle_steps and norm > limit:
+            return f"gradient norm {norm:.3g} is above {limit:.3g}"
+        self.num_norms += 1
+        share = max(0.02, 1.0 / self.num_norms)
+        self.mean_norm += share * (norm - self.mean_norm)
+        return None
+
+    def skip(self, data_step: int, reason: str) -> None:
+        """Marks a data step as never to be read again; raises DivergedError where there have been too many."""
+        self.skipped.append(data_step)
+        recent = [step for step in self.skipped if step > data_step - self.config.window]
+        if len(recent) > self.config.max_bad_steps:
+            raise DivergedError(
+                f"{len(recent)} bad steps within {self.config.window}: {reason}",
+                allowed=f"allowed: guard.max_bad_steps = {self.config.max_bad_steps}",
+                fix="lower optimizer.dense_learning_rate or optimizer.table_learning_rate, or look at the data",
+            )
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"mean_norm": self.mean_norm, "num_norms": self.num_norms, "skipped": self.skipped}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """From a checkpoint. Steps skipped since then stay skipped."""
+        self.mean_norm = float(state["mean_norm"])
+        self.num_norms = int(state["num_norms"])
+        self.skipped = sorted(set(self.skipped) | set(state["skipped"]))

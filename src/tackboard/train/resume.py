@@ -1,0 +1,40 @@
+"""Which run to take up again, and whether its settings are still the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.rundir import RunDirectory
+
+FREE_SETTINGS = frozenset(
+    {"data.num_workers", "training.log_every", "training.checkpoint_every", "training.num_threads"}
+)
+"""Settings that change how a run works but not what it computes."""
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Names of the settings that differ and decide a run's result."""
+    old, new = _leaves(before), _leaves(now)
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in FREE_SETTINGS)
+
+
+def find_unfinished(runs: Path, config: dict[str, Any]) -> RunDirectory | None:
+    """The newest run under `runs` with this config that is not done, or None."""
+    for path in sorted(runs.glob(f"*_{config['name']}_*"), reverse=True):
+        if not (path / "config.json").is_file():
+            continue
+        run = RunDirectory.open(path)
+        if run.status != "done" and not changed_settings(run.config, config):
+            return run
+    return None
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {path: value}
+    return {
+        key: leaf
+        for name, entry in value.items()
+        for key, leaf in _leaves(entry, f"{path}.{name}" if path else name).items()
+    }

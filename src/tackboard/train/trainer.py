@@ -1,0 +1,248 @@
+"""The training loop: a config and a run directory in, checkpoints and metrics out.
+
+What a step does, in order: read the batch of a numbered data step; compute the loss; stop here if it is not finite;
+backward, in which the tables move; look at the dense gradient, and roll back if it is bad; move the dense parameters.
+The state of a run is (step, next data step, parameters, optimiser sums, the guard's memory) and nothing else: order
+and dropout are functions of the seed and the step. That is why a killed run, resumed, ends in the same bits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tackboard.batch import SequenceBatch
+from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
+from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
+from tackboard.core.hashing import mix64
+from tackboard.core.machine import usable_cores
+from tackboard.core.progress import Progress, say
+from tackboard.core.rundir import RunDirectory
+from tackboard.data.loader import TrainingSteps
+from tackboard.data.sequences import Sequences
+from tackboard.models.interface import build_model, describe_model
+from tackboard.models.tables import table_parameter_names
+from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.guard import Guard
+from tackboard.train.optimizers import Optimizers
+
+SCAN_ROWS = 1 << 20
+"""Rows of a table looked at in one go when it is scanned for non-finite values."""
+
+
+class Trainer:
+    """One run of one config on one device."""
+
+    def __init__(self, config: RunConfig, run: RunDirectory, sequences: Sequences) -> None:
+        self.config = config
+        self.run = run
+        self.sequences = sequences
+        self.device = choose_device(config.training.device)
+        torch.set_num_threads(config.training.num_threads or usable_cores())
+        torch.use_deterministic_algorithms(self.device.type == "cpu")
+        torch.manual_seed(config.seed)
+        self.model: Any = build_model(config.model, sequences.vocabulary).to(self.device)
+        self.tables = table_parameter_names(self.model)
+        self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps)
+        self.guard = Guard(config.guard)
+        self.steps = TrainingSteps(sequences, config.data, config.model.hashing, config.seed)
+        self.store = CheckpointStore(run.checkpoints)
+        self.step = 0
+        self.data_step = 0
+        self.num_tokens = 0
+        self.last_loss = float("nan")
+
+    def train(self, *, quiet: bool = False) -> None:
+        """Trains to the last step, or raises: DivergedError, Preempted (state saved), or what went wrong."""
+        with _only_process(self.run), _stop_signals() as stop:
+            self._resume_or_start()
+            self.run.set_status("running")
+            try:
+                self._train_until_done(stop, quiet)
+            except BaseException as error:
+                reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
+                self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
+                self.run.log_event("stopped", step=self.step, reason=reason)
+                raise
+            self.run.set_status("done")
+            self.run.log_event("done", step=self.step, loss=self.last_loss)
+
+    def _train_until_done(self, stop: list[int], quiet: bool) -> None:
+        total = self.config.training.steps
+        every = self.config.training.checkpoint_every
+        with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
+            progress.advance(self.step)
+            while self.step < total:
+                for data_step, batch in self.steps.iterate(self._upcoming(), self.config.data.num_workers):
+                    if not self._one_step(data_step, batch.to(self.device)):
+                        break  # The state went back to a checkpoint, or data is skipped: the steps ahead are others now.
+                    progress.advance(1, note=f"loss {self.last_loss:.3f}")
+                    if self.step % every == 0 or self.step == total:
+                        self.save()
+                    if stop:
+                        self.save()
+                        raise Preempted(
+                            f"stopped by signal {stop[0]} at step {self.step}, state saved in {self.run.path}",
+                            fix=f"go on with: --resume {self.run.path}",
+                        )
+                progress.advance(self.step - progress.done)
+
+    def _upcoming(self) -> list[int]:
+        """The data steps to read next, one for each step that is left."""
+        skipped = set(self.guard.skipped)
+        numbers: list[int] = []
+        number = self.data_step
+        while len(numbers) < self.config.training.steps - self.step:
+            if number not in skipped:
+                numbers.append(number)
+            number += 1
+        return numbers
+
+    def _one_step(self, data_step: int, batch: SequenceBatch) -> bool:
+        """Does one step; False where the run must look at `_upcoming` again."""
+        started = time.perf_counter()
+        # Dropout is a function of (seed, step): a resumed run draws what the killed one drew.
+        torch.manual_seed(int(mix64(self.config.seed * 1_000_003 + self.step, 17)[0] >> 1))
+        self.model.train()
+        share = self.optimizers.prepare(self.step)
+        if not bool(batch.is_positive.any()):
+            self.data_step = data_step + 1  # Nothing to predict here: go on behind it.
+            return False
+        loss, metrics = self.model.loss(batch)
+        value = float(loss.detach())
+        if reason := self.guard.judge_loss(value):
+            self._skip(data_step, reason)
+            return False
+        loss.backward()
+        norm = self.optimizers.clip()
+        if reason := self.guard.judge_norm(norm):
+            self._skip(data_step, reason)
+            self._roll_back()
+            return False
+        self.optimizers.step()
+        self.step += 1
+        self.data_step = data_step + 1
+        self.num_tokens += batch.num_events
+        self.last_loss = value
+        if self.step % self.config.training.log_every == 0 or self.step == self.config.training.steps:
+            seconds = time.perf_counter() - started
+            figures = {"loss": value, "grad_norm": norm, "lr_share": share, "tokens": self.num_tokens} | metrics
+            self.run.log_metrics(self.step, **figures, tokens_per_s=round(batch.num_events / seconds, 1))
+        return True
+
+    def _skip(self, data_step: int, reason: str) -> None:
+        self.run.log_event("bad_step", step=self.step, data_step=data_step, reason=reason)
+        say(f"warning: {reason} at step {self.step}: skipping data step {data_step}")
+        self.guard.skip(data_step, reason)
+
+    def _roll_back(self) -> None:
+        path = self.store.find_latest()
+        if path is None:
+            raise DivergedError(f"no checkpoint to go back to in {self.run.checkpoints}")
+        self._load(path)
+        self.run.cut_metrics_after(self.step)
+        self.run.log_event("rolled_back", step=self.step)
+
+    def _resume_or_start(self) -> None:
+        path = self.store.find_latest()
+        if path is None:
+            self.run.log_event("start", parameters=sum(p.numel() for p in self.model.parameters()))
+            self.save()
+        else:
+            self._load(path)
+            self.run.cut_metrics_after(self.step)
+            self.run.log_event("resume", step=self.step)
+
+    def save(self) -> None:
+        """Writes a checkpoint of the present state, after looking for non-finite parameters."""
+        self._scan()
+        parameters = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
+        groups = {
+            "dense": {name: tensor for name, tensor in parameters.items() if name not in self.tables},
+            "tables": {name: tensor for name, tensor in parameters.items() if name in self.tables},
+            "optimizer": {name: tensor.cpu() for name, tensor in self.optimizers.state().items()},
+        }
+        self.store.save(self.step, groups, self._state())
+        self.run.log_event("checkpoint", step=self.step)
+
+    def _state(self) -> dict[str, Any]:
+        vocabulary = self.sequences.vocabulary
+        return {
+            "format_version": 1,
+            "step": self.step,
+            "data_step": self.data_step,
+            "num_tokens": self.num_tokens,
+            "last_loss": self.last_loss if self.step else None,
+            "guard": self.guard.state(),
+            "config": config_to_json(self.config),
+            "model": describe_model(self.config.model),
+            "vocabulary": {"actions": list(vocabulary.actions), "surfaces": list(vocabulary.surfaces)},
+            "id_type": self.sequences.id_type,
+            "lineage": self.sequences.lineage(),
+        }
+
+    def _load(self, path: Any) -> None:
+        checkpoint = load_checkpoint(path)
+        self.model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+        self.optimizers.load_state(checkpoint.tensors["optimizer"])
+        self.guard.load_state(checkpoint.state["guard"])
+        self.step = int(checkpoint.state["step"])
+        self.data_step = int(checkpoint.state["data_step"])
+        self.num_tokens = int(checkpoint.state["num_tokens"])
+        self.last_loss = checkpoint.state["last_loss"] if self.step else float("nan")
+
+    def _scan(self) -> None:
+        """A non-finite row spreads slowly and shows late: refuse to publish a table that holds one."""
+        for name, parameter in self.model.named_parameters():
+            for rows in parameter.detach().split(SCAN_ROWS) if parameter.dim() else [parameter.detach()]:
+                if not bool(torch.isfinite(rows).all()):
+                    raise DivergedError(
+                        f"{name} holds non-finite values at step {self.step}",
+                        allowed="the last checkpoint is intact",
+                        fix="lower the learning rates, then resume",
+                    )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a config's `device`; asking for a GPU that is not there is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"training.device = {name}", allowed="torch sees no GPU here", fix="--set training.device=cpu")
+    return torch.device(name)
+
+
+@contextmanager
+def _only_process(run: RunDirectory) -> Iterator[None]:
+    """Holds the run's lock; a second process on the same run would tear its files."""
+    with (run.path / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{run.path} is being trained by another process", fix="wait for it, or stop it") from None
+        yield
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """A list that receives the signal number when the run is asked to stop (SIGTERM, SIGINT)."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:  # Asked a second time: the user means it.
+            raise KeyboardInterrupt
+        received.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
