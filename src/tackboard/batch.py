@@ -90,8 +90,8 @@ def make_batch(
 ) -> SequenceBatch:
     """A batch of histories given end to end: `lengths` and `users` [B], the rest [N].
 
-    `is_positive` [N] marks the events that a loss may predict (none, if not given). `log_q` gives the log of each distinct item's share of the training events, for the popularity correction of the
-    loss; without it the entries are 0.
+    `is_positive` [N] marks the events that a loss may predict; none, if not given. `log_q` gives the log of each
+    distinct item's share of the training events, for the popularity correction of the loss; 0, if not given.
     """
     distinct, items = np.unique(item_ids, return_inverse=True)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -46,13 +46,13 @@ def read_bundle(folder: Path) -> Signature:
     """Verifies every byte of a bundle and returns its signature. Needs no torch."""
     verify_manifest(folder, KIND)
     data = read_json(folder / "signature.json")
-    if isinstance(data, dict) and isinstance(data.get("format_version"), int):
-        if data["format_version"] > FORMAT_VERSION:
-            raise DataError(
-                f"{folder} has signature version {data['format_version']}",
-                allowed=f"allowed: up to {FORMAT_VERSION}",
-                fix="use a newer tackboard",
-            )
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise DataError(
+            f"{folder} has signature version {version}",
+            allowed=f"allowed: up to {FORMAT_VERSION}",
+            fix="use a newer tackboard",
+        )
     try:
         return from_dict(Signature, data, "signature")
     except ConfigError as error:

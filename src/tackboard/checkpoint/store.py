@@ -88,7 +88,8 @@ def load_checkpoint(path: Path, groups: tuple[str, ...] | None = None) -> Checkp
     path = path.resolve()
     manifest = verify_manifest(path, KIND)
     present = [Path(entry["name"]).stem for entry in manifest["files"] if entry["name"].endswith(".safetensors")]
-    tensors = {group: load_file(path / f"{group}.safetensors") for group in present if groups is None or group in groups}
+    wanted = [group for group in present if groups is None or group in groups]
+    tensors = {group: load_file(path / f"{group}.safetensors") for group in wanted}
     return Checkpoint(path=path, state=read_json(path / "state.json"), tensors=tensors)
 
 

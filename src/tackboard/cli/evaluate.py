@@ -30,7 +30,9 @@ def evaluate(
     for row in result["rows"]:
         typer.echo(f"{row['name']:<14}" + "".join(f"{row[name]:9.4f}" for name in names))
     if result["gap_closed"] is not None:
-        typer.echo(f"the model goes {result['gap_closed']:.0%} of the way from the better baseline to the oracle (HR@10)")
+        typer.echo(
+            f"the model goes {result['gap_closed']:.0%} of the way from the better baseline to the oracle (HR@10)"
+        )
 
 
 def evaluate_run(
@@ -53,11 +55,13 @@ def evaluate_run(
     from tackboard.events.vocabulary import Vocabulary
     from tackboard.models.interface import build_model
     from tackboard.train.config import config_from_json
+    from tackboard.train.resume import snapshot_path
 
     torch.set_num_threads(usable_cores())
     checkpoint = load_checkpoint(find_checkpoint(run), groups=("dense", "tables"))
     config = config_from_json(checkpoint.state["config"])
-    sequences = load_sequences(dataset or config.data.dataset, config.data.positive_actions)
+    trained_on = checkpoint.state["lineage"]
+    sequences = load_sequences(dataset or snapshot_path(trained_on), config.data.positive_actions)
     vocabulary = Vocabulary(**{key: tuple(names) for key, names in checkpoint.state["vocabulary"].items()})
     model = build_model(config.model, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])

@@ -92,7 +92,7 @@ def _run_command() -> int:
         # The reader of our output went away (`| head`): not an error of ours, and nothing can be printed to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BUG
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last catch: whatever it is, a user gets a sentence.
         # typer raises its own usage errors from a private module; they are told by this method.
         if hasattr(error, "format_message"):
             context = getattr(error, "ctx", None)

@@ -17,14 +17,15 @@ def train(
     recipe: str = typer.Argument(..., help="A recipe's name (demo), or path/to/file.py:recipe."),
     overrides: list[str] = typer.Option([], "--set", help="Change a setting: --set training.steps=200. Repeatable."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Folder of run directories."),
-    resume: str = typer.Option("never", "--resume", help="auto (newest unfinished run of this recipe), never, or a run."),
+    resume: str = typer.Option("never", "--resume", help="auto (newest unfinished run), never, or a run."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check config, data and sizes; train nothing."),
-    fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Two steps with save, load, evaluation and export."),
+    fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Two steps, then evaluation and export."),
     print_config: bool = typer.Option(False, "--print-config", help="Print the resolved config and stop."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
     """Pretrain a model: writes a run directory with checkpoints and metrics."""
     from tackboard.core.config import apply_overrides
+    from tackboard.core.rundir import RunDirectory
     from tackboard.recipes.registry import find_recipe
     from tackboard.train.config import config_to_json
 
@@ -36,8 +37,11 @@ def train(
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
     from tackboard.data.sequences import load_sequences
+    from tackboard.train.resume import snapshot_of
 
-    sequences = load_sequences(config.data.dataset, config.data.positive_actions)
+    run = _find_run(config, runs, resume)
+    dataset = (snapshot_of(run) if run else None) or config.data.dataset
+    sequences = load_sequences(dataset, config.data.positive_actions)
     if dry_run:
         from tackboard.train.dry_run import estimate_run
 
@@ -45,7 +49,7 @@ def train(
         return
     from tackboard.train.trainer import Trainer
 
-    run = _choose_run(config, runs, resume)
+    run = run or RunDirectory.create(runs, config.name, config_to_json(config))
     trainer = Trainer(config, run, sequences)
     trainer.train()
     result: dict[str, Any] = {
@@ -62,8 +66,8 @@ def train(
     _report(result, json_output)
 
 
-def _choose_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory:
-    """The run to continue, or a new one. Continuing with settings that change the result is refused."""
+def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None:
+    """The run to continue, or None for a new one. Continuing with settings that change the result is refused."""
     from tackboard.core.errors import UsageError
     from tackboard.core.progress import say
     from tackboard.core.rundir import RunDirectory
@@ -71,18 +75,14 @@ def _choose_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory:
     from tackboard.train.resume import changed_settings, find_unfinished
 
     if resume == "never":
-        return RunDirectory.create(runs, config.name, config_to_json(config))
+        return None
     wanted = config_to_json(config)
     if resume == "auto":
         found = find_unfinished(runs, wanted)
-        if found is None:
-            say(f"nothing to resume in {runs}: starting a new run")
-            return RunDirectory.create(runs, config.name, wanted)
-        say(f"resuming {found.path}")
+        say(f"resuming {found.path}" if found else f"nothing to resume in {runs}: starting a new run")
         return found
     run = RunDirectory.open(Path(resume))
-    changed = changed_settings(run.config, wanted)
-    if changed:
+    if changed := changed_settings(run.config, wanted):
         raise UsageError(
             f"{resume} was started with other settings: {', '.join(changed)[:200]}",
             allowed="a resumed run keeps the settings that decide its result",

@@ -21,6 +21,8 @@ def verify(
     content = verify_manifest(path, read_manifest(path)["kind"])
     num_bytes = sum(entry["bytes"] for entry in content["files"])
     if json_output:
-        typer.echo(json.dumps({"path": str(path), "kind": content["kind"], "files": len(content["files"]), "bytes": num_bytes}))
+        typer.echo(
+            json.dumps({"path": str(path), "kind": content["kind"], "files": len(content["files"]), "bytes": num_bytes})
+        )
     else:
         typer.echo(f"{path}: {content['kind']} intact, {len(content['files'])} files, {num_bytes:,} bytes")

@@ -30,7 +30,7 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def check(condition: bool, field: str, got: object, allowed: str) -> None:
+def check(condition: bool, field: str, got: object, allowed: str) -> None:  # noqa: FBT001
     """Raises ConfigError naming `field` unless `condition` holds; used by `__post_init__` of config classes."""
     if not condition:
         raise ConfigError(f"{field} = {got!r}", allowed=f"allowed: {allowed}", fix=f"set {field} to such a value")

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tackboard.core.config import suggest
@@ -55,7 +54,7 @@ class Sequences:
 def load_sequences(dataset: str | Path, positive_actions: tuple[str, ...] = (), holdout: str = "last") -> Sequences:
     """Reads and verifies a dataset. `positive_actions` empty means all; `holdout` is `last` or `none`."""
     source = open_dataset(Path(dataset))
-    table = pq.read_table(source.path / "events.parquet", columns=COLUMNS, read_dictionary=["action", "surface"])
+    table = source.read_events(COLUMNS)
     if table.num_rows == 0:
         raise DataError(f"{dataset} holds no events")
     action_names, action_codes = _dictionary(table["action"])
@@ -67,11 +66,11 @@ def load_sequences(dataset: str | Path, positive_actions: tuple[str, ...] = (), 
     is_positive = np.isin(actions, _positive_indices(vocabulary, positive_actions))
     offsets = np.append(starts, table.num_rows).astype(np.int64)
     targets = last_positive(offsets, is_positive) if holdout == "last" else np.full(len(user_ids), -1, dtype=np.int64)
-    items = pq.read_table(source.path / "items.parquet", columns=["item_id"])["item_id"].to_numpy()
+    items = source.read_items(["item_id"])["item_id"].to_numpy()
     return Sequences(
         path=Path(dataset),
         snapshot=source.path.name,
-        id_type=source.id_type,
+        id_type=source.item_type,
         vocabulary=vocabulary,
         user_ids=user_ids,
         offsets=offsets,

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core.config import from_dict
-from tackboard.core.files import read_json
 from tackboard.data.sequences import Sequences
 from tackboard.evaluation.ranking import ScoreUsers
 from tackboard.events.dataset import open_dataset
@@ -16,10 +15,10 @@ from tackboard.events.world_config import WorldConfig
 
 def oracle(sequences: Sequences) -> ScoreUsers | None:
     """Exact next-item probabilities as scores, or None where the dataset is not a synthetic world."""
-    truth = open_dataset(sequences.path).path / "truth.json"
-    if not truth.exists():
+    truth = open_dataset(sequences.path).read_truth()
+    if truth is None:
         return None
-    config = from_dict(WorldConfig, read_json(truth), "world")
+    config = from_dict(WorldConfig, truth, "world")
     columns = np.searchsorted(oracle_item_ids(config), sequences.catalogue)
 
     def score(users: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -32,7 +32,9 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns sizes. An existing folder is refused."""
     if tables not in PRECISIONS:
         close = suggest(tables, PRECISIONS)
-        raise UsageError(f"--tables {tables}", allowed="allowed: fp32, fp16", fix=f"did you mean {close}?" if close else "")
+        raise UsageError(
+            f"--tables {tables}", allowed="allowed: fp32, fp16", fix=f"did you mean {close}?" if close else ""
+        )
     if not version.isdigit():
         raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
     checkpoint = load_checkpoint(checkpoint_path, groups=("dense", "tables"))
@@ -101,10 +103,11 @@ def _code_file(description: dict[str, Any]) -> Path | None:
 def _card(signature: Signature, checkpoint: Checkpoint) -> str:
     num_dense = sum(tensor.numel() for tensor in checkpoint.tensors["dense"].values())
     num_table = sum(tensor.numel() for tensor in checkpoint.tensors["tables"].values())
+    lineage = signature.lineage
     return f"""# {signature.name}, version {signature.version}
 
 - Model: `{signature.model["config_class"]}`, {num_table:,} table parameters, {num_dense:,} dense ones.
-- Trained to step {signature.lineage["step"]} by run `{signature.lineage["run"]}` on snapshot `{signature.lineage["snapshot"]}`.
+- Trained to step {lineage["step"]} by run `{lineage["run"]}` on snapshot `{lineage["snapshot"]}`.
 - Reads up to {signature.max_history} events of a history; item ids are {signature.id_type}.
 - Actions it knows: {", ".join(signature.actions)}. Surfaces: {", ".join(signature.surfaces)}. Others count as unknown.
 - Scores rank candidates for one user; they are not probabilities and not comparable between versions.

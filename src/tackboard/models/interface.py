@@ -142,7 +142,9 @@ def load_code(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}", fix="run it by itself") from error
+        raise UsageError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}", fix="run it by itself"
+        ) from error
     return module
 
 

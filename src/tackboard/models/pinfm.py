@@ -171,4 +171,6 @@ class PinFM(nn.Module):
 
 
 def _mlp(width_in: int, width_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width_in, 2 * width_out), nn.GELU(approximate="tanh"), nn.Linear(2 * width_out, width_out))
+    return nn.Sequential(
+        nn.Linear(width_in, 2 * width_out), nn.GELU(approximate="tanh"), nn.Linear(2 * width_out, width_out)
+    )

@@ -27,7 +27,7 @@ def find_recipe(name: str) -> RunConfig:
 def _function(name: str) -> Callable[[], Any]:
     if name in RECIPES:
         module, _, function = RECIPES[name].partition(":")
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), function)
     if ".py" not in name:
         close = suggest(name, RECIPES)
         raise UsageError(
@@ -43,4 +43,4 @@ def _function(name: str) -> Callable[[], Any]:
         raise UsageError(
             f"{path} has no function {function or 'recipe'!r}", allowed=f"it defines: {', '.join(functions)[:120]}"
         )
-    return found  # type: ignore[no-any-return]
+    return found

@@ -8,7 +8,7 @@ unknown index. Events may come in any order: they are sorted by time, ties kept 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,9 @@ class ScoreRequest:
     candidate_items: NDArray[np.int64]
 
 
-def parse_request(signature: Signature, history: dict[str, Sequence[Any]], candidates: Sequence[Any]) -> ScoreRequest:
+def parse_request(
+    signature: Signature, history: Mapping[str, Sequence[Any]], candidates: Sequence[Any]
+) -> ScoreRequest:
     """Checks and converts a request. `history` holds parallel lists `item`, `action`, `surface`, `time_ms`.
 
     `action` and `surface` may be absent (unknown), `time_ms` too (all 0, order as given). Raises UsageError.
@@ -88,13 +90,17 @@ def _times(values: Sequence[Any] | None, count: int) -> NDArray[np.int64]:
     for position, value in enumerate(values):
         is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not is_whole or not INT64.min <= int(value) <= INT64.max:
-            raise UsageError(f"history time_ms {position} is {_type_name(value)}", allowed="allowed: whole ms since 1970")
+            raise UsageError(
+                f"history time_ms {position} is {_type_name(value)}", allowed="allowed: whole ms since 1970"
+            )
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
 def _check_length(values: Sequence[Any], count: int, field: str) -> None:
     if len(values) != count:
-        raise UsageError(f"history has {count} items and {len(values)} of {field}", allowed="allowed: one for each item")
+        raise UsageError(
+            f"history has {count} items and {len(values)} of {field}", allowed="allowed: one for each item"
+        )
 
 
 def _wrong_id(field: str, position: int, value: Any, wanted: str) -> UsageError:

@@ -35,7 +35,9 @@ class TrainingConfig:
         check(self.checkpoint_every >= 1, "training.checkpoint_every", self.checkpoint_every, "1 or more")
         check(self.log_every >= 1, "training.log_every", self.log_every, "1 or more")
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
-        check(bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)), "training.device", self.device, "auto, cpu, cuda")
+        check(
+            bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)), "training.device", self.device, "auto, cpu, cuda"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,12 @@ class RunConfig:
     """Decides initial parameters, order of data and dropout."""
 
     def __post_init__(self) -> None:
-        check(bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name)), "name", self.name, "letters, digits, . _ -")
+        check(
+            bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name)),
+            "name",
+            self.name,
+            "letters, digits, . _ -",
+        )
         limit = getattr(self.model, "max_history", None)
         if isinstance(limit, int) and self.data.max_length > limit:
             raise ConfigError(

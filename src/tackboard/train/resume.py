@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tackboard.checkpoint.store import CheckpointStore
+from tackboard.core.files import read_json
 from tackboard.core.rundir import RunDirectory
 
 FREE_SETTINGS = frozenset(
@@ -28,6 +30,20 @@ def find_unfinished(runs: Path, config: dict[str, Any]) -> RunDirectory | None:
         if run.status != "done" and not changed_settings(run.config, config):
             return run
     return None
+
+
+def snapshot_of(run: RunDirectory) -> Path | None:
+    """The dataset snapshot that a run was started on; its dataset may have newer ones by now. None before its start."""
+    latest = CheckpointStore(run.checkpoints).find_latest()
+    if latest is None:
+        return None
+    return snapshot_path(read_json(latest / "state.json")["lineage"])
+
+
+def snapshot_path(lineage: dict[str, Any]) -> Path:
+    """The folder of the snapshot that a checkpoint's lineage names."""
+    dataset = Path(lineage["dataset"])
+    return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Trainer:
             self._resume_or_start()
             self.run.set_status("running")
             try:
-                self._train_until_done(stop, quiet)
+                self._train_until_done(stop, quiet=quiet)
             except BaseException as error:
                 reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
                 self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
@@ -74,7 +74,7 @@ class Trainer:
             self.run.set_status("done")
             self.run.log_event("done", step=self.step, loss=self.last_loss)
 
-    def _train_until_done(self, stop: list[int], quiet: bool) -> None:
+    def _train_until_done(self, stop: list[int], *, quiet: bool) -> None:
         total = self.config.training.steps
         every = self.config.training.checkpoint_every
         with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
@@ -82,7 +82,7 @@ class Trainer:
             while self.step < total:
                 for data_step, batch in self.steps.iterate(self._upcoming(), self.config.data.num_workers):
                     if not self._one_step(data_step, batch.to(self.device)):
-                        break  # The state went back to a checkpoint, or data is skipped: the steps ahead are others now.
+                        break  # Data is skipped, or the state went back: other steps lie ahead now.
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
                     if self.step % every == 0 or self.step == total:
                         self.save()
@@ -235,7 +235,7 @@ def _stop_signals() -> Iterator[list[int]]:
     """A list that receives the signal number when the run is asked to stop (SIGTERM, SIGINT)."""
     received: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(number: int, _frame: FrameType | None) -> None:
         if received:  # Asked a second time: the user means it.
             raise KeyboardInterrupt
         received.append(number)

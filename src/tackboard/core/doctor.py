@@ -1,0 +1,343 @@
+"""What is installed here, what pairs with what, and the line that repairs each problem.
+
+In: the versions of installed packages, the pins of the checkout, what torch says about itself, what the machine has.
+Out: a list of findings, each ok, absent (an optional part), note (worth knowing) or broken, with its repair line.
+
+Decided: collecting and judging are apart. `collect` looks at the machine, `examine` is a pure function of what was
+collected, so every problem can be planted in a test. torch is asked in a process of its own, because a broken build
+may kill the process that imports it. An optional part that is absent is fine; one that is installed must work.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tackboard.core.machine import has_nvidia_driver, total_memory_bytes, usable_cores
+
+NEEDED = (
+    "torch",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "typer",
+    "rich",
+    "uvicorn",
+    "httptools",
+    "orjson",
+    "prometheus-client",
+)
+"""The packages without which the core does not work; the same list as in pyproject.toml."""
+
+SUPPORTED_PYTHON = ((3, 11), (3, 12))
+TORCH_MINORS = range(11, 14)
+TRITON_OF_TORCH = {11: "3.6", 12: "3.7", 13: "3.7"}
+"""torch 2.N is built against this Triton."""
+
+MIN_MEMORY_BYTES = 4 * 2**30
+MIN_FREE_DISK_BYTES = 2 * 2**30
+TORCH_TIMEOUT_S = 120
+
+REPAIR_CORE = "make install"
+REPAIR_ANEW = "rm -rf .venv && make install"
+REPAIR_DISTRIBUTED = "make distributed"
+
+Status = Literal["ok", "absent", "note", "broken"]
+
+TORCH_PROBE = """
+import json, torch
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.version.cuda,
+    "threads": torch.get_num_threads(),
+    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionalPart:
+    """Something the core works without."""
+
+    packages: tuple[str, ...]
+    """Any one of these being installed means that the part is there."""
+    purpose: str
+    """What it is for, in a few words."""
+    repair: str
+    """The line that installs it into this checkout."""
+
+
+OPTIONAL = (
+    OptionalPart(packages=("torchrec",), purpose="training on several processes", repair=REPAIR_DISTRIBUTED),
+    OptionalPart(
+        packages=("fbgemm-gpu-cpu", "fbgemm-gpu"), purpose="fused embedding tables", repair=REPAIR_DISTRIBUTED
+    ),
+    OptionalPart(packages=("triton",), purpose="GPU kernels", repair=".venv/bin/pip install triton==3.7.1"),
+    OptionalPart(packages=("tritonclient",), purpose="the client of the demo", repair="make install GROUP=demo"),
+    OptionalPart(packages=("pytest",), purpose="tests and checks", repair="make install GROUP=dev"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What was found on the machine. Everything that `examine` judges is in here."""
+
+    python: tuple[int, int, int]
+    installed: Mapping[str, str]
+    """Version of each installed package, by normalised name."""
+    duplicates: tuple[str, ...] = ()
+    """Packages with more than one record in the environment."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Pinned version of each package, by normalised name; empty outside a checkout."""
+    torch: Mapping[str, Any] = field(default_factory=dict)
+    """What torch says about itself: version, cuda, threads, devices; or `error`."""
+    nvidia_driver: bool = False
+    cores: int = 1
+    memory_bytes: int = MIN_MEMORY_BYTES
+    free_disk_bytes: int = MIN_FREE_DISK_BYTES
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    status: Status
+    value: str
+    repair: str = ""
+
+
+def collect(folder: Path) -> Facts:
+    """Looks at this machine. `folder` is where runs would be written; takes as long as importing torch does."""
+    installed, duplicates = installed_versions()
+    return Facts(
+        python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
+        installed=installed,
+        duplicates=duplicates,
+        pins=read_pins(checkout_root(), has_cuda_torch=_is_cuda(installed)),
+        torch=ask_torch() if "torch" in installed else {},
+        nvidia_driver=has_nvidia_driver(),
+        cores=usable_cores(),
+        memory_bytes=total_memory_bytes(),
+        free_disk_bytes=shutil.disk_usage(folder).free,
+    )
+
+
+def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
+    """Version by normalised name of every package in this environment, and the names that occur twice."""
+    versions: dict[str, str] = {}
+    duplicates = set()
+    for distribution in importlib.metadata.distributions():
+        # A half-removed package can leave a record without a name.
+        name = normalised(distribution.metadata["Name"] or "")
+        if name in versions and versions[name] != distribution.version:
+            duplicates.add(name)
+        versions.setdefault(name, distribution.version)
+    return versions, tuple(sorted(duplicates))
+
+
+def checkout_root() -> Path | None:
+    """The checkout this package runs from, or None if it was installed as a wheel."""
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "requirements" / "constraints-cpu.txt").is_file() else None
+
+
+def read_pins(root: Path | None, *, has_cuda_torch: bool) -> dict[str, str]:
+    """The pins that belong to the installed torch build, by normalised name; empty without a checkout."""
+    if root is None:
+        return {}
+    build = "cuda" if has_cuda_torch else "cpu"
+    pins: dict[str, str] = {}
+    for name in (f"constraints-{build}.txt", f"distributed-{build}.txt", "distributed.txt"):
+        for line in (root / "requirements" / name).read_text(encoding="utf-8").splitlines():
+            package, equals, version = line.partition("#")[0].strip().partition("==")
+            if equals:
+                pins[normalised(package)] = version
+    return pins
+
+
+def ask_torch() -> dict[str, Any]:
+    """Version, CUDA version, threads and devices as torch reports them in a process of its own, or `error`."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"importing torch took longer than {TORCH_TIMEOUT_S} s"}
+    if done.returncode != 0:
+        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer if isinstance(answer, dict) else {"error": "torch gave no answer"}
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """All findings, in the order in which a reader wants them. A pure function."""
+    return [
+        _python(facts),
+        *_torch(facts),
+        *_needed_packages(facts),
+        *_optional_parts(facts),
+        *_pairings(facts),
+        *_machine(facts),
+    ]
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0 if nothing is broken, else 2."""
+    return 2 if any(finding.status == "broken" for finding in findings) else 0
+
+
+def as_json(findings: Iterable[Finding]) -> str:
+    """One JSON object: `ok` and the list of findings."""
+    rows = [asdict(finding) for finding in findings]
+    return json.dumps({"ok": all(row["status"] != "broken" for row in rows), "findings": rows})
+
+
+def normalised(name: str) -> str:
+    """A package name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def public(version: str) -> str:
+    """A version without its local suffix: 2.13.0+cpu becomes 2.13.0."""
+    return version.partition("+")[0]
+
+
+def _is_cuda(installed: Mapping[str, str]) -> bool:
+    local = installed.get("torch", "").partition("+")[2]
+    return local.startswith("cu") or (not local and any(name.startswith("nvidia-") for name in installed))
+
+
+def _minor(version: str) -> int:
+    found = re.match(r"\d+\.(\d+)", version)
+    return int(found.group(1)) if found else -1
+
+
+def _python(facts: Facts) -> Finding:
+    version = ".".join(str(part) for part in facts.python)
+    if facts.python[:2] in SUPPORTED_PYTHON:
+        return Finding("python", "ok", version)
+    return Finding("python", "broken", f"{version}, needed: 3.11 or 3.12", f"{REPAIR_ANEW} PYTHON=python3.12")
+
+
+def _torch(facts: Facts) -> list[Finding]:
+    version = facts.installed.get("torch")
+    if version is None:
+        return []  # reported with the other missing packages
+    if "torch" in facts.duplicates:
+        return [Finding("torch", "broken", "installed more than once in this environment", REPAIR_ANEW)]
+    if "error" in facts.torch:
+        return [Finding("torch", "broken", f"{version} cannot be imported: {facts.torch['error']}", REPAIR_ANEW)]
+    if _minor(version) not in TORCH_MINORS or not version.startswith("2."):
+        allowed = f"2.{TORCH_MINORS.start} to 2.{TORCH_MINORS.stop - 1}"
+        return [Finding("torch", "broken", f"{version}, needed: {allowed}", REPAIR_CORE)]
+    cuda = facts.torch.get("cuda")
+    build = f"CUDA {cuda} build" if cuda else "CPU build"
+    findings = [Finding("torch", "ok", f"{version}, {build}, {facts.torch.get('threads', '?')} threads")]
+    pin = facts.pins.get("torch", public(version))
+    if public(version) != pin:
+        findings.append(Finding("torch pin", "note", f"{version} is installed, {pin} is pinned", REPAIR_CORE))
+    devices = facts.torch.get("devices", [])
+    if devices:
+        findings.append(Finding("devices", "ok", ", ".join(devices)))
+    elif facts.nvidia_driver and not cuda:
+        value = "an NVIDIA driver is loaded, but torch is a CPU build"
+        findings.append(Finding("devices", "note", value, "rm -rf .venv && TACKBOARD_TORCH=cuda make install"))
+    elif facts.nvidia_driver:
+        findings.append(Finding("devices", "note", "an NVIDIA driver is loaded, but torch sees no GPU", "nvidia-smi"))
+    else:
+        findings.append(Finding("devices", "ok", "cpu"))
+    return findings
+
+
+def _needed_packages(facts: Facts) -> list[Finding]:
+    findings = []
+    for name in NEEDED:
+        version = facts.installed.get(name)
+        pin = facts.pins.get(name)
+        if version is None:
+            findings.append(Finding(name, "broken", "not installed", REPAIR_CORE))
+        elif name == "torch":
+            continue  # judged by itself
+        elif pin is not None and public(version) != pin:
+            findings.append(Finding(name, "note", f"{version} is installed, {pin} is pinned", REPAIR_CORE))
+        else:
+            findings.append(Finding(name, "ok", version))
+    return findings
+
+
+def _optional_parts(facts: Facts) -> list[Finding]:
+    findings = []
+    for part in OPTIONAL:
+        present = [name for name in part.packages if name in facts.installed]
+        if not present:
+            findings.append(Finding(part.packages[0], "absent", part.purpose, part.repair))
+            continue
+        for name in present:
+            version, pin = facts.installed[name], facts.pins.get(name)
+            if pin is not None and public(version) != pin:
+                findings.append(Finding(name, "note", f"{version} is installed, {pin} is pinned", part.repair))
+            else:
+                findings.append(Finding(name, "ok", version))
+    return findings
+
+
+def _pairings(facts: Facts) -> list[Finding]:
+    """Compiled extensions load only beside the torch they were built for."""
+    torch_version = facts.installed.get("torch")
+    if torch_version is None:
+        return []
+    torch_minor = _minor(torch_version)
+    findings = []
+    fbgemm = [name for name in ("fbgemm-gpu-cpu", "fbgemm-gpu") if name in facts.installed]
+    if len(fbgemm) == 2:
+        value = "fbgemm-gpu and fbgemm-gpu-cpu overwrite each other"
+        repair = f".venv/bin/pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && {REPAIR_DISTRIBUTED}"
+        findings.append(Finding("torch + fbgemm", "broken", value, repair))
+    elif fbgemm:
+        findings.append(_pair("fbgemm", facts.installed[fbgemm[0]], f"1.{torch_minor - 5}", torch_version))
+    if "torchrec" in facts.installed:
+        findings.append(_torchrec(facts, fbgemm, torch_minor, torch_version))
+    if "triton" in facts.installed and torch_minor in TRITON_OF_TORCH:
+        triton = facts.installed["triton"]
+        repair = f".venv/bin/pip install 'triton=={TRITON_OF_TORCH[torch_minor]}.*'"
+        findings.append(_pair("triton", triton, TRITON_OF_TORCH[torch_minor], torch_version, repair))
+    return findings
+
+
+def _torchrec(facts: Facts, fbgemm: list[str], torch_minor: int, torch_version: str) -> Finding:
+    if not fbgemm:
+        return Finding("torch + torchrec", "broken", "torchrec is installed without fbgemm", REPAIR_DISTRIBUTED)
+    return _pair("torchrec", facts.installed["torchrec"], f"1.{torch_minor - 5}", torch_version)
+
+
+def _pair(name: str, version: str, wanted: str, torch_version: str, repair: str = REPAIR_DISTRIBUTED) -> Finding:
+    title = f"torch + {name}"
+    if version == wanted or version.startswith(wanted + "."):
+        return Finding(title, "ok", f"{public(torch_version)} with {version}")
+    value = f"{name} {version} does not go with torch {public(torch_version)}, needed: {name} {wanted}.*"
+    return Finding(title, "broken", value, repair)
+
+
+def _machine(facts: Facts) -> list[Finding]:
+    memory = f"{facts.memory_bytes / 2**30:.1f} GiB"
+    disk = f"{facts.free_disk_bytes / 2**30:.1f} GiB free"
+    findings = [Finding("cores", "ok", str(facts.cores))]
+    if facts.memory_bytes < MIN_MEMORY_BYTES:
+        findings.append(Finding("memory", "note", f"{memory}; the demo wants {MIN_MEMORY_BYTES >> 30} GiB"))
+    else:
+        findings.append(Finding("memory", "ok", memory))
+    if facts.free_disk_bytes < MIN_FREE_DISK_BYTES:
+        findings.append(Finding("disk", "note", f"{disk}; runs want {MIN_FREE_DISK_BYTES >> 30} GiB", "make clean"))
+    else:
+        findings.append(Finding("disk", "ok", disk))
+    return findings
