@@ -26,8 +26,9 @@ def set_thread_environment(num_threads: int | None = None) -> int:
     chosen = num_threads or usable_cores()
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, str(chosen))
-    # A spinning OpenMP team starves the process beside it (server and client, trainer and workers) on few cores.
-    os.environ.setdefault("KMP_BLOCKTIME", "1")
+    # Waiting OpenMP threads sleep instead of spinning. On a shared machine a spinning team holds the core that the
+    # thread it waits for needs: a training step was measured four times slower for it (docs/log.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return int(os.environ["OMP_NUM_THREADS"]) if os.environ["OMP_NUM_THREADS"].isdigit() else chosen
 
 
