@@ -1,0 +1,105 @@
+"""`tackboard init`: a user's log in; a dataset, a recipe and a summary out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tackboard.events.dataset import Dataset
+    from tackboard.events.importer import ImportReport
+
+
+def init(
+    file: Annotated[Path, typer.Option("--from", help="The log: CSV, gzipped CSV or Parquet.")],
+    user: Annotated[str, typer.Option(help="Column of user ids.")],
+    item: Annotated[str, typer.Option(help="Column of item ids.")],
+    time: Annotated[str, typer.Option(help="Column of times: s, ms, µs or ns since 1970, or ISO 8601.")],
+    action: Annotated[str | None, typer.Option(help="Column of actions.")] = None,
+    surface: Annotated[str | None, typer.Option(help="Column of surfaces.")] = None,
+    request: Annotated[str | None, typer.Option(help="Column of request ids.")] = None,
+    position: Annotated[str | None, typer.Option(help="Column of positions in the request, from 0.")] = None,
+    received: Annotated[str | None, typer.Option(help="Column of the times at which the log got the event.")] = None,
+    items: Annotated[Path | None, typer.Option(help="File of item attributes.")] = None,
+    users: Annotated[Path | None, typer.Option(help="File of user attributes.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the dataset; the file's name by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of datasets.")] = Path("datasets"),
+    recipe: Annotated[Path, typer.Option(help="Where to write the recipe.")] = Path("recipe.py"),
+    max_bad_share: Annotated[float, typer.Option(help="Largest share of unusable rows to drop.")] = 0.01,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing recipe file.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Make a dataset and a recipe from your own log."""
+    from tackboard.events.dataset import open_dataset
+    from tackboard.events.importer import ImportConfig, default_name, import_log
+    from tackboard.events.recipe_file import check_recipe_path, recipe_text, write_recipe
+
+    config = ImportConfig(
+        file=file,
+        user=user,
+        item=item,
+        time=time,
+        action=action,
+        surface=surface,
+        request=request,
+        position=position,
+        received=received,
+        items=items,
+        users=users,
+        max_bad_share=max_bad_share,
+    )
+    check_recipe_path(recipe, force=force)
+    dataset_name = name or default_name(file)
+    path, report = import_log(config, out, dataset_name)
+    dataset = open_dataset(path)
+    folder = (out / dataset_name).as_posix()
+    write_recipe(recipe, recipe_text(recipe, folder, dataset_name, dataset.statistics))
+    if json:
+        typer.echo(_as_json(dataset, report, recipe))
+    else:
+        typer.echo("\n".join(_summary(dataset, report, recipe)))
+
+
+def _as_json(dataset: Dataset, report: ImportReport, recipe: Path) -> str:
+    import dataclasses
+    from json import dumps
+
+    content: dict[str, Any] = {
+        "dataset": str(dataset.path),
+        "recipe": str(recipe),
+        "report": dataclasses.asdict(report),
+        "statistics": dict(dataset.statistics),
+    }
+    return dumps(content)
+
+
+def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
+    from datetime import UTC, datetime
+
+    first, last = (
+        datetime.fromtimestamp(dataset.statistics[key] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        for key in ("first_ms", "last_ms")
+    )
+    num_untouched = dataset.num_items - dataset.statistics["num_items"]
+    untouched = f", {num_untouched:,} without events" if num_untouched else ""
+    lines = [
+        f"rows read    {report.rows_read:>12,}",
+        f"rows kept    {report.rows_kept:>12,}",
+        f"users        {dataset.num_users:>12,}  ({dataset.user_type} ids)",
+        f"items        {dataset.num_items:>12,}  ({dataset.item_type} ids{untouched})",
+        f"actions      {', '.join(dataset.actions[:8])}",
+        f"surfaces     {', '.join(dataset.surfaces[:8])}",
+        f"time span    {first} to {last} UTC (read as {report.time_unit})",
+    ]
+    lines += [f"fixed        {count:>12,}  {text}" for count, text in report.fixes()]
+    lines += [
+        f"dataset      {dataset.path}",
+        f"recipe       {recipe}",
+        "",
+        "next:",
+        f"  tackboard train {recipe}:recipe --fast-dev-run    # a few steps, to see that it runs",
+        f"  tackboard train {recipe}:recipe",
+    ]
+    return lines

@@ -1,0 +1,132 @@
+"""Raw columns of a user's file in, canonical columns and what was wrong with them out.
+
+Ids become int64 where every one is a plain integer, else strings; surrounding spaces never matter. Names of actions
+and surfaces become dictionary-encoded strings. Nothing here drops a row: it says which rows are unusable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError
+from tackboard.events.schema import NAMES, UNKNOWN_NAME, encode
+
+_PLAIN_INTEGER = r"^(0|-?[1-9]\d{0,18})$"
+_LARGEST_EXACT_FLOAT = float(1 << 53)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ids:
+    """An id column: int64 or dictionary-encoded strings, one value per row."""
+
+    values: pa.Array
+    empty: NDArray[np.bool_]
+    """Rows without a usable id; their value is a placeholder."""
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """One int64 per row, equal where the ids are equal."""
+        array = self.values.indices if pa.types.is_dictionary(self.values.type) else self.values
+        return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None) -> Ids:
+    """Ids of a column of integers, integral floats or text. `wanted` (`int64`, `string`) forces the type.
+
+    Other types raise DataError. With `wanted="int64"`, text that is no integer counts as empty.
+    """
+    kind = column.type
+    if pa.types.is_floating(kind):
+        column = _whole_numbers(column, name)
+    elif not (pa.types.is_integer(kind) or _is_text(kind)):
+        raise DataError(f"the id column {name!r} has type {kind}", allowed="allowed: integers or text")
+    if pa.types.is_integer(column.type) and wanted != "string":
+        try:
+            integers = column.cast(pa.int64())
+        except pa.ArrowInvalid:
+            raise DataError(f"{name!r} holds ids above 2^63 - 1", fix="store the column as text") from None
+        return Ids(values=_one_array(integers.fill_null(0)), empty=column.is_null().to_numpy())
+    return _text_ids(encode(column.cast(pa.string()) if not _is_text(kind) else column.fill_null("")), wanted)
+
+
+def parse_names(column: pa.ChunkedArray) -> tuple[pa.DictionaryArray, int]:
+    """An action or surface column as names, and how many rows had none; those become `unknown`."""
+    array = encode(_as_text(column).fill_null(""))
+    trimmed = pc.utf8_trim_whitespace(array.dictionary)
+    empty = pc.equal(trimmed, "").to_numpy(zero_copy_only=False)
+    num_empty = int(empty[array.indices.to_numpy()].sum())
+    named = pc.if_else(pa.array(empty), UNKNOWN_NAME, trimmed)
+    return _remap(array, named), num_empty
+
+
+def parse_requests(column: pa.ChunkedArray) -> pa.Array:
+    """Request ids: int64 where the file stores integers, else text; empty ones are null."""
+    if pa.types.is_integer(column.type):
+        return _one_array(column.cast(pa.int64()))
+    text = _one_array(pc.utf8_trim_whitespace(_as_text(column)))
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+
+
+def parse_positions(column: pa.ChunkedArray) -> tuple[pa.Array, int]:
+    """Positions as int32, and how many rows had one that is no integer from 0 to 2^31 - 1; those become null."""
+    text = _one_array(pc.utf8_trim_whitespace(_as_text(column).fill_null("")))
+    good = pc.match_substring_regex(text, r"^\d{1,9}(\.0+)?$").to_numpy(zero_copy_only=False)
+    given = pc.not_equal(text, "").to_numpy(zero_copy_only=False)
+    whole = pc.replace_substring_regex(text, r"\.0+$", "")
+    numbers = pc.if_else(pa.array(good), whole, pa.scalar(None, pa.string())).cast(pa.int32())
+    return numbers, int((given & ~good).sum())
+
+
+def _text_ids(array: pa.DictionaryArray, wanted: str | None) -> Ids:
+    trimmed = pc.utf8_trim_whitespace(array.dictionary)
+    empty = pc.equal(trimmed, "").to_numpy(zero_copy_only=False)
+    plain = pc.match_substring_regex(trimmed, _PLAIN_INTEGER).to_numpy(zero_copy_only=False)
+    indices = array.indices.to_numpy()
+    if wanted == "int64" or (wanted is None and len(plain) and bool((plain | empty).all()) and not empty.all()):
+        usable = pa.array(plain)
+        try:
+            numbers = pc.if_else(usable, trimmed, "0").cast(pa.int64()).to_numpy()
+            return Ids(values=pa.array(numbers[indices]), empty=~plain[indices])
+        except pa.ArrowInvalid:
+            # Nineteen digits above 2^63 - 1: plain integers, but only as text.
+            if wanted == "int64":
+                raise DataError("an id above 2^63 - 1 among int64 ids", fix="check the attribute file") from None
+    return Ids(values=_remap(array, trimmed), empty=empty[indices])
+
+
+def _remap(array: pa.DictionaryArray, values: pa.Array) -> pa.DictionaryArray:
+    """`array` with its dictionary replaced by `values`, equal values merged."""
+    merged = values.dictionary_encode()
+    indices = merged.indices.to_numpy()[array.indices.to_numpy()] if len(values) else array.indices.to_numpy()
+    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), merged.dictionary).cast(NAMES)
+
+
+def _whole_numbers(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Floats as int64: a column of integers with gaps often comes as floats. Fractions raise DataError."""
+    values = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
+    known = ~np.isnan(values)
+    if (values[known] != np.floor(values[known])).any() or (np.abs(values[known]) > _LARGEST_EXACT_FLOAT).any():
+        raise DataError(f"the id column {name!r} holds fractions", allowed="allowed: integers or text")
+    return pa.chunked_array([pa.array(np.where(known, values, 0).astype(np.int64), mask=~known)])
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(pa.string())
+
+
+def _is_text(kind: Any) -> bool:
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner))
+
+
+def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array if isinstance(array, pa.Array) else array.chunk(0)

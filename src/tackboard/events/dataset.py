@@ -1,0 +1,229 @@
+"""A dataset on disk: canonical tables in, a verified snapshot folder out, and back.
+
+    datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json MANIFEST.json
+                                  and, for synthetic worlds, impressions.parquet truth.json
+    datasets/<name>/latest        -> the newest snapshot
+
+Decided: a snapshot never changes. Importing again makes a new one and moves `latest` in one rename, so a training run
+that holds the old path goes on reading what it started with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.files import new_directory, read_json, remove_leftovers, replace_symlink, write_json_atomic
+from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
+from tackboard.events.entities import entity_table
+from tackboard.events.schema import complete_events
+from tackboard.events.statistics import describe
+
+KIND = "dataset"
+LATEST = "latest"
+EVENTS = "events.parquet"
+ROWS_PER_GROUP = 65_536
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """One snapshot. `statistics` is the content of statistics.json; see `statistics.describe`."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    statistics: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The dataset's name, without the snapshot."""
+        return str(self.manifest["name"])
+
+    @property
+    def num_events(self) -> int:
+        """Events in the snapshot."""
+        return int(self.statistics["num_events"])
+
+    @property
+    def num_users(self) -> int:
+        """Users with events."""
+        return int(self.statistics["num_users"])
+
+    @property
+    def num_items(self) -> int:
+        """Rows of items.parquet: items with events, and items that only an attribute file listed."""
+        return int(self.statistics["num_items_listed"])
+
+    @property
+    def user_type(self) -> str:
+        """`int64` or `string`."""
+        return str(self.statistics["user_type"])
+
+    @property
+    def item_type(self) -> str:
+        """`int64` or `string`."""
+        return str(self.statistics["item_type"])
+
+    @property
+    def actions(self) -> list[str]:
+        """Actions that occur, sorted."""
+        return sorted(self.statistics["actions"])
+
+    @property
+    def surfaces(self) -> list[str]:
+        """Surfaces that occur, sorted."""
+        return sorted(self.statistics["surfaces"])
+
+    @property
+    def events_path(self) -> Path:
+        """The Parquet file of events, sorted by (user_id, time_ms, order)."""
+        return self.path / EVENTS
+
+    def read_events(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The events, or some of their columns."""
+        return _read(self.events_path, columns)
+
+    def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per item, sorted by item_id."""
+        return _read(self.path / "items.parquet", columns)
+
+    def read_users(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per user, sorted by user_id."""
+        return _read(self.path / "users.parquet", columns)
+
+    def read_impressions(self) -> pa.Table | None:
+        """What each request showed (request, position, item_id), or None where it is not known."""
+        path = self.path / "impressions.parquet"
+        return _read(path, None) if path.exists() else None
+
+    def read_truth(self) -> dict[str, Any] | None:
+        """The config of the synthetic world behind the dataset, or None for real data."""
+        path = self.path / "truth.json"
+        return dict(read_json(path)) if path.exists() else None
+
+
+def write_dataset(
+    root: Path,
+    name: str,
+    events: pa.Table,
+    *,
+    item_attributes: pa.Table | None = None,
+    user_attributes: pa.Table | None = None,
+    impressions: pa.Table | None = None,
+    truth: Mapping[str, Any] | None = None,
+    source: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes root/name/<snapshot> and points root/name/latest at it; returns the snapshot's path.
+
+    `events` has the canonical columns in any order; ids, sort order, items, users and statistics are added here.
+    Attribute tables carry a column `item` or `user`. `source` says where the events came from, in the manifest.
+    A reader sees the old `latest` or the new one, never a part.
+    """
+    check_name(name)
+    if not events.num_rows:
+        raise DataError("there are no events", fix="give a log with at least one row")
+    completed = complete_events(events)
+    items = entity_table(completed, "item", item_attributes)
+    tables = {
+        "events": completed,
+        "items": items.drop_columns(["last_ms"]),
+        "users": entity_table(completed, "user", user_attributes),
+    }
+    if impressions is not None:
+        tables["impressions"] = impressions
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    snapshot = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + _content_hash(tables, truth)[:8]
+    final = folder / snapshot
+    if not final.exists():
+        with new_directory(final) as temporary:
+            for table_name, table in tables.items():
+                pq.write_table(table, temporary / f"{table_name}.parquet", row_group_size=ROWS_PER_GROUP)
+            write_json_atomic(temporary / "statistics.json", describe(completed, items))
+            if truth is not None:
+                write_json_atomic(temporary / "truth.json", truth)
+            write_manifest(temporary, KIND, {"name": name, "source": dict(source or {})})
+    replace_symlink(folder / LATEST, snapshot)
+    return final
+
+
+def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
+    """Opens a snapshot folder, or the newest snapshot of a dataset folder, after checking every file's SHA-256.
+
+    `verify=False` checks only the manifest's own seal. A path that holds no dataset raises DataError, a file that is
+    not what the manifest says CorruptFileError naming it.
+    """
+    folder = Path(path)
+    if not (folder / MANIFEST).exists() and (folder / LATEST).exists():
+        folder = (folder / LATEST).resolve()
+    if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
+        raise _no_dataset(Path(path))
+    manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
+    if manifest.get("kind") != KIND:
+        raise DataError(f"{folder} is a {manifest.get('kind')}", allowed="allowed: a dataset")
+    return Dataset(path=folder, manifest=manifest, statistics=read_json(folder / "statistics.json"))
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError unless `name` can be a dataset's folder name."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"dataset name {name!r}",
+            allowed="allowed: letters, digits, `.`, `_` and `-`, at most 100, starting with a letter or digit",
+            fix="give another --name",
+        )
+
+
+def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+
+
+def _content_hash(tables: Mapping[str, pa.Table], truth: Mapping[str, Any] | None) -> str:
+    sink = _HashSink()
+    for name in sorted(tables):
+        sink.write(name.encode())
+        with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), tables[name].schema) as writer:
+            writer.write_table(tables[name])
+    sink.write(json.dumps(truth, sort_keys=True).encode())
+    return sink.digest.hexdigest()
+
+
+class _HashSink(io.RawIOBase):
+    """A file that keeps only the SHA-256 of what is written."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return len(data)
+
+
+def _no_dataset(path: Path) -> DataError:
+    siblings = sorted(p.name for p in path.parent.iterdir() if (p / LATEST).exists()) if path.parent.is_dir() else []
+    close = suggest(path.name, siblings)
+    make_one = "make one with `tackboard init` or `tackboard data synth`"
+    return DataError(
+        f"{path} holds no dataset",
+        allowed=f"datasets in {path.parent}: {', '.join(siblings[:10])}" if siblings else "",
+        fix=f"did you mean {path.parent / close}?" if close else make_one,
+    )

@@ -1,0 +1,83 @@
+"""The items and users that events speak of: completed events and optional attributes in, one row per id out.
+
+Decided: an id that only the attribute table knows is kept with num_events 0, because a new item must be rankable
+before anybody touched it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tackboard.core.errors import DataError
+from tackboard.events.schema import encode, ids_of, numpy_column
+
+RESERVED = ("first_ms", "last_ms", "num_events", "item_id", "user_id")
+
+
+def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None) -> pa.Table:
+    """One row per `kind` (`item` or `user`), sorted by id: raw value, id, num_events, first_ms, last_ms, attributes.
+
+    `attributes` has a column named `kind` of the events' type and distinct values; its other columns are taken over.
+    first_ms and last_ms are null without events.
+    """
+    id_column, time_ms = numpy_column(events, f"{kind}_id"), numpy_column(events, "time_ms")
+    order = np.argsort(id_column, kind="stable")
+    ids, start = np.unique(id_column[order], return_index=True)
+    first = np.minimum.reduceat(time_ms[order], start) if len(ids) else np.zeros(0, dtype=np.int64)
+    last = np.maximum.reduceat(time_ms[order], start) if len(ids) else np.zeros(0, dtype=np.int64)
+    raw = encode_if_string(events[kind]).take(pa.array(order[start]))
+    counts = np.diff(np.append(start, len(order)))
+    columns = {
+        kind: raw,
+        f"{kind}_id": pa.array(ids),
+        "num_events": pa.array(counts.astype(np.int64)),
+        "first_ms": pa.array(first),
+        "last_ms": pa.array(last),
+    }
+    table = pa.table(columns)
+    return table if attributes is None else _with_attributes(table, kind, attributes)
+
+
+def encode_if_string(column: pa.ChunkedArray) -> pa.Array:
+    """A string column as one dictionary array, an integer column as one integer array."""
+    if pa.types.is_integer(column.type):
+        array = column.combine_chunks()
+        return array if isinstance(array, pa.Array) else array.chunk(0)
+    return encode(column)
+
+
+def _with_attributes(table: pa.Table, kind: str, attributes: pa.Table) -> pa.Table:
+    names = [name for name in attributes.column_names if name != kind]
+    clash = [name for name in names if name in RESERVED]
+    if clash:
+        raise DataError(
+            f"the {kind}s file has a column named {clash[0]}",
+            allowed=f"taken by tackboard: {', '.join(RESERVED)}",
+            fix=f"rename {clash[0]} in the file",
+        )
+    ids = numpy_column(table, f"{kind}_id")
+    attribute_ids = ids_of(attributes[kind], kind)
+    only = np.flatnonzero(~np.isin(attribute_ids, ids))
+    nothing = pa.nulls(len(only), pa.int64())
+    extra = pa.table(
+        {
+            kind: encode_if_string(attributes[kind]).take(pa.array(only)),
+            f"{kind}_id": pa.array(attribute_ids[only]),
+            "num_events": pa.array(np.zeros(len(only), dtype=np.int64)),
+            "first_ms": nothing,
+            "last_ms": nothing,
+        }
+    )
+    everyone = pa.concat_tables([table, extra]).unify_dictionaries().combine_chunks()
+    by_id = np.argsort(numpy_column(everyone, f"{kind}_id"), kind="stable")
+    everyone = everyone.take(pa.array(by_id))
+    order = np.argsort(attribute_ids, kind="stable")
+    all_ids = numpy_column(everyone, f"{kind}_id")
+    place = np.clip(np.searchsorted(attribute_ids, all_ids, sorter=order), 0, max(len(order) - 1, 0))
+    source = order[place] if len(order) else np.zeros(len(all_ids), dtype=np.int64)
+    missing = attribute_ids[source] != all_ids if len(order) else np.ones(len(all_ids), dtype=bool)
+    taken = attributes.select(names).combine_chunks().take(pa.array(source, mask=missing))
+    for name in names:
+        everyone = everyone.append_column(name, taken[name])
+    return everyone

@@ -1,0 +1,61 @@
+"""The recipe that `init` writes: a dataset's place and size in, a short Python file out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.errors import UsageError
+from tackboard.core.files import write_text_atomic
+
+_TEMPLATE = '''\
+"""Pretrains on {name}: {num_events:,} events of {num_users:,} users on {num_items:,} items.
+
+    tackboard train {file}:recipe
+
+Any setting can be changed here or on the command line with --set; `tackboard train --help` says how.
+"""
+
+from tackboard.recipes.pretrain import pretrain_recipe
+from tackboard.train.config import RunConfig
+
+
+def recipe() -> RunConfig:
+    # The numbers size the tables, the history and the number of steps.
+    return pretrain_recipe(
+        dataset={dataset},
+        num_items={num_items},
+        num_events={num_events},
+        name={quoted_name},
+    )
+'''
+
+
+def recipe_text(path: Path, dataset: str, name: str, statistics: Mapping[str, Any]) -> str:
+    """The recipe file's text for a dataset given by its folder (the one that holds `latest`)."""
+    return _TEMPLATE.format(
+        file=path.as_posix(),
+        dataset=json.dumps(dataset),
+        quoted_name=json.dumps(name),
+        name=name,
+        num_events=statistics["num_events"],
+        num_users=statistics["num_users"],
+        num_items=statistics["num_items_listed"],
+    )
+
+
+def check_recipe_path(path: Path, *, force: bool) -> None:
+    """Raises UsageError where `path` cannot become a recipe; called before any work is done."""
+    if path.suffix != ".py":
+        raise UsageError(f"--recipe {path}", allowed="allowed: a path that ends in .py")
+    if not path.parent.is_dir():
+        raise UsageError(f"--recipe {path}: {path.parent} is not a folder", fix="make the folder first")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already", fix="choose another --recipe PATH, or add --force to replace it")
+
+
+def write_recipe(path: Path, text: str) -> None:
+    """Writes the recipe, whole or not at all."""
+    write_text_atomic(path, text)

@@ -1,0 +1,112 @@
+"""The canonical event: what every log becomes before anything else looks at it.
+
+An Arrow table with the columns below goes in; `complete_events` gives it int64 ids and the one order in which events
+lie on disk, by (user_id, time_ms, order). Decided: ids are the values themselves where they are int64 and the first 8
+bytes of BLAKE2b where they are strings, so no mapping file is needed to score a request; two strings with one id are
+refused, never merged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError
+from tackboard.core.hashing import string_id
+
+NAMES = pa.dictionary(pa.int32(), pa.string())
+"""Type of strings that repeat: actions, surfaces, string ids."""
+
+EVENT_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
+    "user": (pa.int64(), NAMES),
+    "item": (pa.int64(), NAMES),
+    "action": (NAMES,),
+    "surface": (NAMES,),
+    "time_ms": (pa.int64(),),
+    "received_ms": (pa.int64(),),
+    "order": (pa.int64(),),
+}
+"""Required columns and the types each may have. None of them holds nulls. Times are ms UTC."""
+OPTIONAL_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
+    "request": (pa.int64(), pa.string()),
+    "position": (pa.int32(),),
+    "context": (pa.string(),),
+}
+"""Optional columns; nulls are allowed. `position` counts from 0, `context` is JSON."""
+DEFAULT_ACTION = "event"
+DEFAULT_SURFACE = "default"
+UNKNOWN_NAME = "unknown"
+"""What an empty action or surface becomes."""
+
+
+def check_events(events: pa.Table) -> None:
+    """Raises DataError unless `events` has the canonical columns, types and no null in a required one."""
+    for name, types in EVENT_COLUMNS.items():
+        if name not in events.column_names:
+            raise DataError(f"events lack the column {name}", allowed=f"needed: {', '.join(EVENT_COLUMNS)}")
+        _check_type(events, name, types)
+        if events[name].null_count:
+            raise DataError(f"{events[name].null_count} events have no {name}", allowed="allowed: a value in each")
+    for name, types in OPTIONAL_COLUMNS.items():
+        if name in events.column_names:
+            _check_type(events, name, types)
+    extra = [n for n in events.column_names if n not in EVENT_COLUMNS and n not in OPTIONAL_COLUMNS]
+    if extra:
+        known = ", ".join([*EVENT_COLUMNS, *OPTIONAL_COLUMNS])
+        raise DataError(f"events have unknown columns: {', '.join(extra)}", allowed=f"allowed: {known}")
+
+
+def complete_events(events: pa.Table) -> pa.Table:
+    """`events` checked, with user_id and item_id added, sorted by (user_id, time_ms, order), in schema order."""
+    check_events(events)
+    user_id, item_id = ids_of(events["user"], "user"), ids_of(events["item"], "item")
+    names = [n for n in (*EVENT_COLUMNS, *OPTIONAL_COLUMNS) if n in events.column_names]
+    table = events.select(names).unify_dictionaries().combine_chunks()
+    table = table.append_column("user_id", pa.array(user_id)).append_column("item_id", pa.array(item_id))
+    order = np.lexsort((numpy_column(events, "order"), numpy_column(events, "time_ms"), user_id))
+    return table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
+
+
+def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
+    """int64 ids of an id column: int64 values unchanged, strings hashed. Two strings with one id raise DataError."""
+    if pa.types.is_integer(column.type):
+        return np.asarray(column.to_numpy(), dtype=np.int64)
+    array = encode(column)
+    hashed = np.array([string_id(text) for text in array.dictionary.to_pylist()], dtype=np.int64)
+    distinct, first = np.unique(hashed, return_index=True)
+    if len(distinct) != len(hashed):
+        second = np.setdiff1d(np.arange(len(hashed)), first)[0]
+        clash = array.dictionary[int(second)].as_py()
+        raise DataError(f"{what} {clash!r} has the same 64-bit id as another", fix=f"rename one of the two {what}s")
+    return np.asarray(hashed[array.indices.to_numpy()], dtype=np.int64)
+
+
+def encode(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
+    """A string column as one dictionary array, whose dictionary holds each string once."""
+    if isinstance(column, pa.ChunkedArray):
+        if pa.types.is_dictionary(column.type):
+            column = column.unify_dictionaries()
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
+    return column if pa.types.is_dictionary(column.type) else column.cast(pa.string()).dictionary_encode()
+
+
+def numpy_column(table: pa.Table, name: str) -> NDArray[Any]:
+    """A numeric column without nulls as one NumPy array."""
+    return np.asarray(table[name].to_numpy())
+
+
+def id_type(column_type: pa.DataType) -> str:
+    """`int64` or `string`: how ids of this column type are given to the outside."""
+    return "int64" if pa.types.is_integer(column_type) else "string"
+
+
+def _check_type(events: pa.Table, name: str, types: tuple[pa.DataType, ...]) -> None:
+    if events[name].type not in types:
+        raise DataError(
+            f"events.{name} is {events[name].type}", allowed=f"allowed: {' or '.join(str(type_) for type_ in types)}"
+        )

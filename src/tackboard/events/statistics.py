@@ -1,0 +1,107 @@
+"""Counts and marginals of a dataset: completed events and its items in, one JSON object out.
+
+It is what `init` prints, what sizes a recipe, and what docs/synthetic-world.md compares between worlds and real logs.
+Everything is one pass of sorts over NumPy columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tackboard.events.schema import encode, id_type, numpy_column
+
+SESSION_GAP_MS = 30 * 60 * 1000
+"""Two events of a user further apart than this belong to different sessions."""
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+HEAD_SHARE = 0.1
+"""Share of items, most popular first, over which the Zipf exponent is fitted."""
+
+
+def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
+    """Statistics of completed events (sorted by user and time) and their item table. Shares lie in [0, 1]."""
+    user_id, item_id = numpy_column(events, "user_id"), numpy_column(events, "item_id")
+    time_ms = numpy_column(events, "time_ms")
+    same_user = user_id[1:] == user_id[:-1]
+    per_user = np.diff(np.append(np.flatnonzero(np.append(True, ~same_user)), len(user_id)))
+    per_item = numpy_column(items, "num_events")
+    per_item = np.sort(per_item[per_item > 0])[::-1]
+    return {
+        "num_events": len(user_id),
+        "num_users": len(per_user),
+        "num_items": len(per_item),
+        "num_items_listed": items.num_rows,
+        "user_type": id_type(events.schema.field("user").type),
+        "item_type": id_type(events.schema.field("item").type),
+        "first_ms": int(time_ms.min()),
+        "last_ms": int(time_ms.max()),
+        "events_per_user": _spread(per_user),
+        "events_per_item": _spread(per_item),
+        "popularity": _popularity(per_item),
+        "repeats": _repeats(user_id, item_id, same_user),
+        "actions": name_shares(events["action"]),
+        "surfaces": name_shares(events["surface"]),
+        "gaps_s": _spread(np.diff(time_ms)[same_user] / 1000.0),
+        "sessions": _sessions(time_ms, same_user, len(per_user)),
+        "item_births": _births(items, int(time_ms.min()), int(time_ms.max())),
+    }
+
+
+def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
+    """Share of each name among the events, most frequent first."""
+    array = encode(column)
+    counts = np.bincount(array.indices.to_numpy(), minlength=len(array.dictionary))
+    pairs = zip(array.dictionary.to_pylist(), counts.tolist(), strict=True)
+    pairs_sorted = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+    return {name: count / max(len(array), 1) for name, count in pairs_sorted if count}
+
+
+def _spread(values: NDArray[Any]) -> dict[str, float]:
+    if not len(values):
+        return {}
+    quantiles = np.quantile(values, QUANTILES)
+    named = {f"q{round(100 * q):02d}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
+    return {"mean": float(values.mean()), **named}
+
+
+def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
+    """Concentration of events on items; `per_item` is sorted, largest first."""
+    count, total = len(per_item), int(per_item.sum())
+    rank = np.arange(count, 0, -1)
+    gini = float((2 * rank - count - 1) @ np.sort(per_item)[::-1]) / (count * total)
+    head = max(2, round(HEAD_SHARE * count))
+    logs = np.log(np.arange(1, head + 1)), np.log(per_item[:head])
+    slope = 0.0 if count < 2 else float(np.polyfit(logs[0][:count], logs[1], 1)[0])
+    return {
+        "top_1_percent_share": float(per_item[: max(1, count // 100)].sum() / total),
+        "top_10_percent_share": float(per_item[: max(1, count // 10)].sum() / total),
+        "gini": gini,
+        "zipf_exponent_of_head": -slope,
+    }
+
+
+def _repeats(user_id: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_]) -> dict[str, float]:
+    # Dense item numbers keep (user, item) in one int64 key whatever the ids are.
+    item = np.unique(item_id, return_inverse=True)[1].astype(np.int64)
+    user = np.cumsum(np.append(0, ~same_user))
+    distinct = len(np.unique(user * (int(item.max()) + 1) + item))
+    immediate = int((same_user & (item_id[1:] == item_id[:-1])).sum())
+    return {"share": 1.0 - distinct / len(user_id), "immediate_share": immediate / len(user_id)}
+
+
+def _sessions(time_ms: NDArray[np.int64], same_user: NDArray[np.bool_], num_users: int) -> dict[str, float]:
+    inside = same_user & (np.diff(time_ms) <= SESSION_GAP_MS)
+    count = len(time_ms) - int(inside.sum())
+    return {"count": count, "per_user": count / num_users, "events_per_session": len(time_ms) / count}
+
+
+def _births(items: pa.Table, first_ms: int, last_ms: int) -> dict[str, float]:
+    """When items appear, as a share of the time span: by birth_ms where it is known, else by their first event."""
+    column = items["birth_ms"] if "birth_ms" in items.column_names else items["first_ms"]
+    births = column.drop_null().to_numpy().astype(np.float64)
+    if not len(births):
+        return {}
+    return _spread(np.clip((births - first_ms) / max(last_ms - first_ms, 1), 0.0, 1.0))

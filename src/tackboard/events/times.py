@@ -1,0 +1,140 @@
+"""Times of any usual shape in, milliseconds UTC out.
+
+Rules, also in docs/events.md: a number is seconds, milliseconds, microseconds or nanoseconds by its magnitude; text is
+ISO 8601, with a zone or else UTC; a time at or before 1970-01-01 is no time, because zero is how logs say "missing".
+A column that mixes units is refused whole: which half is right cannot be known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError
+
+UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
+"""Unit and the magnitude below which a number is read as that unit: 1e11 s is the year 5138, 1e11 ms is March 1973."""
+_NUMBER = r"^\s*\+?\d{1,19}(\.\d+)?\s*$"
+_ISO = r"^\s*\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?)?\s*(Z|z|UTC|[+-]\d\d(:?\d\d)?)?\s*$"
+_ZONE = r"\d\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """One value per row."""
+
+    ms: NDArray[np.int64]
+    """Milliseconds since 1970 UTC; 0 where `good` is False."""
+    good: NDArray[np.bool_]
+    unit: str
+    """What the column held, in words."""
+
+
+def parse_times(column: pa.ChunkedArray, name: str) -> Times:
+    """Milliseconds of a column of numbers, text, dates or timestamps. Mixed units or another type raise DataError."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        # A timestamp with a zone is stored in UTC already; one without is taken as UTC.
+        nanoseconds = column.cast(pa.timestamp("ns")) if pa.types.is_date(kind) else column
+        per_ms = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}[nanoseconds.type.unit]
+        raw = nanoseconds.cast(pa.int64())
+        good = raw.is_valid().to_numpy()
+        values = raw.fill_null(0).to_numpy()
+        return _checked(values * 1000 if per_ms < 1 else values // per_ms, good, "timestamps")
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        good = column.is_valid().to_numpy()
+        return _from_numbers(column.fill_null(0).to_numpy(), good, name)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _from_text(column.cast(pa.string()).fill_null(""), name)
+    raise DataError(f"the time column {name!r} has type {kind}", allowed="allowed: numbers, text, dates or timestamps")
+
+
+def _from_text(column: pa.ChunkedArray, name: str) -> Times:
+    is_number = pc.match_substring_regex(column, _NUMBER).to_numpy()
+    is_iso = pc.match_substring_regex(column, _ISO).to_numpy()
+    if is_number.any() and is_iso.any():
+        raise _mixed(name, ["numbers", "ISO 8601 text"])
+    ms, good = np.zeros(len(column), dtype=np.int64), np.zeros(len(column), dtype=bool)
+    if is_number.any():
+        text = pc.utf8_trim_whitespace(column.filter(pa.array(is_number)))
+        times = _from_numbers(_numbers_of(text), None, name)
+        ms[is_number], good[is_number] = times.ms, times.good
+        return Times(ms=ms, good=good, unit=times.unit)
+    if is_iso.any():
+        text = pc.utf8_trim_whitespace(column.filter(pa.array(is_iso))).combine_chunks()
+        text = pc.replace_substring_regex(text, r"\s*(UTC|z)$", "Z")
+        text = pc.replace_substring(text, ",", ".")
+        text = pc.replace_substring_regex(text, r"\s+(Z|[+-]\d\d(:?\d\d)?)$", r"\1")
+        zoned = pc.match_substring_regex(text, _ZONE).to_numpy(zero_copy_only=False)
+        part_ms, part_good = np.zeros(len(text), dtype=np.int64), np.zeros(len(text), dtype=bool)
+        for mask, type_ in ((zoned, pa.timestamp("ns", "UTC")), (~zoned, pa.timestamp("ns"))):
+            part_ms[mask], part_good[mask] = _cast_text(text.filter(pa.array(mask)), type_)
+        ms[is_iso], good[is_iso] = part_ms, part_good
+    return _checked(ms, good, "ISO 8601 text")
+
+
+def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
+    """Numbers of numeric texts: int64 where all are whole and fit, else float64."""
+    if not pc.any(pc.match_substring(text, ".")).as_py():
+        try:
+            return np.asarray(text.cast(pa.int64()).to_numpy())
+        except pa.ArrowInvalid:
+            # Nineteen digits above 2^63: nanoseconds after the year 2262, which a float tells well enough.
+            return np.asarray(text.cast(pa.float64()).to_numpy())
+    return np.asarray(text.cast(pa.float64()).to_numpy())
+
+
+def _cast_text(text: pa.Array, type_: pa.DataType) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """ms and validity of ISO texts. A text that looks right but is no date (31 February) fails the whole cast, so a
+    failing block is halved until the culprits stand alone."""
+    if not len(text):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
+    try:
+        return text.cast(type_).cast(pa.int64()).to_numpy() // 1_000_000, np.ones(len(text), dtype=bool)
+    except pa.ArrowInvalid:
+        if len(text) == 1:
+            return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool)
+    half = len(text) // 2
+    parts = [_cast_text(part, type_) for part in (text.slice(0, half), text.slice(half))]
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_] | None, name: str) -> Times:
+    usable = np.ones(len(values), dtype=bool) if good is None else good.copy()
+    with np.errstate(invalid="ignore"):
+        usable &= np.isfinite(values) & (values > 0)
+    if not usable.any():
+        return Times(ms=np.zeros(len(values), dtype=np.int64), good=usable, unit="numbers")
+    bounds = np.array([bound for _, bound in UNITS[:-1]])
+    found = np.unique(np.searchsorted(bounds, values[usable].astype(np.float64), side="right"))
+    if len(found) > 1:
+        raise _mixed(name, [UNITS[i][0] for i in found])
+    unit = int(found[0])
+    ms = np.zeros(len(values), dtype=np.int64)
+    if unit == 0:
+        ms[usable] = np.round(values[usable] * 1000)
+    else:
+        ms[usable] = (values[usable] // 1000 ** (unit - 1)).astype(np.int64)
+    return _checked(ms, usable, UNITS[unit][0])
+
+
+def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
+    ms = np.asarray(ms, dtype=np.int64)
+    good = good & (ms > 0)
+    return Times(ms=np.where(good, ms, 0), good=good, unit=unit)
+
+
+def _mixed(name: str, units: list[str]) -> DataError:
+    return DataError(
+        f"the time column {name!r} mixes {' and '.join(units)}",
+        allowed="allowed: one unit (seconds below 1e11, ms below 1e14, µs below 1e17, else ns) or ISO 8601 throughout",
+        fix="convert the column to one unit",
+    )

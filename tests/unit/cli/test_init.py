@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tackboard.cli.init import init
+from tackboard.core.errors import DataError, UsageError
+from tackboard.events.dataset import open_dataset
+
+app = typer.Typer()
+app.command()(init)
+
+LOG = """\
+who,what,when,how
+ann,x,2024-05-01T10:00:00Z,click
+bob,y,2024-05-01T10:01:00Z,save
+ann,y,2024-05-01T09:00:00Z,click
+"""
+COLUMNS = ("--user", "who", "--item", "what", "--time", "when")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my log.csv").write_text(LOG)
+    return tmp_path
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(app, ["--from", "my log.csv", *COLUMNS, *options])
+
+
+def test_a_log_becomes_a_dataset_and_a_recipe_with_a_summary(folder: Path) -> None:
+    result = run("--action", "how")
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.output.splitlines()]
+    assert "rows read 3" in lines
+    assert "users 2 (string ids)" in lines
+    assert "fixed 1 rows out of order: sorted by time, file order kept within a tie" in lines
+    assert "time span 2024-05-01 09:00:00 to 2024-05-01 10:01:00 UTC (read as ISO 8601 text)" in lines
+    assert "tackboard train recipe.py:recipe" in lines
+    dataset = open_dataset(folder / "datasets" / "my-log")
+    assert dataset.actions == ["click", "save"]
+    text = (folder / "recipe.py").read_text()
+    assert 'dataset="datasets/my-log"' in text
+    assert "num_events=3" in text
+
+
+def test_json_is_one_object(folder: Path) -> None:
+    result = run("--json", "--name", "log", "--out", "elsewhere", "--recipe", "mine.py")
+    found = json.loads(result.output)
+    assert found["recipe"] == "mine.py"
+    assert found["report"]["rows_kept"] == 3
+    assert found["statistics"]["num_items"] == 2
+    assert Path(found["dataset"]).parent == Path("elsewhere/log")
+
+
+def test_an_existing_recipe_stops_it_before_anything_is_written(folder: Path) -> None:
+    (folder / "recipe.py").write_text("mine\n")
+    assert isinstance(run().exception, UsageError)
+    assert not (folder / "datasets").exists()
+    assert (folder / "recipe.py").read_text() == "mine\n"
+    assert run("--force").exit_code == 0
+
+
+def test_a_bad_log_leaves_neither_dataset_nor_recipe(folder: Path) -> None:
+    (folder / "my log.csv").write_text(LOG + "eve,,2024-05-01,click\n")
+    assert isinstance(run().exception, DataError)
+    assert [path.name for path in folder.iterdir()] == ["my log.csv"]
+
+
+def test_the_written_recipe_is_a_run_of_the_dataset(folder: Path) -> None:
+    pytest.importorskip("tackboard.recipes.pretrain")
+    assert run("--json").exit_code == 0
+    namespace: dict = {"__name__": "recipe"}
+    exec(compile((folder / "recipe.py").read_text(), "recipe.py", "exec"), namespace)  # noqa: S102 - our own file
+    config = namespace["recipe"]()
+    assert config.data.dataset == "datasets/my-log"
+    assert config.name == "my-log"

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tackboard.core import files
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.events.dataset import check_name, open_dataset, write_dataset
+
+
+def events(num_rows: int = 4) -> pa.Table:
+    rows = range(num_rows)
+    return pa.table(
+        {
+            "user": pa.array([row % 2 for row in rows], pa.int64()),
+            "item": pa.array([f"item-{row % 3}" for row in rows]).dictionary_encode(),
+            "action": pa.array(["click"] * num_rows).dictionary_encode(),
+            "surface": pa.array(["home"] * num_rows).dictionary_encode(),
+            "time_ms": pa.array([1000 * (row + 1) for row in rows], pa.int64()),
+            "received_ms": pa.array([1000 * (row + 1) for row in rows], pa.int64()),
+            "order": pa.array(rows, pa.int64()),
+        }
+    )
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path, "log", events(), truth={"seed": 1}, source={"kind": "test"})
+    dataset = open_dataset(tmp_path / "log")
+    assert dataset.path == path.resolve()
+    assert (dataset.name, dataset.num_events, dataset.num_users, dataset.num_items) == ("log", 4, 2, 3)
+    assert (dataset.user_type, dataset.item_type) == ("int64", "string")
+    assert (dataset.actions, dataset.surfaces) == (["click"], ["home"])
+    assert dataset.read_events(["user_id"])["user_id"].to_pylist() == [0, 0, 1, 1]
+    assert dataset.read_items()["num_events"].to_pylist().count(2) == 1
+    assert dataset.read_users().column_names == ["user", "user_id", "num_events", "first_ms", "last_ms"]
+    assert dataset.read_truth() == {"seed": 1}
+    assert dataset.read_impressions() is None
+    assert dataset.manifest["source"] == {"kind": "test"}
+
+
+def test_row_groups_and_string_types_are_as_documented(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path, "log", events(70_000))
+    file = pq.ParquetFile(path / "events.parquet")
+    assert file.metadata.row_group(0).num_rows == 65_536
+    assert pa.types.is_dictionary(file.schema_arrow.field("item").type)
+
+
+def test_a_new_snapshot_moves_latest_and_leaves_the_old_one(tmp_path: Path) -> None:
+    first = write_dataset(tmp_path, "log", events(4))
+    second = write_dataset(tmp_path, "log", events(6))
+    assert open_dataset(tmp_path / "log").path == second.resolve()
+    assert open_dataset(first).num_events == 4
+    assert sorted(p.name for p in (tmp_path / "log").iterdir()) == sorted([first.name, second.name, "latest"])
+
+
+def test_every_flipped_byte_is_found_and_the_file_named(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path, "log", events())
+    for name in ("events.parquet", "items.parquet", "statistics.json", "MANIFEST.json"):
+        data = bytearray((path / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (path / name).write_bytes(bytes(data))
+        with pytest.raises(CorruptFileError, match=name):
+            open_dataset(path)
+        data[len(data) // 2] ^= 1
+        (path / name).write_bytes(bytes(data))
+    open_dataset(path)
+
+
+def test_a_writer_that_dies_at_any_point_leaves_the_old_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(tmp_path, "log", events(4))
+    points: list[str] = []
+    monkeypatch.setattr(files, "observer", points.append)
+    write_dataset(tmp_path / "elsewhere", "log", events(6))
+    before_latest = points[: points.index("latest:before-rename")]
+
+    class Died(Exception):
+        pass
+
+    for point_to_die in range(len(before_latest)):
+        reached = iter(range(len(points)))
+
+        def observe(point: str, die_at: int = point_to_die, reached: object = reached) -> None:
+            if next(reached) == die_at:  # type: ignore[call-overload]
+                raise Died
+
+        monkeypatch.setattr(files, "observer", observe)
+        with pytest.raises(Died):
+            write_dataset(tmp_path, "log", events(6))
+        monkeypatch.setattr(files, "observer", None)
+        assert open_dataset(tmp_path / "log").num_events == 4
+
+
+def test_a_path_without_a_dataset_names_the_closest_one(tmp_path: Path) -> None:
+    write_dataset(tmp_path, "clicks", events())
+    with pytest.raises(DataError, match="did you mean .*clicks"):
+        open_dataset(tmp_path / "click")
+    with pytest.raises(DataError, match="tackboard init"):
+        open_dataset(tmp_path / "nowhere" / "at" / "all")
+
+
+def test_no_events_and_bad_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no events"):
+        write_dataset(tmp_path, "log", events(0))
+    for name in ("", "../up", "a/b", ".hidden", "x" * 101):
+        with pytest.raises(UsageError):
+            check_name(name)
+    assert not list(tmp_path.iterdir())

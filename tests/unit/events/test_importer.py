@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import gzip
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from tackboard.core.errors import DataError, UsageError
+from tackboard.events.dataset import Dataset, open_dataset
+from tackboard.events.importer import ImportConfig, ImportReport, default_name, import_log
+
+GOOD = "u,i,t,a\n1,10,1700000000,click\n1,11,1700000060,save\n2,10,1700000030,click\n"
+
+
+def run(tmp_path: Path, content: str | bytes, **options: object) -> tuple[Dataset, ImportReport]:
+    file = tmp_path / "log.csv"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    columns: dict[str, object] = {"user": "u", "item": "i", "time": "t"}
+    config = ImportConfig(file=file, **{**columns, **options})  # type: ignore[arg-type]
+    path, report = import_log(config, tmp_path / "datasets", "log")
+    return open_dataset(path), report
+
+
+def test_a_clean_log_keeps_every_row(tmp_path: Path) -> None:
+    dataset, report = run(tmp_path, GOOD, action="a")
+    assert (report.rows_read, report.rows_kept, report.fixes()) == (3, 3, [])
+    rows = dataset.read_events().to_pylist()
+    assert [(r["user"], r["item"], r["action"], r["surface"], r["time_ms"], r["order"]) for r in rows] == [
+        (1, 10, "click", "default", 1_700_000_000_000, 0),
+        (1, 11, "save", "default", 1_700_000_060_000, 1),
+        (2, 10, "click", "default", 1_700_000_030_000, 2),
+    ]
+    assert dataset.manifest["source"]["report"]["rows_read"] == 3
+
+
+def test_csv_gzip_and_parquet_of_one_log_give_the_same_events(tmp_path: Path) -> None:
+    tables = []
+    for kind in ("csv", "gzip", "parquet"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        content: bytes = GOOD.encode()
+        if kind == "gzip":
+            content = gzip.compress(content)
+        if kind == "parquet":
+            pq.write_table(pa.csv.read_csv(pa.BufferReader(content)), folder / "x")
+            content = (folder / "x").read_bytes()
+        tables.append(run(folder, content, action="a")[0].read_events())
+    assert tables[0].equals(tables[1])
+    assert tables[0].equals(tables[2])
+
+
+def test_rows_out_of_order_are_sorted_and_ties_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    dataset, report = run(tmp_path, "u,i,t\n1,c,30\n1,b,10\n1,a,10\n2,z,5\n")
+    assert report.out_of_order == 1
+    assert dataset.read_events(["item"])["item"].to_pylist()[:3] == ["b", "a", "c"]
+    assert "sorted by time" in report.fixes()[0][1]
+
+
+def test_exact_duplicates_are_dropped_and_near_ones_kept(tmp_path: Path) -> None:
+    content = "u,i,t,a,other\n1,x,5,click,p\n1,x,5,click,q\n1,x,5,save,p\n1,x,6,click,p\n"
+    dataset, report = run(tmp_path, content, action="a")
+    assert report.duplicates == 1
+    assert dataset.read_events(["order"])["order"].to_pylist() == [0, 2, 3]
+
+
+def test_bad_rows_within_the_allowed_share_are_dropped_and_counted(tmp_path: Path) -> None:
+    good = "".join(f"u{i % 7},{i},{1_700_000_000 + i}\n" for i in range(400))
+    bad = "  ,5,1700000000\nu1,,1700000000\nu1,7,yesterday\nu1,8\n"
+    dataset, report = run(tmp_path, "u,i,t\n" + good + bad)
+    assert (report.empty_users, report.empty_items, report.unparsable_times, report.malformed) == (1, 1, 1, 1)
+    assert (report.rows_read, report.rows_kept, dataset.num_events) == (404, 400, 400)
+    assert len(report.fixes()) == 4
+
+
+def test_too_many_bad_rows_are_refused_by_line_and_nothing_is_written(tmp_path: Path) -> None:
+    content = "u,i,t\n1,5,1700000000\n,6,1700000001\n1,,1700000002\n1,8,never\n1,9\n1,10,1700000003\n"
+    with pytest.raises(DataError) as caught:
+        run(tmp_path, content)
+    message = str(caught.value)
+    assert "4 of 6 rows" in message
+    assert "1 without a user (line 3)" in message
+    assert "1 without an item (line 4)" in message
+    assert "1 with an unparsable time (line 5)" in message
+    assert "wrong number of fields (line 6)" in message
+    assert len(message.splitlines()) == 3
+    assert not (tmp_path / "datasets").exists()
+    _, report = run(tmp_path, content, max_bad_share=0.7)
+    assert report.rows_kept == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("u,i,t\n", "no rows"), ("u,i,t\n1,2,3000000000000\n1,2,3\n", "mixes"), ("u,i,when\n1,2,3\n", "no column 't'")],
+)
+def test_logs_that_cannot_be_read_are_refused(tmp_path: Path, content: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        run(tmp_path, content)
+    assert not (tmp_path / "datasets").exists()
+
+
+def test_a_log_of_only_bad_rows_is_refused_whatever_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="2 of 2 rows"):
+        run(tmp_path, "u,i,t\n,1,5\n,2,6\n", max_bad_share=1.0)
+
+
+def test_a_share_outside_0_to_1_is_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="max-bad-share"):
+        run(tmp_path, GOOD, max_bad_share=5.0)
+
+
+def test_optional_columns_are_imported_and_their_gaps_filled_by_rule(tmp_path: Path) -> None:
+    content = "u,i,t,a,s,r,p,got\n1,5,10,,home,q1,0,12\n1,6,20,click,,,x,soon\n"
+    dataset, report = run(tmp_path, content, action="a", surface="s", request="r", position="p", received="got")
+    assert (report.empty_actions, report.empty_surfaces) == (1, 1)
+    assert (report.unparsable_positions, report.unparsable_received) == (1, 1)
+    rows = dataset.read_events().to_pylist()
+    assert [(r["action"], r["surface"], r["request"], r["position"], r["received_ms"]) for r in rows] == [
+        ("unknown", "home", "q1", 0, 12_000),
+        ("click", "unknown", None, None, 20_000),
+    ]
+
+
+def test_item_attributes_join_by_name_and_keep_items_without_events(tmp_path: Path) -> None:
+    items = tmp_path / "items.csv"
+    items.write_text(
+        "title,i,created_at\nten,10,2023-01-01\neleven,11,2023-01-02\nnew,12,2023-01-03\nten,10,2020-01-01\n"
+    )
+    dataset, report = run(tmp_path, GOOD, items=items)
+    rows = {row["item"]: row for row in dataset.read_items().to_pylist()}
+    assert rows[12]["num_events"] == 0
+    assert rows[12]["first_ms"] is None
+    assert rows[10]["title"] == "ten"
+    assert rows[10]["birth_ms"] == 1_672_531_200_000
+    assert (dataset.num_items, dataset.statistics["num_items"]) == (3, 2)
+    assert report.item_attribute_rows_dropped == 1
+
+
+def test_user_attributes_join_by_the_first_column_and_keep_the_events_type(tmp_path: Path) -> None:
+    users = tmp_path / "users.csv"
+    users.write_text("person,age\n1,30\nu2,40\n")
+    dataset, _ = run(tmp_path, "u,i,t\n1,5,10\nu2,6,20\n", users=users)
+    assert {row["user"]: row["age"] for row in dataset.read_users().to_pylist()} == {"1": 30, "u2": 40}
+
+
+def test_an_attribute_file_with_the_wrong_id_column_is_refused(tmp_path: Path) -> None:
+    items = tmp_path / "items.csv"
+    items.write_text("title,code\nten,10\nnew,12\n")
+    with pytest.raises(DataError, match="2 of 2 rows"):
+        run(tmp_path, GOOD, items=items)
+    assert not (tmp_path / "datasets").exists()
+
+
+def test_names_of_datasets_come_from_the_file() -> None:
+    assert default_name(Path("x/My log.csv.gz")) == "My-log"
+    assert default_name(Path("événements.parquet")) == "v-nements"
+    assert default_name(Path("....csv")) == "log"
+
+
+def test_two_hundred_thousand_rows_take_seconds(tmp_path: Path) -> None:
+    rows = np.arange(200_000)
+    table = pa.table({"u": rows % 5003, "i": [f"item {i % 997}" for i in rows], "t": 1_700_000_000 + rows[::-1]})
+    pa.csv.write_csv(table, tmp_path / "big.csv")
+    started = time.process_time()
+    dataset, report = run(tmp_path, (tmp_path / "big.csv").read_bytes())
+    assert time.process_time() - started < 5
+    assert dataset.num_events == 200_000
+    assert report.out_of_order == 200_000 - 5003

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tackboard.core.errors import UsageError
+from tackboard.events.recipe_file import check_recipe_path, recipe_text, write_recipe
+
+STATISTICS = {"num_events": 1234, "num_users": 10, "num_items_listed": 99}
+
+
+def test_the_recipe_is_python_that_calls_pretrain_recipe_with_the_sizes() -> None:
+    tree = ast.parse(recipe_text(Path("recipe.py"), 'data"sets/x', "x", STATISTICS))
+    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    assert function.name == "recipe"
+    (call,) = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert given == {"dataset": 'data"sets/x', "num_items": 99, "num_events": 1234, "name": "x"}
+
+
+def test_an_existing_recipe_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.py"
+    write_recipe(path, "x = 1\n")
+    with pytest.raises(UsageError, match="--force"):
+        check_recipe_path(path, force=False)
+    check_recipe_path(path, force=True)
+    assert path.read_text() == "x = 1\n"
+
+
+def test_a_path_that_cannot_be_a_recipe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.py"):
+        check_recipe_path(tmp_path / "recipe.txt", force=False)
+    with pytest.raises(UsageError, match="not a folder"):
+        check_recipe_path(tmp_path / "no" / "recipe.py", force=False)

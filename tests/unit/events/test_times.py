@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tackboard.core.errors import DataError
+from tackboard.events.times import parse_times
+
+MOMENT_MS = 1_700_000_000_123
+
+
+def parse(values: list, type_: pa.DataType | None = None) -> tuple[list[int], list[bool], str]:
+    times = parse_times(pa.chunked_array([pa.array(values, type_)]), "when")
+    return times.ms.tolist(), times.good.tolist(), times.unit
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (1_700_000_000, "seconds", 1_700_000_000_000),
+        (MOMENT_MS, "milliseconds", MOMENT_MS),
+        (MOMENT_MS * 1000 + 999, "microseconds", MOMENT_MS),
+        (MOMENT_MS * 1_000_000 + 999_999, "nanoseconds", MOMENT_MS),
+    ],
+)
+def test_a_number_is_read_by_its_magnitude(value: int, unit: str, expected: int) -> None:
+    for column in ([value], [str(value)], [f" {value} "]):
+        assert parse(column) == ([expected], [True], unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-14 22:13:20", 1_700_000_000_000),
+        ("2023-11-14T22:13:20.123456", 1_700_000_000_123),
+        ("2023-11-15T00:13:20+02:00", 1_700_000_000_000),
+        ("2023-11-15 00:13:20 +0200", 1_700_000_000_000),
+        ("2023-11-14 22:13:20 UTC", 1_700_000_000_000),
+        ("2023-11-14 22:13", 1_699_999_980_000),
+        ("2023-11-14", 1_699_920_000_000),
+    ],
+)
+def test_iso_text_with_a_zone_or_else_utc(text: str, expected: int) -> None:
+    assert parse([text]) == ([expected], [True], "ISO 8601 text")
+
+
+def test_what_is_no_time_is_marked() -> None:
+    ms, good, _ = parse(["2023-11-14", "soon", "2023-02-31", "", "2023-13-01", "14.11.2023"])
+    assert good == [True, False, False, False, False, False]
+    assert ms[1:] == [0] * 5
+    assert parse([0, -5, 1_700_000_000])[1] == [False, False, True]
+    assert parse([None, float("nan"), float("inf"), 1.7e9], pa.float64())[1] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1_700_000_000, MOMENT_MS], ["1700000000", "1700000000123"], ["1700000000", "2023-11-14"]],
+)
+def test_mixed_units_are_refused(values: list) -> None:
+    with pytest.raises(DataError, match="mixes"):
+        parse(values)
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(DataError, match="bool"):
+        parse([True])
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_arrow_timestamps_of_any_unit(unit: str, zone: str | None) -> None:
+    moment = datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.UTC)
+    value = moment if zone else moment.replace(tzinfo=None)
+    assert parse([value, None], pa.timestamp(unit, zone)) == ([1_700_000_000_000, 0], [True, False], "timestamps")
+
+
+def test_dates_are_midnight_utc() -> None:
+    assert parse([datetime.date(2023, 11, 14)])[0] == [1_699_920_000_000]
+
+
+def test_fractions_of_seconds_are_kept() -> None:
+    assert parse(["1700000000.123"])[0] == [MOMENT_MS]
+    assert parse([1700000000.123])[0] == [MOMENT_MS]
+
+
+@given(st.lists(st.datetimes(datetime.datetime(1971, 1, 1), datetime.datetime(2100, 1, 1)), min_size=1, max_size=5))
+def test_iso_text_agrees_with_python(moments: list[datetime.datetime]) -> None:
+    expected = [int(m.replace(tzinfo=datetime.UTC).timestamp() // 1) * 1000 + m.microsecond // 1000 for m in moments]
+    ms, good, _ = parse([moment.isoformat() for moment in moments])
+    assert np.all(good)
+    assert ms == expected
