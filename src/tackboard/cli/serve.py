@@ -1,0 +1,74 @@
+"""`tackboard serve BUNDLE`: answers requests for scores over HTTP until it is told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def serve(
+    bundle: Path = typer.Argument(..., help="A bundle, as written by `tackboard export`."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; other machines need a token or --insecure."),
+    port: int = typer.Option(8000, help="Port to listen on; 0 takes a free one."),
+    max_queue: int = typer.Option(64, help="Most requests that wait for the model; more get 429."),
+    timeout_ms: int = typer.Option(1000, help="Deadline of a request that names none, in milliseconds."),
+    max_body_mib: int = typer.Option(64, help="Largest request body, in MiB."),
+    max_candidates: int = typer.Option(10_000, help="Most candidates in one request."),
+    drain_timeout_s: float = typer.Option(25.0, help="Time for admitted requests after SIGTERM, in seconds."),
+    threads: int | None = typer.Option(None, help="Threads of the model; all usable cores if not given."),
+    code: Path | None = typer.Option(None, help="The Python file of a model of your own; it is run."),
+    port_file: Path | None = typer.Option(None, help="Write the port here once the server is ready."),
+    token_file: Path | None = typer.Option(None, help="Read the token from here instead of TACKBOARD_TOKEN."),
+    insecure: bool = typer.Option(False, "--insecure", help="Serve other machines without a token."),
+) -> None:
+    """Serve a bundle over the Open Inference Protocol (HTTP)."""
+    import os
+    import sys
+
+    from tackboard.core.config import check
+    from tackboard.core.errors import UsageError
+    from tackboard.core.files import write_text_atomic
+    from tackboard.serve.admission import AdmissionConfig
+    from tackboard.serve.connection import ConnectionLimits
+    from tackboard.serve.protocol import ProtocolLimits
+    from tackboard.serve.server import ServeConfig, Server, take_port
+    from tackboard.serve.tokens import read_token
+
+    check(max_body_mib >= 1, "max_body_mib", max_body_mib, "at least 1 MiB")
+    check(threads is None or threads >= 1, "threads", threads, "at least 1")
+    if port_file is not None and not port_file.parent.is_dir():
+        raise UsageError(f"--port-file {port_file}: its folder does not exist", fix="make the folder first")
+    config = ServeConfig(
+        host=host,
+        port=port,
+        token=read_token(token_file),
+        insecure=insecure,
+        max_candidates=max_candidates,
+        drain_timeout_s=drain_timeout_s,
+        admission=AdmissionConfig(
+            max_queue=max_queue, timeout_ms=timeout_ms, max_timeout_ms=max(timeout_ms, AdmissionConfig().max_timeout_ms)
+        ),
+        protocol=ProtocolLimits(max_body_bytes=max_body_mib << 20),
+        connection=ConnectionLimits(max_body_bytes=max_body_mib << 20),
+    )
+    # A taken port is told before torch is imported and the model loaded, which may take long.
+    take_port(config).close()
+    from tackboard.scoring.scorer import Scorer
+
+    scorer = Scorer.load(bundle, code_file=code, num_threads=threads)
+
+    def announce(url: str) -> None:
+        if port_file is not None:
+            write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
+        print(f"serving {scorer.signature.name} on {url}", flush=True)
+
+    try:
+        ended = Server(scorer, config, on_ready=announce).run()
+    finally:
+        if port_file is not None:
+            port_file.unlink(missing_ok=True)
+    if not ended:
+        # The model is stuck in a computation that nobody waits for; the interpreter cannot end beneath it.
+        sys.stdout.flush()
+        os._exit(0)

@@ -1,0 +1,160 @@
+"""A small client for a running server: history and candidates in, scores out. Standard library and NumPy only.
+
+It speaks the Open Inference Protocol, as JSON or with binary tensors, and checks next to nothing: the server applies
+the rules, the same ones as offline, and its sentence becomes the error that the user sees.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import TackboardError, UsageError
+from tackboard.scoring.request import HISTORY_FIELDS
+
+REQUEST_SHAPE = 'allowed: {"history": [{"item", "action", "surface", "time_ms"}, ...], "candidates": [item, ...]}'
+
+
+def read_request(text: str | bytes) -> tuple[dict[str, list[Any]], list[Any]]:
+    """A request file's text as (history columns, candidates). UsageError where it has another shape."""
+    try:
+        request = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the request is not JSON: {error}", allowed=REQUEST_SHAPE) from None
+    if not isinstance(request, dict):
+        raise UsageError("the request is not a JSON object", allowed=REQUEST_SHAPE)
+    _check_keys(request, ("history", "candidates"), "the request", needed=("history", "candidates"))
+    history, candidates = request["history"], request["candidates"]
+    if not isinstance(candidates, list) or not isinstance(history, list):
+        raise UsageError("history and candidates must be lists", allowed=REQUEST_SHAPE)
+    for position, event in enumerate(history):
+        if not isinstance(event, dict):
+            raise UsageError(f"history event {position} is not an object", allowed=REQUEST_SHAPE)
+        # A field is given for every event or for none: half a column of times would have no meaning.
+        _check_keys(event, HISTORY_FIELDS, f"history event {position}", needed=("item", *history[0]))
+    fields = [field for field in HISTORY_FIELDS if not history or field in history[0]]
+    return {field: [event[field] for event in history] for field in fields}, candidates
+
+
+class ScoringClient:
+    """Talks to one server. `timeout_s` bounds each call; `token` is sent as a bearer token."""
+
+    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 30.0) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            self._host, self._port = parts.hostname, parts.port or 8000
+        except ValueError:
+            self._host = None
+        if parts.scheme != "http" or not self._host:
+            raise UsageError(f"--url {url} is no address of a server", allowed="allowed: http://HOST:PORT")
+        self.url = f"http://{parts.netloc}"
+        self._timeout_s = timeout_s
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._id_datatype = ""
+        self.model = ""
+
+    def score(
+        self, history: Mapping[str, Sequence[Any]], candidates: Sequence[Any], *, binary: bool = False
+    ) -> npt.NDArray[np.float32]:
+        """One score per candidate, in their order. UsageError with the server's sentence where it refuses."""
+        if not self.model:
+            self._find_model()
+        columns = {f"history_{field}": values for field, values in history.items()}
+        columns["candidate_item"] = candidates
+        datatypes = dict.fromkeys(columns, "BYTES") | {"history_time_ms": "INT64"}
+        datatypes |= dict.fromkeys(("history_item", "candidate_item"), self._id_datatype)
+        inputs: list[dict[str, Any]] = []
+        chunks: list[bytes] = []
+        for name, values in columns.items():
+            entry: dict[str, Any] = {"name": name, "datatype": datatypes[name], "shape": [len(values)]}
+            if binary:
+                chunks.append(_to_binary(name, datatypes[name], values))
+                entry["parameters"] = {"binary_data_size": len(chunks[-1])}
+            else:
+                entry["data"] = list(values)
+            inputs.append(entry)
+        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": binary}}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))} if binary else {}
+        body, answer_headers = self._call(
+            "POST", f"/v2/models/{quote(self.model, safe='')}/infer", b"".join((head, *chunks)), headers
+        )
+        return _read_scores(body, answer_headers.get("inference-header-content-length"))
+
+    def _find_model(self) -> None:
+        stats = json.loads(self._call("GET", "/v2/models/stats")[0])
+        self.model = stats["model_stats"][0]["name"]
+        metadata = json.loads(self._call("GET", f"/v2/models/{quote(self.model, safe='')}")[0])
+        self._id_datatype = next(
+            tensor["datatype"] for tensor in metadata["inputs"] if tensor["name"] == "candidate_item"
+        )
+
+    def _call(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        connection = http.client.HTTPConnection(self._host or "", self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, path, body=body, headers={**self._headers, **(headers or {})})
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise UsageError(
+                f"no tackboard server answers at {self.url} ({type(error).__name__})",
+                fix="start one with `tackboard serve BUNDLE`, or score with --offline --bundle BUNDLE",
+            ) from None
+        finally:
+            connection.close()
+        if response.status == 200:
+            return answer, {name.lower(): value for name, value in response.headers.items()}
+        raise _refusal(response.status, answer)
+
+
+def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str, needed: Sequence[str]) -> None:
+    for key in given:
+        if key not in known:
+            close = suggest(key, known)
+            raise UsageError(
+                f"{where} has the unknown key {key!r}", fix=f"did you mean {close!r}?" if close else REQUEST_SHAPE
+            )
+    missing = [key for key in needed if key not in given]
+    if missing:
+        raise UsageError(f"{where} lacks {', '.join(missing)}", allowed=REQUEST_SHAPE)
+
+
+def _to_binary(name: str, datatype: str, values: Sequence[Any]) -> bytes:
+    kind = int if datatype == "INT64" else str
+    if any(type(value) is not kind for value in values):
+        wanted = "a whole number" if kind is int else "a string"
+        raise UsageError(f"{name} holds a value of the wrong type", allowed=f"allowed: every one {wanted}")
+    try:
+        if kind is int:
+            return struct.pack(f"<{len(values)}q", *values)
+        encoded = [value.encode("utf-8") for value in values]
+    except (struct.error, UnicodeEncodeError):
+        raise UsageError(f"{name} holds a value that does not fit {datatype}") from None
+    return b"".join(struct.pack("<I", len(text)) + text for text in encoded)
+
+
+def _read_scores(body: bytes, json_length: str | None) -> npt.NDArray[np.float32]:
+    head = json.loads(body if json_length is None else body[: int(json_length)])
+    output = head["outputs"][0]
+    if json_length is None:
+        return np.array(output["data"], dtype=np.float32)
+    return np.frombuffer(body[int(json_length) :], dtype="<f4").astype(np.float32)
+
+
+def _refusal(status: int, answer: bytes) -> TackboardError:
+    try:
+        sentence = str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        sentence = "the answer was not that of a tackboard server"
+    if status == 500:
+        return TackboardError(f"the server failed: {sentence}", fix="see the server's log")
+    return UsageError(f"the server refused the request ({status}): {sentence}")

@@ -1,0 +1,262 @@
+"""The HTTP application, as raw ASGI: one request in, one answer out.
+
+It reads the body itself and never by content type, so that clients which send none work. Every answer that is not 200
+is `{"error": sentence}`. Order of an infer call: token, path, room in the queue, body, decompression, tensors,
+deadline, model, answer; what can be refused cheaply is refused before what costs more. Decided: the token guards every
+path, the health calls and the metrics included, so that no path can be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tackboard import __version__
+from tackboard.scoring.request import ScoreRequest
+from tackboard.serve.admission import Admission, Job, describe_error
+from tackboard.serve.errors import RequestError, error_body
+from tackboard.serve.model import OUTPUT_NAME, ServedModel
+from tackboard.serve.protocol import (
+    InferRequest,
+    ProtocolLimits,
+    build_response,
+    check_outputs,
+    decompress,
+    parse_infer,
+)
+from tackboard.serve.routes import Route, find_route
+from tackboard.serve.telemetry import Telemetry, Timings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = dict[bytes, bytes]
+Answer = tuple[int, bytes, list[tuple[bytes, bytes]]]
+Scores = npt.NDArray[np.float32]
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+JSON_TYPE = (b"content-type", b"application/json")
+# Bodies smaller than this are decompressed in place; handing them to another thread would take longer.
+_INLINE_DECOMPRESS_BYTES = 64 << 10
+_MAX_LOG_LINES_PER_S = 20
+
+logger = logging.getLogger("tackboard.serve")
+
+
+class ErrorLog:
+    """One line per error, at most `_MAX_LOG_LINES_PER_S` a second; those left out are counted in the next second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._second = 0
+        self._num_lines = 0
+
+    def write(self, line: str) -> None:
+        """Logs `line`, unless this second has had its share."""
+        second = int(self._clock())
+        if second != self._second:
+            if self._num_lines > _MAX_LOG_LINES_PER_S:
+                logger.warning("%d more errors in one second", self._num_lines - _MAX_LOG_LINES_PER_S)
+            self._second, self._num_lines = second, 0
+        self._num_lines += 1
+        if self._num_lines <= _MAX_LOG_LINES_PER_S:
+            logger.warning("%s", line)
+
+
+class Application:
+    """The ASGI callable. `max_buffered_bytes` bounds the bodies held at one time, over all requests together."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        admission: Admission[ScoreRequest, Scores],
+        telemetry: Telemetry,
+        limits: ProtocolLimits,
+        *,
+        token: str | None = None,
+        max_buffered_bytes: int | None = None,
+    ) -> None:
+        self.model = model
+        self.admission = admission
+        self.telemetry = telemetry
+        self.limits = limits
+        self.num_in_flight = 0
+        self.log = ErrorLog()
+        self._authorization = f"Bearer {token}".encode() if token else None
+        self._max_buffered_bytes = max_buffered_bytes or 4 * limits.max_body_bytes
+        self._buffered_bytes = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answers one HTTP request."""
+        if scope["type"] != "http":
+            return
+        started_ns = time.monotonic_ns()
+        headers: Headers = dict(scope["headers"])
+        call = "request"
+        try:
+            self._check_token(headers)
+            route = find_route(scope["method"], scope["raw_path"])
+            call = route.call
+            if call == "infer":
+                status, body, more = await self._infer(route, headers, receive, started_ns)
+            else:
+                status, body, more = self._describe(route)
+        except RequestError as error:
+            status, body, more = self._refuse(error, call, started_ns)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+            # A bug of ours; the client learns that it was, and the log where, but neither sees what was sent.
+            bug = RequestError(500, "the server failed on this request")
+            self.log.write(f"bug: {describe_error(error)}")
+            status, body, more = self._refuse(bug, call, started_ns)
+        if status == 499:
+            return
+        more.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": more})
+        await send({"type": "http.response.body", "body": body})
+
+    def note_model_error(self, error: BaseException) -> None:
+        """Logs what the model raised: its type and place, not its message."""
+        self.log.write(f"model error: {describe_error(error)}")
+
+    def _check_token(self, headers: Headers) -> None:
+        if self._authorization is None:
+            return
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._authorization):
+            raise RequestError(401, "this server needs a token: send Authorization: Bearer <token>")
+
+    def _refuse(self, error: RequestError, call: str, started_ns: int) -> Answer:
+        spent_ns = time.monotonic_ns() - started_ns
+        if call == "infer":
+            self.telemetry.failed(error.status, spent_ns)
+        if error.reason:
+            self.telemetry.shed(error.reason)
+        self.log.write(f"{error.status} {call} {spent_ns / 1e6:.1f} ms: {error.message}")
+        return error.status, error_body(error.message), [JSON_TYPE, *error.headers()]
+
+    def _describe(self, route: Route) -> Answer:
+        ready = not self.admission.draining
+        if route.model:
+            self._check_model(route)
+        if route.call == "metrics":
+            return 200, self.telemetry.prometheus_text(), [(b"content-type", b"text/plain; version=0.0.4")]
+        if route.call == "live":
+            alive = self.admission.is_alive
+            return _health({"live": alive, "ready": ready and alive}, "the model's thread is stuck", good=alive)
+        if route.call == "server_ready":
+            return _health({"ready": ready, "live": True}, "the server is draining", good=ready)
+        if route.call == "ready":
+            return _health({"name": self.model.name, "ready": ready}, "the server is draining", good=ready)
+        if route.call == "server_metadata":
+            return _json({"name": "tackboard", "version": __version__, "extensions": EXTENSIONS})
+        if route.call == "metadata":
+            return _json(self.model.metadata())
+        if route.call == "config":
+            return _json(self.model.config())
+        return _json({"model_stats": [self.telemetry.statistics()]})
+
+    def _check_model(self, route: Route) -> None:
+        if route.model != self.model.name:
+            raise RequestError(404, "there is no model of this name; GET /v2/models/stats lists what is served")
+        if route.version and route.version != self.model.version:
+            raise RequestError(404, f"this model has no such version; served: {self.model.version}")
+
+    async def _infer(self, route: Route, headers: Headers, receive: Receive, started_ns: int) -> Answer:
+        self._check_model(route)
+        self.admission.check_room()
+        held = [0]
+        self.num_in_flight += 1
+        try:
+            body = await self._read_body(headers, receive, held)
+            arrived_ns = time.monotonic_ns()
+            encoding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
+            if encoding:
+                body = await self._decompress(body, encoding)
+            request = parse_infer(body, headers.get(b"inference-header-content-length"), self.limits)
+            check_outputs(request, (OUTPUT_NAME,))
+            score_request = self.model.read(request)
+            parsed_ns = time.monotonic_ns()
+            waited_s = (parsed_ns - arrived_ns) / 1e9
+            job = self.admission.submit(score_request, self.admission.deadline_s(request.timeout_us) - waited_s)
+            scores = await self._await_scores(job, receive)
+            computed_ns = time.monotonic_ns()
+            answer = self._scores_answer(request, scores)
+            now_ns = time.monotonic_ns()
+            timings = Timings(
+                total=now_ns - started_ns,
+                queue=job.started_ns - job.queued_ns,
+                compute_input=parsed_ns - arrived_ns,
+                compute_infer=job.finished_ns - job.started_ns,
+                compute_output=now_ns - computed_ns,
+            )
+            self.telemetry.answered(timings, len(scores))
+            return answer
+        finally:
+            self.num_in_flight -= 1
+            self._buffered_bytes -= held[0]
+
+    async def _read_body(self, headers: Headers, receive: Receive, held: list[int]) -> bytes:
+        """The whole body. `held[0]` is raised by every byte that counts against the shared buffer."""
+        limit = self.limits.max_body_bytes
+        too_large = RequestError(413, f"the body is larger than the limit of {limit:,} bytes")
+        if int(headers.get(b"content-length", b"0")) > limit:
+            raise too_large
+        chunks: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise RequestError(499, "the client went away before its body was complete")
+            chunk: bytes = message.get("body", b"")
+            held[0] += len(chunk)
+            self._buffered_bytes += len(chunk)
+            if held[0] > limit:
+                raise too_large
+            if self._buffered_bytes > self._max_buffered_bytes:
+                raise RequestError(429, "too many large bodies at a time", reason="memory", retry_after_s=1)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _decompress(self, body: bytes, encoding: str) -> bytes:
+        if len(body) <= _INLINE_DECOMPRESS_BYTES:
+            return decompress(body, encoding, self.limits)
+        return await asyncio.to_thread(decompress, body, encoding, self.limits)
+
+    async def _await_scores(self, job: Job[ScoreRequest, Scores], receive: Receive) -> Scores:
+        """The scores, unless the deadline passes, the model fails or the client goes away first."""
+
+        def gone(watcher: asyncio.Future[Message]) -> None:
+            if not watcher.cancelled():
+                self.admission.cancel(job)
+
+        # After the whole body, the next thing that can be received is the end of the connection.
+        watcher = asyncio.ensure_future(receive())
+        watcher.add_done_callback(gone)
+        try:
+            return await job.future
+        finally:
+            watcher.remove_done_callback(gone)
+            watcher.cancel()
+
+    def _scores_answer(self, request: InferRequest, scores: Scores) -> Answer:
+        head = {"model_name": self.model.name, "model_version": self.model.version}
+        body, json_length = build_response(head, {OUTPUT_NAME: ("FP32", scores)}, request)
+        if json_length is None:
+            return 200, body, [JSON_TYPE]
+        length = (b"inference-header-content-length", str(json_length).encode())
+        return 200, body, [(b"content-type", b"application/octet-stream"), length]
+
+
+def _health(state: dict[str, Any], otherwise: str, *, good: bool) -> Answer:
+    return _json(state) if good else (503, orjson.dumps({**state, "error": otherwise}), [JSON_TYPE])
+
+
+def _json(value: dict[str, Any]) -> Answer:
+    return 200, orjson.dumps(value), [JSON_TYPE]

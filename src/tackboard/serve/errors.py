@@ -1,0 +1,83 @@
+"""What a client is told when its request is not answered with scores.
+
+A `RequestError` carries an HTTP status and one sentence; the application turns it into `{"error": sentence}`, the one
+shape that Open Inference Protocol clients can decode. Decided: overload is 429 and never 503, because a 5xx makes load
+balancers eject a healthy host and makes some clients retry at once; 503 is kept for a server that is going away.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+STATUS_MEANINGS = {
+    400: "the request cannot be understood",
+    401: "the token is missing or wrong",
+    404: "no such path, model or version",
+    405: "this path does not take that method",
+    408: "the request did not arrive in time",
+    413: "the body is larger than the limit, as sent or after decompression",
+    415: "the content encoding is not supported",
+    429: "the queue is full: try again after Retry-After seconds",
+    431: "the request line or the headers are larger than the limit",
+    499: "the client went away (log and metrics only)",
+    500: "the model failed",
+    501: "a part of the protocol that this server does not offer",
+    503: "the server is draining",
+    504: "the deadline passed before the scores were ready",
+}
+
+
+class RequestError(Exception):
+    """A request that gets no scores. `status` is one of STATUS_MEANINGS; `message` is one sentence for the client.
+
+    `retry_after_s` and `allow` become headers; `close` ends the connection after the answer; `reason` labels the metric
+    that counts a refusal for lack of room.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        reason: str = "",
+        retry_after_s: int | None = None,
+        allow: str = "",
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.allow = allow
+        self.close = close
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The HTTP headers that go with this refusal, beyond those of every answer."""
+        found: list[tuple[bytes, bytes]] = []
+        if self.retry_after_s is not None:
+            found.append((b"retry-after", str(self.retry_after_s).encode()))
+        if self.allow:
+            found.append((b"allow", self.allow.encode()))
+        if self.status == 401:
+            found.append((b"www-authenticate", b"Bearer"))
+        if self.close:
+            found.append((b"connection", b"close"))
+        return found
+
+
+def bad_request(message: str) -> RequestError:
+    """A 400 with this sentence."""
+    return RequestError(400, message)
+
+
+def error_body(message: str) -> bytes:
+    """`{"error": message}` as bytes; what cannot be encoded as UTF-8 is replaced."""
+    return orjson.dumps({"error": message.encode("utf-8", "replace").decode("utf-8")})
+
+
+def shown(name: object) -> str:
+    """A name that the client sent, safe to repeat to it: printable, quoted, at most 64 characters."""
+    text = name if isinstance(name, str) else type(name).__name__
+    cut = text if len(text) <= 64 else text[:61] + "..."
+    return ascii(cut)

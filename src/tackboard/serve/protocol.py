@@ -1,0 +1,269 @@
+"""The Open Inference Protocol's infer call: a body in, an `InferRequest` out; scores in, a body out.
+
+A body is JSON, or JSON followed by the raw bytes of its tensors; the length of the JSON then stands in the header
+Inference-Header-Content-Length. Content-Type is never looked at: the most used client sends none. Everything that a
+body can do to hurt is checked here before it costs much: compression ratio, number of JSON values, depth, tensors,
+ranks, shapes, sizes that do not add up, names given twice. What Triton offers and this server does not (shared memory,
+sequences, classification) answers 501.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tackboard.core.config import check
+from tackboard.serve.errors import RequestError, bad_request, shown
+from tackboard.serve.tensors import Tensor, check_datatype, check_shape, from_binary, from_json, to_binary
+
+# Below this size the ratio of a compressed body does not matter: a short body of equal ids compresses very well.
+_RATIO_FREE_BYTES = 1 << 20
+_SHARED_MEMORY = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolLimits:
+    """What one infer body may hold."""
+
+    max_body_bytes: int = 64 << 20
+    """Largest body in bytes, as sent and after decompression."""
+    max_compression_ratio: int = 100
+    """Largest ratio of decompressed to compressed size, for bodies over 1 MiB."""
+    max_json_depth: int = 32
+    """Deepest nesting of lists and objects."""
+    max_json_values: int = 1_000_000
+    """Most values in the JSON part."""
+    max_tensors: int = 64
+    """Most inputs, and most requested outputs."""
+
+    def __post_init__(self) -> None:
+        for field in ("max_body_bytes", "max_compression_ratio", "max_json_depth", "max_json_values", "max_tensors"):
+            check(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """One infer call: tensors by name, the outputs asked for (name to binary or not; empty means all)."""
+
+    id: str | None
+    timeout_us: int | None
+    inputs: dict[str, Tensor]
+    outputs: dict[str, bool]
+    binary_by_default: bool
+
+
+def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
+    """The body behind `Content-Encoding: gzip` or `deflate`; 413 when it grows too large, 415 for other encodings."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise RequestError(415, f"content encoding {shown(encoding)} is not supported; allowed: gzip, deflate")
+    # 47: zlib or gzip by their first bytes; -15: the headless deflate that some clients send.
+    headless = encoding == "deflate" and not _has_zlib_header(body)
+    cap = min(limits.max_body_bytes, max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio))
+    stream = zlib.decompressobj(-15 if headless else 47)
+    try:
+        plain = stream.decompress(body, cap + 1)
+    except zlib.error:
+        raise bad_request(f"the body is not valid {encoding}") from None
+    if len(plain) > cap:
+        raise RequestError(413, f"the decompressed body is larger than the {cap:,} bytes allowed for it")
+    if not stream.eof or stream.unused_data:
+        raise bad_request(f"the {encoding} body ends too early or has bytes behind its end")
+    return plain
+
+
+def parse_infer(body: bytes, header_length: bytes | None, limits: ProtocolLimits) -> InferRequest:
+    """An infer body as an `InferRequest`. `header_length` is the value of Inference-Header-Content-Length, if sent."""
+    json_bytes, raw = _split_body(body, header_length)
+    envelope = _load_json(json_bytes, limits)
+    if not isinstance(envelope, dict):
+        raise bad_request("the request must be a JSON object")
+    request_id = envelope.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise bad_request("id must be a string")
+    parameters = _parameters(envelope, "the request")
+    if any(key in parameters for key in _SEQUENCE):
+        raise RequestError(501, "sequences are not supported")
+    outputs = _parse_outputs(envelope.get("outputs"), limits)
+    binary_by_default = _flag(parameters, "binary_data_output", "the request")
+    return InferRequest(
+        id=request_id,
+        timeout_us=_timeout_us(parameters),
+        inputs=_parse_inputs(envelope.get("inputs"), raw, limits),
+        outputs={name: binary_by_default if wish is None else wish for name, wish in outputs.items()},
+        binary_by_default=binary_by_default,
+    )
+
+
+def build_response(
+    head: Mapping[str, str],
+    tensors: Mapping[str, tuple[str, npt.NDArray[Any]]],
+    request: InferRequest,
+) -> tuple[bytes, int | None]:
+    """The body of a successful answer and, if it holds binary tensors, the length of its JSON part.
+
+    `head` holds model_name and model_version; `tensors` maps output names to (datatype, array). Outputs that the
+    request did not name are left out, unless it named none.
+    """
+    wanted = request.outputs or dict.fromkeys(tensors, request.binary_by_default)
+    chunks: list[bytes] = []
+    outputs = []
+    for name, as_binary in wanted.items():
+        if name not in tensors:
+            raise bad_request(f"there is no output {shown(name)}; allowed: {', '.join(tensors)}")
+        datatype, values = tensors[name]
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(values.shape)}
+        if as_binary:
+            chunks.append(to_binary(datatype, values))
+            entry["parameters"] = {"binary_data_size": len(chunks[-1])}
+        else:
+            entry["data"] = np.ascontiguousarray(values).reshape(-1)
+        outputs.append(entry)
+    answer: dict[str, Any] = {**head, "outputs": outputs}
+    if request.id is not None:
+        answer["id"] = request.id
+    json_bytes = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not chunks:
+        return json_bytes, None
+    return b"".join((json_bytes, *chunks)), len(json_bytes)
+
+
+def check_outputs(request: InferRequest, known: tuple[str, ...]) -> None:
+    """Refuses an output that does not exist, before any work is done for the request."""
+    for name in request.outputs:
+        if name not in known:
+            raise bad_request(f"there is no output {shown(name)}; allowed: {', '.join(known)}")
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] * 256 + body[1]) % 31 == 0
+
+
+def _split_body(body: bytes, header_length: bytes | None) -> tuple[bytes, memoryview]:
+    if header_length is None:
+        return body, memoryview(b"")
+    if not header_length.isdigit() or len(header_length) > 12 or int(header_length) > len(body):
+        raise bad_request("Inference-Header-Content-Length must be a number of bytes, at most the length of the body")
+    length = int(header_length)
+    if length == 0:
+        raise bad_request("a body of raw bytes alone needs a model with one input; this one has several")
+    return body[:length], memoryview(body)[length:]
+
+
+def _load_json(json_bytes: bytes, limits: ProtocolLimits) -> Any:
+    # Counting separators is cheap and comes first: a parsed empty list takes twenty times its two bytes of text.
+    num_containers = json_bytes.count(b"[") + json_bytes.count(b"{")
+    if json_bytes.count(b",") + num_containers > limits.max_json_values:
+        raise bad_request(f"the JSON holds more than {limits.max_json_values:,} values")
+    try:
+        value = orjson.loads(json_bytes)
+    except orjson.JSONDecodeError as error:
+        # Of orjson's message only the position and its own words are kept, never the text around it.
+        raise bad_request(f"the request is not valid JSON: {error.msg} at character {error.pos}") from None
+    # With few brackets the depth cannot exceed the limit, and the walk over the values is saved.
+    if num_containers > limits.max_json_depth and _is_deeper(value, limits.max_json_depth):
+        raise bad_request(f"the JSON is nested deeper than {limits.max_json_depth}")
+    return value
+
+
+def _is_deeper(value: Any, max_depth: int) -> bool:
+    level = [value]
+    for _ in range(max_depth + 1):
+        below: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                below.extend(part for part in container.values() if isinstance(part, (dict, list)))
+            elif isinstance(container, list):
+                below.extend(part for part in container if isinstance(part, (dict, list)))
+        if not below:
+            return False
+        level = below
+    return True
+
+
+def _parse_inputs(entries: object, raw: memoryview, limits: ProtocolLimits) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    offset = 0
+    for name, entry, parameters in _named_entries(entries, "inputs", limits):
+        datatype = check_datatype(name, entry.get("datatype"))
+        shape = check_shape(name, entry.get("shape"), limits.max_body_bytes)
+        size = parameters.get("binary_data_size")
+        if size is None:
+            inputs[name] = from_json(name, datatype, shape, entry.get("data"))
+            continue
+        if "data" in entry:
+            raise bad_request(f"tensor {shown(name)} has both data and binary_data_size")
+        if type(size) is not int or not 0 <= size <= len(raw) - offset:
+            raise bad_request(f"tensor {shown(name)} has a binary_data_size that the body does not hold")
+        inputs[name] = from_binary(name, datatype, shape, raw[offset : offset + size])
+        offset += size
+    if offset != len(raw):
+        raise bad_request(f"the body has {len(raw) - offset} bytes that belong to no tensor")
+    return inputs
+
+
+def _parse_outputs(entries: object, limits: ProtocolLimits) -> dict[str, bool | None]:
+    if entries is None:
+        return {}
+    outputs: dict[str, bool | None] = {}
+    for name, _, parameters in _named_entries(entries, "outputs", limits):
+        if parameters.get("classification"):
+            raise RequestError(501, "classification outputs are not supported")
+        wish = "binary_data" in parameters
+        outputs[name] = _flag(parameters, "binary_data", f"output {shown(name)}") if wish else None
+    return outputs
+
+
+def _named_entries(
+    entries: object, kind: str, limits: ProtocolLimits
+) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise bad_request(f"{kind} must be a list of objects")
+    if len(entries) > limits.max_tensors:
+        raise bad_request(f"{kind} has {len(entries)} entries; at most {limits.max_tensors} are allowed")
+    named: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {}
+    for entry in entries:
+        name = entry.get("name")
+        if not isinstance(name, str) or not name:
+            raise bad_request(f"every entry of {kind} needs a name that is a string")
+        if name in named:
+            raise bad_request(f"{shown(name)} appears twice in {kind}")
+        parameters = _parameters(entry, f"{kind} entry {shown(name)}")
+        if any(key in parameters for key in _SHARED_MEMORY):
+            raise RequestError(501, "shared memory is not supported")
+        named[name] = (name, entry, parameters)
+    return list(named.values())
+
+
+def _parameters(holder: dict[str, Any], where: str) -> dict[str, Any]:
+    parameters = holder.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise bad_request(f"parameters of {where} must be an object")
+    return parameters
+
+
+def _flag(parameters: dict[str, Any], key: str, where: str) -> bool:
+    value = parameters.get(key, False)
+    if not isinstance(value, bool):
+        raise bad_request(f"{key} of {where} must be true or false")
+    return value
+
+
+def _timeout_us(parameters: dict[str, Any]) -> int | None:
+    timeout = parameters.get("timeout")
+    # Zero means "the server's default", as it does in Triton.
+    if timeout is None or (type(timeout) is int and timeout == 0):
+        return None
+    if type(timeout) is not int or timeout < 0:
+        raise bad_request("timeout must be a whole number of microseconds")
+    return timeout

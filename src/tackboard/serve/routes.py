@@ -1,0 +1,70 @@
+"""Which call a path names: the raw path in, a `Route` out.
+
+Each segment is unquoted exactly once, after the path was split, so that an encoded slash can never make a new segment.
+Names are looked up among the models that are loaded and never touch a file system; a segment with a slash, a backslash,
+`..` or a control character is refused all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from tackboard.serve.errors import RequestError, bad_request
+
+_MODEL_CALLS = {"": ("metadata", "GET"), "ready": ("ready", "GET"), "infer": ("infer", "POST")}
+_MODEL_CALLS |= {"config": ("config", "GET"), "stats": ("stats", "GET")}
+_SERVER_CALLS = {
+    ("v2",): "server_metadata",
+    ("v2", "health", "live"): "live",
+    ("v2", "health", "ready"): "server_ready",
+    ("v2", "models", "stats"): "all_stats",
+    ("metrics",): "metrics",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One call; `model` and `version` are empty where the call has none."""
+
+    call: str
+    model: str = ""
+    version: str = ""
+
+
+def find_route(method: str, raw_path: bytes) -> Route:
+    """The call that method and path name; 404 for an unknown path, 405 for a wrong method, 400 for a hostile name."""
+    segments = tuple(_unquote(part) for part in raw_path.strip(b"/").split(b"/"))
+    if segments in _SERVER_CALLS:
+        return _checked(method, "GET", Route(_SERVER_CALLS[segments]))
+    if len(segments) >= 3 and segments[:2] == ("v2", "models") and segments[2]:
+        model, rest = segments[2], segments[3:]
+        version = ""
+        if len(rest) >= 2 and rest[0] == "versions":
+            version, rest = rest[1], rest[2:]
+        if len(rest) <= 1 and (rest[0] if rest else "") in _MODEL_CALLS:
+            call, allowed = _MODEL_CALLS[rest[0] if rest else ""]
+            return _checked(method, allowed, Route(call, model, version))
+    raise RequestError(404, "there is no such path; GET /v2 describes the server")
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether a model or version of this name can be asked for."""
+    return text.isprintable() and text not in ("", ".") and not any(part in text for part in ("/", "\\", ".."))
+
+
+def _checked(method: str, allowed: str, route: Route) -> Route:
+    # HEAD is GET without the body; load balancers probe with it.
+    if method != allowed and (method, allowed) != ("HEAD", "GET"):
+        raise RequestError(405, f"this path takes {allowed} only", allow=allowed)
+    return route
+
+
+def _unquote(part: bytes) -> str:
+    try:
+        text = unquote_to_bytes(part).decode("utf-8")
+    except UnicodeDecodeError:
+        raise bad_request("a name in the path is not UTF-8") from None
+    if text and not is_plain_name(text):
+        raise bad_request("a name in the path holds a slash, '..' or a control character")
+    return text

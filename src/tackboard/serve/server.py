@@ -1,0 +1,236 @@
+"""The server process: a scorer and a config in, a running server out, until it is told to stop.
+
+Order at the start: take the port, warm the model up, listen, say so. Order at the end (SIGTERM, SIGINT): not ready any
+more, refuse new infer calls with 503, finish what was admitted, close, exit 0; what is not finished at the drain
+timeout is answered with 503. The server stays live and answers health calls all the while. Decided: the port is taken
+before the model is warmed up, so that a taken port is told at once, but nobody can connect before it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from tackboard.core.config import check
+from tackboard.core.errors import UsageError
+from tackboard.core.progress import say
+from tackboard.scoring.request import ScoreRequest
+from tackboard.serve.admission import Admission, AdmissionConfig
+from tackboard.serve.app import Application, Scores
+from tackboard.serve.connection import ConnectionLimits, connection_class
+from tackboard.serve.model import ScorerLike, ServedModel
+from tackboard.serve.protocol import ProtocolLimits
+from tackboard.serve.telemetry import Telemetry
+from tackboard.serve.tokens import TOKEN_VARIABLE, check_token
+
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Everything about a server but its model."""
+
+    host: str = "127.0.0.1"
+    """Address or name to listen on."""
+    port: int = 8000
+    """TCP port; 0 takes a free one."""
+    token: str | None = None
+    """What clients must send as `Authorization: Bearer …`, on every path; None asks for nothing."""
+    insecure: bool = False
+    """Whether an address that others can reach may be served without a token."""
+    max_candidates: int = 10_000
+    """Most candidates in one request."""
+    drain_timeout_s: float = 25.0
+    """Seconds that admitted requests have after a stop was asked for."""
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    """The queue and the deadlines."""
+    protocol: ProtocolLimits = field(default_factory=ProtocolLimits)
+    """What one body may hold."""
+    connection: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """What one connection may do."""
+
+    def __post_init__(self) -> None:
+        check(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
+        check(self.max_candidates >= 1, "max_candidates", self.max_candidates, "at least 1")
+        check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "at least 0 seconds")
+        if self.token is not None:
+            check_token(self.token)
+
+
+class Server:
+    """A server for one scorer. `run` blocks until it has stopped; the other methods may be called from any thread."""
+
+    def __init__(
+        self, scorer: ScorerLike, config: ServeConfig, on_ready: Callable[[str], None] = lambda _url: None
+    ) -> None:
+        self.config = config
+        self.model = ServedModel(scorer, max_candidates=config.max_candidates)
+        self.telemetry = Telemetry(self.model.name, self.model.version, lambda: self.admission.num_waiting)
+        self.admission: Admission[ScoreRequest, Scores] = Admission(
+            self.model.score,
+            config.admission,
+            on_expired=self.telemetry.expired,
+            on_model_error=lambda error: self.app.note_model_error(error),
+        )
+        self.app = Application(self.model, self.admission, self.telemetry, config.protocol, token=config.token)
+        self.url = ""
+        self.num_abandoned = 0
+        self._on_ready = on_ready
+        self._uvicorn: _DrainingServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> bool:
+        """Serves until stopped. Returns whether the model's thread ended; if not, only `os._exit` ends the process."""
+        listener = take_port(self.config)
+        try:
+            self.model.warm_up()
+            asyncio.run(self._serve(listener))
+        finally:
+            listener.close()
+        return self.admission.stop()
+
+    def drain(self) -> None:
+        """Begins to stop, as SIGTERM does; a second call stops at once. Does nothing to a server that has stopped."""
+        if self._loop is not None and self._uvicorn is not None:
+            # A closed loop means that the server has stopped in the meantime.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._uvicorn.begin_drain)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.admission.start(self._loop)
+        # uvicorn's own lines would double ours, and its traceback of a cancelled request is no news.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        connection = connection_class(self.config.connection, self.telemetry)
+        self._uvicorn = _DrainingServer(
+            uvicorn.Config(
+                self.app,
+                http=connection,
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=self.config.connection.idle_timeout_s,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=1,
+            ),
+            self,
+        )
+        try:
+            await self._uvicorn.serve(sockets=[listener])
+        except OSError as error:
+            raise _port_error(self.config, error) from None
+
+    def announce(self, listener: socket.socket) -> None:
+        """Called once the server listens."""
+        self.url = url_of(listener)
+        self.telemetry.set_ready(ready=True)
+        self._on_ready(self.url)
+
+
+class _DrainingServer(uvicorn.Server):
+    """uvicorn's server, with a drain in front of its shutdown and an exit code of its own."""
+
+    def __init__(self, config: uvicorn.Config, owner: Server) -> None:
+        super().__init__(config)
+        self.owner = owner
+        self._drain_task: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if sockets:
+            self.owner.announce(sockets[0])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn would raise the signal again at the end, and the process would die of it instead of exiting with 0.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.begin_drain)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def begin_drain(self) -> None:
+        """The first call begins the drain; the second ends it at once."""
+        owner = self.owner
+        owner.admission.draining = True
+        owner.telemetry.set_ready(ready=False)
+        if self._drain_task is None:
+            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self._give_up()
+
+    async def _drain(self) -> None:
+        owner = self.owner
+        ends_s = asyncio.get_running_loop().time() + owner.config.drain_timeout_s
+        while not (owner.admission.is_idle and owner.app.num_in_flight == 0):
+            if asyncio.get_running_loop().time() >= ends_s or self.should_exit:
+                self._give_up()
+                # One turn for the 503 answers to be written.
+                await asyncio.sleep(_POLL_S)
+                break
+            await asyncio.sleep(_POLL_S)
+        self.should_exit = True
+
+    def _give_up(self) -> None:
+        num_abandoned = self.owner.admission.abandon()
+        self.owner.num_abandoned += num_abandoned
+        if num_abandoned:
+            say(f"gave up {num_abandoned} requests at the end of the drain")
+        self.should_exit = True
+
+
+def take_port(config: ServeConfig) -> socket.socket:
+    """A bound socket that does not listen yet. UsageError if the port is taken, or others could reach it unguarded."""
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise UsageError(
+            f"--host {config.host} is no address of this machine", fix="use 127.0.0.1 or 0.0.0.0"
+        ) from None
+    family, kind, number, _, address = found[0]
+    if not ipaddress.ip_address(str(address[0]).split("%")[0]).is_loopback and not (config.token or config.insecure):
+        raise UsageError(
+            f"--host {config.host} can be reached from other machines, and no token is set",
+            allowed=f"allowed: a token in {TOKEN_VARIABLE} or --token-file, or --insecure where the network is trusted",
+            fix="or serve on 127.0.0.1",
+        )
+    listener = socket.socket(family, kind, number)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _port_error(config, error) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address of a listening socket as clients write it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _port_error(config: ServeConfig, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot listen on {config.host} port {config.port}: {os.strerror(error.errno or 0)}",
+        fix="choose another --port (0 takes a free one) or stop what uses it",
+    )

@@ -1,0 +1,201 @@
+"""What the server counts: requests, times and refusals in; Prometheus text and Triton's statistics out.
+
+The counters that Triton's dashboards read keep Triton's names and microseconds (`nv_inference_*`); our own histograms
+(`tackboard_*`) are in seconds. Decided: no label ever holds a user, an item or anything else that a client can make up,
+so the number of series is fixed. All methods are called on the event loop's thread, hence there are no locks here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+_REASON_OF_STATUS = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
+SHED_REASONS = ("queue_full", "memory", "draining", "connections")
+EXPIRED_STAGES = ("queue", "compute")
+CLOSED_REASONS = ("header_deadline", "body_deadline", "header_size", "chunk_size", "body_size", "pipeline", "malformed")
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something happened and how long it took in all, in nanoseconds."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        """One more, of `ns` nanoseconds."""
+        self.count += 1
+        self.ns += ns
+
+    def as_json(self) -> dict[str, int]:
+        """The pair as Triton's statistics write it."""
+        return {"count": self.count, "ns": self.ns}
+
+
+@dataclass(slots=True)
+class Timings:
+    """Nanoseconds that one answered request spent in each part."""
+
+    total: int
+    queue: int
+    compute_input: int
+    compute_infer: int
+    compute_output: int
+
+
+@dataclass(slots=True)
+class _ModelStatistics:
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURE_REASONS, 0))
+    last_inference_ms: int = 0
+
+
+class Telemetry:
+    """Counts for one served model. `pending` tells how many requests wait, when someone asks."""
+
+    def __init__(self, model: str, version: str, pending: Callable[[], int] = lambda: 0) -> None:
+        disable_created_metrics()
+        self.model = model
+        self.version = version
+        self.pending = pending
+        self._statistics = _ModelStatistics()
+        self._registry = CollectorRegistry()
+        registry = self._registry
+        self._request = Histogram(
+            "tackboard_request_duration_seconds",
+            "From the first byte of an infer body to its answer",
+            ["status"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._requests: dict[int, Any] = {}
+        self._queue = Histogram(
+            "tackboard_queue_wait_seconds", "Wait for the model", buckets=_SECONDS, registry=registry
+        )
+        self._compute = Histogram("tackboard_compute_seconds", "Time in the model", buckets=_SECONDS, registry=registry)
+        self._candidates = Histogram(
+            "tackboard_request_candidates", "Candidates per answered request", buckets=_CANDIDATES, registry=registry
+        )
+        self._shed = Counter("tackboard_shed_total", "Requests refused unseen", ["reason"], registry=registry)
+        self._expired = Counter("tackboard_deadline_expired_total", "Deadlines passed", ["stage"], registry=registry)
+        self._closed = Counter("tackboard_connections_closed_total", "Closed by a limit", ["reason"], registry=registry)
+        self._ready = Gauge("tackboard_ready", "1 while new requests are taken", registry=registry)
+        # Every series exists from the start, so that a rate over a counter that never moved is 0 and not absent.
+        for counter, labels in (
+            (self._shed, SHED_REASONS),
+            (self._expired, EXPIRED_STAGES),
+            (self._closed, CLOSED_REASONS),
+        ):
+            for label in labels:
+                counter.labels(label)
+
+    def answered(self, timings: Timings, num_candidates: int) -> None:
+        """An infer request that got its scores."""
+        statistics = self._statistics
+        statistics.success.add(timings.total)
+        statistics.queue.add(timings.queue)
+        statistics.compute_input.add(timings.compute_input)
+        statistics.compute_infer.add(timings.compute_infer)
+        statistics.compute_output.add(timings.compute_output)
+        statistics.last_inference_ms = int(time.time() * 1000)
+        self._observe_request(200, timings.total)
+        self._queue.observe(timings.queue / 1e9)
+        self._compute.observe(timings.compute_infer / 1e9)
+        self._candidates.observe(num_candidates)
+
+    def failed(self, status: int, total_ns: int) -> None:
+        """An infer request that was answered with an error of this HTTP status."""
+        reason = _REASON_OF_STATUS.get(status, "OTHER")
+        self._statistics.fail.add(total_ns)
+        self._statistics.failures[reason] += 1
+        self._observe_request(status, total_ns)
+
+    def shed(self, reason: str) -> None:
+        """A request or connection refused for lack of room; `reason` is one of SHED_REASONS."""
+        self._shed.labels(reason).inc()
+
+    def expired(self, stage: str) -> None:
+        """A deadline that passed; `stage` is one of EXPIRED_STAGES."""
+        self._expired.labels(stage).inc()
+
+    def closed(self, reason: str) -> None:
+        """A connection closed by one of its limits; `reason` is one of CLOSED_REASONS."""
+        self._closed.labels(reason).inc()
+
+    def set_ready(self, *, ready: bool) -> None:
+        """Whether new requests are taken."""
+        self._ready.set(1 if ready else 0)
+
+    def execution_count(self) -> int:
+        """How many requests the model has computed and answered."""
+        return self._statistics.compute_infer.count
+
+    def statistics(self) -> dict[str, Any]:
+        """One entry of Triton's `model_stats`."""
+        now = self._statistics
+        parts = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        times: dict[str, dict[str, int]] = {part: getattr(now, part).as_json() for part in parts}
+        compute = {part: times[part] for part in ("compute_input", "compute_infer", "compute_output")}
+        return {
+            "name": self.model,
+            "version": self.version,
+            "last_inference": now.last_inference_ms,
+            "inference_count": now.success.count,
+            "execution_count": now.compute_infer.count,
+            "inference_stats": {**times, "cache_hit": Duration().as_json(), "cache_miss": Duration().as_json()},
+            "batch_stats": [{"batch_size": 1, **compute}] if now.compute_infer.count else [],
+        }
+
+    def prometheus_text(self) -> bytes:
+        """Everything as Prometheus text, format 0.0.4."""
+        return (self._triton_text() + generate_latest(self._registry).decode()).encode()
+
+    def _observe_request(self, status: int, total_ns: int) -> None:
+        child = self._requests.get(status)
+        if child is None:
+            child = self._requests[status] = self._request.labels(str(status))
+        child.observe(total_ns / 1e9)
+
+    def _triton_text(self) -> str:
+        # Written by hand: the client library would append `_total` to these names, and dashboards would miss them.
+        now = self._statistics
+        label = f'model="{_escape(self.model)}",version="{_escape(self.version)}"'
+        lines: list[str] = []
+
+        def add(name: str, kind: str, text: str, samples: dict[str, int]) -> None:
+            lines.extend((f"# HELP {name} {text}", f"# TYPE {name} {kind}"))
+            lines.extend(f"{name}{{{labels}}} {value}" for labels, value in samples.items())
+
+        add("nv_inference_request_success", "counter", "Answered requests", {label: now.success.count})
+        failures = {f'{label},reason="{reason}"': count for reason, count in now.failures.items()}
+        add("nv_inference_request_failure", "counter", "Failed requests", failures)
+        add("nv_inference_count", "counter", "Inferences performed", {label: now.success.count})
+        add("nv_inference_exec_count", "counter", "Model executions", {label: now.compute_infer.count})
+        add("nv_inference_pending_request_count", "gauge", "Requests that wait", {label: self.pending()})
+        for part, duration in (
+            ("request", now.success),
+            ("queue", now.queue),
+            ("compute_input", now.compute_input),
+            ("compute_infer", now.compute_infer),
+            ("compute_output", now.compute_output),
+        ):
+            name = f"nv_inference_{part}_duration_us"
+            add(name, "counter", f"Time of answered requests: {part}", {label: duration.ns // 1000})
+        return "\n".join(lines) + "\n"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

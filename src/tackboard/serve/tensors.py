@@ -1,0 +1,155 @@
+"""Tensors on the wire: JSON values or raw bytes in, NumPy arrays or lists of text out, and back.
+
+The datatypes are those of the Open Inference Protocol. Numbers are little-endian and row-major; a BYTES element is a
+4-byte little-endian length followed by that many bytes. Decided: BYTES is text here (UTF-8), because everything this
+server reads as BYTES is an id or a word; bytes that are not UTF-8 are refused. Shapes are multiplied as Python
+integers, so that no product can wrap around. Error sentences name the tensor and the position, never the value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tackboard.serve.errors import RequestError, bad_request, shown
+
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+DATATYPES = (*NUMPY_TYPES, "BYTES")
+MAX_RANK = 8
+_JSON_KINDS: dict[str, set[type]] = {"b": {bool}, "f": {int, float}}
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor: `values` is a flat array, or a list of text for BYTES, of as many elements as `shape` says."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: npt.NDArray[Any] | list[str]
+
+
+def check_datatype(name: str, datatype: object) -> str:
+    """The datatype as text; 501 for one that others know and this server does not, 400 for one that nobody knows."""
+    if isinstance(datatype, str) and datatype in DATATYPES:
+        return datatype
+    if datatype == "BF16":
+        raise RequestError(501, f"tensor {shown(name)}: BF16 is not supported")
+    raise bad_request(f"tensor {shown(name)} has datatype {shown(datatype)}; allowed: {', '.join(DATATYPES)}")
+
+
+def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
+    """The shape as a tuple of non-negative integers whose product is at most `max_elements`; 400 otherwise."""
+    if not isinstance(shape, list) or any(type(size) is not int for size in shape):
+        raise bad_request(f"tensor {shown(name)} needs a shape that is a list of integers")
+    if len(shape) > MAX_RANK:
+        raise bad_request(f"tensor {shown(name)} has {len(shape)} dimensions; at most {MAX_RANK} are allowed")
+    if any(size < 0 for size in shape):
+        raise bad_request(f"tensor {shown(name)} has a negative size in its shape")
+    if math.prod(shape) > max_elements:
+        raise bad_request(f"tensor {shown(name)} has more elements than the {max_elements:,} that a body can hold")
+    return tuple(shape)
+
+
+def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
+    """A tensor from its JSON `data`, flat or nested row-major; 400 where a value or the number of values is wrong."""
+    flat = _flatten(name, data, len(shape))
+    _check_count(name, len(flat), shape)
+    kinds = set(map(type, flat))
+    if datatype == "BYTES":
+        if kinds - {str}:
+            raise bad_request(f"tensor {shown(name)} is BYTES: every value must be a string")
+        return Tensor(name, datatype, shape, list(flat))
+    allowed = _JSON_KINDS.get(NUMPY_TYPES[datatype].kind, {int})
+    # A number beyond 64 bits reaches us as a float, so it is caught here as well.
+    if kinds - allowed:
+        wanted = " or ".join(sorted(kind.__name__ for kind in allowed))
+        raise bad_request(f"tensor {shown(name)} is {datatype}: every value must be {wanted}")
+    try:
+        with np.errstate(over="ignore"):
+            values = np.array(flat, dtype=NUMPY_TYPES[datatype])
+    except OverflowError:
+        raise bad_request(f"tensor {shown(name)} holds a value that does not fit {datatype}") from None
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise bad_request(f"tensor {shown(name)} holds a value that does not fit {datatype}")
+    return Tensor(name, datatype, shape, values)
+
+
+def from_binary(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Tensor:
+    """A tensor from its raw bytes; 400 where they do not fill the shape exactly, or hold NaN or infinity."""
+    if datatype == "BYTES":
+        texts = _split_bytes(name, raw)
+        _check_count(name, len(texts), shape)
+        return Tensor(name, datatype, shape, texts)
+    dtype = NUMPY_TYPES[datatype]
+    expected = math.prod(shape) * dtype.itemsize
+    if len(raw) != expected:
+        raise bad_request(f"tensor {shown(name)} has {len(raw)} bytes where its shape and datatype need {expected}")
+    values = np.frombuffer(raw, dtype=dtype)
+    if dtype.kind == "f" and not np.isfinite(values).all():
+        raise bad_request(f"tensor {shown(name)} holds NaN or infinity")
+    return Tensor(name, datatype, shape, values)
+
+
+def to_binary(datatype: str, values: npt.NDArray[Any] | Sequence[str]) -> bytes:
+    """The raw bytes of `values`, as `from_binary` reads them."""
+    if datatype == "BYTES":
+        encoded = [str(value).encode("utf-8") for value in values]
+        return b"".join(part for text in encoded for part in (_LENGTH.pack(len(text)), text))
+    return np.ascontiguousarray(values, dtype=NUMPY_TYPES[datatype]).tobytes()
+
+
+def _flatten(name: str, data: object, rank: int) -> list[Any]:
+    if not isinstance(data, list):
+        raise bad_request(f"tensor {shown(name)} needs data that is a list, or binary_data_size")
+    flat = data
+    for _ in range(rank - 1):
+        if not flat or not all(type(part) is list for part in flat):
+            break
+        flat = list(itertools.chain.from_iterable(flat))
+    return flat
+
+
+def _check_count(name: str, count: int, shape: tuple[int, ...]) -> None:
+    expected = math.prod(shape)
+    if count != expected:
+        raise bad_request(f"tensor {shown(name)} has {count} values where its shape needs {expected}")
+
+
+def _split_bytes(name: str, raw: memoryview) -> list[str]:
+    buffer = bytes(raw)
+    texts: list[str] = []
+    start, end = 0, len(buffer)
+    try:
+        while start < end:
+            stop = start + 4 + _LENGTH.unpack_from(buffer, start)[0]
+            if stop > end:
+                raise bad_request(f"tensor {shown(name)}: BYTES element {len(texts)} runs past the end of the data")
+            texts.append(buffer[start + 4 : stop].decode("utf-8"))
+            start = stop
+    except struct.error:
+        raise bad_request(f"tensor {shown(name)}: BYTES element {len(texts)} has no complete length") from None
+    except UnicodeDecodeError:
+        raise bad_request(f"tensor {shown(name)}: BYTES element {len(texts)} is not UTF-8") from None
+    return texts

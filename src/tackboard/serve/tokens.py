@@ -1,0 +1,37 @@
+"""The bearer token that guards a server: a file or the environment in, the token out.
+
+It is never taken from the command line, where every user of the machine could read it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tackboard.core.errors import UsageError
+
+TOKEN_VARIABLE = "TACKBOARD_TOKEN"
+MIN_TOKEN_LENGTH = 16
+
+
+def read_token(token_file: Path | None) -> str | None:
+    """The token from a file, else from the environment, else None. UsageError for a file that cannot be read."""
+    if token_file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = token_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(f"--token-file {token_file} cannot be read", fix="give a text file with the token") from None
+    if not token:
+        raise UsageError(f"--token-file {token_file} is empty", fix="write the token into it")
+    return token
+
+
+def check_token(token: str) -> None:
+    """UsageError for a token that is short enough to be guessed, or that cannot stand in a header."""
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(
+            f"the token has {len(token)} characters",
+            allowed=f"allowed: {MIN_TOKEN_LENGTH} or more, visible ASCII",
+            fix="make one with: python -c 'import secrets; print(secrets.token_urlsafe())'",
+        )

@@ -1,0 +1,205 @@
+"""A server process on a real bundle: the commands a user types, and the public client, against the offline scores.
+
+The bundle holds a small PinFM with fresh parameters; whether it is any good does not matter here, only that the same
+request gets the same scores whichever way it is asked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.http as triton
+from safetensors.torch import save_file
+
+from tackboard.batch import HashConfig
+from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, write_signature
+from tackboard.core.manifest import write_manifest
+from tackboard.models.interface import describe_model
+from tackboard.models.pinfm import PinFMConfig
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+TABLE = "item_tables.weight"
+
+
+def write_bundle(folder: Path, id_type: Literal["int64", "string"]) -> Path:
+    config = PinFMConfig(hashing=HashConfig(num_rows=512), table_dim=8, width=16, num_layers=1, max_history=12)
+    signature = Signature(
+        format_version=FORMAT_VERSION,
+        name=f"small {id_type}",
+        version="3",
+        id_type=id_type,
+        actions=("click", "save"),
+        surfaces=("home", "search"),
+        max_history=config.max_history,
+        model=describe_model(config),
+        tables={TABLE: {"file": f"tables/{TABLE}.safetensors", "dtype": "fp16", "shape": []}},
+        lineage={},
+    )
+    torch.manual_seed(0)
+    tensors = dict(config.build(signature.vocabulary).state_dict())
+    (folder / "tables").mkdir(parents=True)
+    save_file({TABLE: tensors.pop(TABLE).half()}, folder / "tables" / f"{TABLE}.safetensors")
+    save_file(tensors, folder / "dense.safetensors")
+    write_signature(folder, signature)
+    write_manifest(folder, KIND)
+    return folder
+
+
+@dataclass
+class Served:
+    """A bundle, the process that serves it, and a request for it."""
+
+    bundle: Path
+    process: subprocess.Popen[str]
+    port: int
+    port_file: Path
+    history: list[dict[str, Any]]
+    candidates: list[Any]
+
+    @property
+    def name(self) -> str:
+        return f"small {'string' if isinstance(self.candidates[0], str) else 'int64'}"
+
+
+def environment() -> dict[str, str]:
+    settings = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    settings.pop("TACKBOARD_TOKEN", None)
+    return settings
+
+
+def tackboard(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tackboard", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, env=environment(), timeout=60)
+
+
+@pytest.fixture(scope="module", params=["int64", "string"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp(request.param)
+    bundle = write_bundle(folder / "bundle", request.param)
+    port_file = folder / "port"
+    command = ["-m", "tackboard", "serve", str(bundle), "--port", "0", "--port-file", str(port_file)]
+    # Two processes at a time on two cores are slow to start; the deadline is not what is tested here.
+    process = subprocess.Popen(
+        [sys.executable, *command, "--timeout-ms", "20000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(f"serving small {request.param} on http://127.0.0.1:"), line
+        port = int(line.rsplit(":", 1)[1])
+        assert int(port_file.read_text()) == port
+
+        def name(number: int) -> Any:
+            return f"item {number} é" if request.param == "string" else number * 10**12 - 5
+
+        history = [
+            {"item": name(number), "action": action, "surface": "home", "time_ms": 1_700_000_000_000 + 60_000 * number}
+            for number, action in enumerate(["click", "save", "never seen"] * 6)
+        ]
+        yield Served(bundle, process, port, port_file, history, [name(number) for number in range(200)])
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=10)
+
+
+def ranked(served: Served, *arguments: str) -> dict[Any, float]:
+    text = json.dumps({"history": served.history, "candidates": served.candidates})
+    result = tackboard("score", "-", "--json", *arguments, text=text)
+    assert result.returncode == 0, result.stderr
+    return {entry["item"]: entry["score"] for entry in json.loads(result.stdout)["ranked"]}
+
+
+def test_server_and_offline_agree_in_scores_and_order(served: Served) -> None:
+    offline = ranked(served, "--offline", "--bundle", str(served.bundle))
+    assert len(offline) == 200
+    assert len(set(offline.values())) > 100, "a model that says the same of everything would agree with anything"
+    largest = max(abs(score) for score in offline.values())
+    url = f"http://127.0.0.1:{served.port}"
+    for online in (ranked(served, "--url", url), ranked(served, "--url", url, "--binary")):
+        assert max(abs(online[item] - offline[item]) for item in offline) <= 1e-5 * largest
+        gaps = np.abs(np.diff(list(offline.values())))
+        if gaps.min() > 1e-5 * largest:
+            assert list(online) == list(offline)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_tritonclient_gets_the_same_scores(served: Served, binary: bool, compression: str | None) -> None:
+    from tackboard.scoring.request import parse_request
+    from tackboard.scoring.scorer import Scorer
+
+    scorer = Scorer.load(served.bundle, num_threads=1)
+    columns: dict[str, list[Any]] = {
+        field: [event[field] for event in served.history] for field in ("item", "action", "surface", "time_ms")
+    }
+    expected = scorer.score(parse_request(scorer.signature, columns, served.candidates))
+    as_text = scorer.signature.id_type == "string"
+    inputs = [
+        _input(f"history_{field}", values, binary=binary, as_text=isinstance(values[0], str))
+        for field, values in columns.items()
+    ]
+    inputs.append(_input("candidate_item", served.candidates, binary=binary, as_text=as_text))
+    client = triton.InferenceServerClient(f"127.0.0.1:{served.port}")
+    assert client.is_model_ready(served.name, "3")
+    output = triton.InferRequestedOutput("score", binary_data=binary)
+    result = client.infer(served.name, inputs, outputs=[output], request_compression_algorithm=compression)
+    client.close()
+    assert np.abs(result.as_numpy("score") - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def _input(name: str, values: list[Any], *, binary: bool, as_text: bool) -> Any:
+    array = np.array(values, dtype=np.object_ if as_text else np.int64)
+    tensor = triton.InferInput(name, list(array.shape), "BYTES" if as_text else "INT64")
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def test_mistakes_are_told_in_three_lines(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", "int64")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        result = tackboard("serve", str(bundle), "--port", str(other.getsockname()[1]))
+    assert result.returncode == 2
+    assert "Address already in use" in result.stderr
+    assert len(result.stderr.splitlines()) <= 3
+    damaged = bytearray((bundle / "dense.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    (bundle / "dense.safetensors").write_bytes(bytes(damaged))
+    result = tackboard("serve", str(bundle), "--port", "0")
+    assert result.returncode == 3
+    assert "dense.safetensors" in result.stderr
+    assert len(result.stderr.splitlines()) <= 3
+
+
+# The last test of this module: it ends the server.
+def test_a_signal_ends_it_with_zero_and_answers_what_was_asked(served: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection.request("GET", "/v2/health/ready")
+    assert connection.getresponse().read() == b'{"ready":true,"live":true}'
+    started = time.monotonic()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(10) == 0
+    assert time.monotonic() - started < 5
+    connection.close()
+    assert not served.port_file.exists()
+    assert served.process.stderr is not None
+    log = served.process.stderr.read()
+    assert "Traceback" not in log, log

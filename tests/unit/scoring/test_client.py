@@ -1,0 +1,150 @@
+"""The small client against a real server with a scripted scorer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from tackboard.bundle.signature import Signature
+from tackboard.core.errors import TackboardError, UsageError
+from tackboard.scoring.client import ScoringClient, read_request
+from tackboard.serve.server import ServeConfig, Server
+
+HISTORY = {"item": [1, 2], "action": ["click", "save"], "surface": ["home", "new"], "time_ms": [5, 6]}
+TOKEN = "a-token-of-32-characters-0123456"
+
+
+class CountingScorer:
+    """Scores by position, shifted by the length of the history; fails on 13 candidates."""
+
+    def __init__(self, id_type: Literal["int64", "string"]) -> None:
+        self.signature = Signature(
+            format_version=1,
+            name="two words",
+            version="1",
+            id_type=id_type,
+            actions=("click",),
+            surfaces=("home",),
+            max_history=8,
+            model={},
+            tables={},
+            lineage={},
+        )
+
+    def score(self, request: Any) -> np.ndarray:
+        if len(request.candidate_items) == 13:
+            raise ValueError("13")
+        return np.arange(len(request.candidate_items), dtype=np.float32) / 3 + len(request.history_items)
+
+
+@pytest.fixture(scope="module", params=["int64", "string"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    ready = threading.Event()
+    config = ServeConfig(port=0, token=TOKEN)
+    server = Server(CountingScorer(request.param), config, on_ready=lambda _url: ready.set())
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert ready.wait(10)
+    yield server.url, request.param
+    server.drain()
+    thread.join(10)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_scores_come_back_in_order(served: tuple[str, str], binary: bool) -> None:
+    url, id_type = served
+    client = ScoringClient(url, token=TOKEN)
+    history: dict[str, list[Any]] = dict(HISTORY)
+    candidates: list[Any] = [7, 8, 9, 7]
+    if id_type == "string":
+        history["item"], candidates = ["a", "b"], ["é", "x", "y", "é"]
+    scores = client.score(history, candidates, binary=binary)
+    assert scores.dtype == np.float32
+    assert np.array_equal(scores, np.arange(4, dtype=np.float32) / 3 + 2)
+    assert client.model == "two words"
+    assert np.array_equal(client.score({"item": []}, candidates, binary=binary), np.arange(4, dtype=np.float32) / 3)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_servers_sentence_reaches_the_user(served: tuple[str, str], binary: bool) -> None:
+    url, id_type = served
+    client = ScoringClient(url, token=TOKEN)
+    wrong, right = ("a", 1) if id_type == "int64" else (1, "a")
+    with pytest.raises(UsageError, match="candidate_item"):
+        client.score({"item": []}, [wrong], binary=binary)
+    with pytest.raises(UsageError, match=r"\(400\)"):
+        client.score({"item": [], "time_ms": [1]}, [right], binary=binary)
+    with pytest.raises(TackboardError, match="the server failed") as caught:
+        client.score({"item": []}, [right] * 13, binary=binary)
+    assert caught.value.exit_code == 1
+
+
+def test_the_token_is_needed(served: tuple[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"\(401\)"):
+        ScoringClient(served[0]).score({"item": []}, [1])
+
+
+def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(UsageError, match=f"no tackboard server answers at http://127.0.0.1:{port}"):
+        ScoringClient(f"http://127.0.0.1:{port}").score({"item": []}, [1])
+
+
+def test_someone_else_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 418 Teapot\r\nContent-Length: 5\r\n\r\nhello")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UsageError, match=r"\(418\): the answer was not that of a tackboard server"):
+            ScoringClient(f"127.0.0.1:{other.getsockname()[1]}").score({"item": []}, [1])
+        thread.join(5)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "http://", "http://127.0.0.1:port", "http://x:99999"])
+def test_wrong_addresses(url: str) -> None:
+    with pytest.raises(UsageError, match="no address of a server"):
+        ScoringClient(url)
+
+
+def test_a_request_file_becomes_columns() -> None:
+    events = [{"item": 1, "action": "click", "surface": "home", "time_ms": 5}]
+    history, candidates = read_request(json.dumps({"history": events, "candidates": [3, 4]}))
+    assert history == {"item": [1], "action": ["click"], "surface": ["home"], "time_ms": [5]}
+    assert candidates == [3, 4]
+    assert read_request('{"history": [{"item": "a"}, {"item": "b"}], "candidates": ["c"]}')[0] == {"item": ["a", "b"]}
+    assert read_request('{"history": [], "candidates": [1]}')[0]["item"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"history": []}', "lacks candidates"),
+        ('{"history": [], "candidate": []}', "did you mean 'candidates'"),
+        ('{"history": {}, "candidates": []}', "must be lists"),
+        ('{"history": [1], "candidates": []}', "event 0 is not an object"),
+        ('{"history": [{"item": 1, "tim_ms": 1}], "candidates": []}', "did you mean 'time_ms'"),
+        ('{"history": [{"action": "x"}], "candidates": []}', "event 0 lacks item"),
+        ('{"history": [{"item": 1, "time_ms": 1}, {"item": 2}], "candidates": []}', "event 1 lacks time_ms"),
+    ],
+)
+def test_wrong_request_files_are_told(text: str | bytes, part: str) -> None:
+    with pytest.raises(UsageError, match=part) as caught:
+        read_request(text)
+    assert len(str(caught.value).splitlines()) <= 3

@@ -1,0 +1,235 @@
+"""The queue with a scripted model that waits for an event: who is answered what, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tackboard.core.errors import ConfigError
+from tackboard.serve.admission import Admission, AdmissionConfig, describe_error
+from tackboard.serve.errors import RequestError
+
+
+class Script:
+    """A model that doubles numbers and waits at a gate."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+        self.seen: list[int] = []
+
+    def score(self, number: int) -> int:
+        self.seen.append(number)
+        self.begun.set()
+        assert self.gate.wait(10)
+        if number < 0:
+            raise ValueError(f"negative: {number}")
+        return 2 * number
+
+
+def run(
+    scenario: Callable[[Admission[int, int], Script], Awaitable[None]], events: list[Any] | None = None, **config: Any
+) -> Script:
+    script = Script()
+    noted = events if events is not None else []
+
+    async def main() -> None:
+        admission: Admission[int, int] = Admission(
+            script.score, AdmissionConfig(**config), on_expired=noted.append, on_model_error=noted.append
+        )
+        admission.start(asyncio.get_running_loop())
+        try:
+            await scenario(admission, script)
+        finally:
+            script.gate.set()
+            await asyncio.to_thread(admission.stop)
+            assert not admission.is_alive
+
+    asyncio.run(main())
+    return script
+
+
+async def begin(script: Script) -> None:
+    assert await asyncio.to_thread(script.begun.wait, 5)
+
+
+def test_requests_are_answered_in_order() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        script.gate.set()
+        jobs = [admission.submit(number, admission.deadline_s(None)) for number in range(5)]
+        assert [await job.future for job in jobs] == [0, 2, 4, 6, 8]
+        assert all(job.queued_ns <= job.started_ns <= job.finished_ns for job in jobs)
+
+    assert run(scenario).seen == [0, 1, 2, 3, 4]
+
+
+def test_a_deadline_fires_while_another_request_is_computed() -> None:
+    events: list[Any] = []
+
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        first = admission.submit(1, admission.deadline_s(5_000_000))
+        await begin(script)
+        started = time.monotonic()
+        second = admission.submit(2, admission.deadline_s(100_000))
+        with pytest.raises(RequestError, match="waiting in the queue") as caught:
+            await second.future
+        assert caught.value.status == 504
+        assert 0.08 <= time.monotonic() - started < 1.0
+        assert admission.num_waiting == 0
+        script.gate.set()
+        assert await first.future == 2
+
+    assert run(scenario, events).seen == [1], "expired work must not reach the model"
+    assert events == ["queue"]
+
+
+def test_a_deadline_in_the_computation_is_answered_at_once() -> None:
+    events: list[Any] = []
+
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        job = admission.submit(1, admission.deadline_s(50_000))
+        with pytest.raises(RequestError, match="in the model") as caught:
+            await job.future
+        assert caught.value.status == 504
+        script.gate.set()
+        assert await admission.submit(2, admission.deadline_s(None)).future == 4
+
+    run(scenario, events)
+    assert events == ["compute"]
+
+
+def test_a_request_that_would_end_too_late_is_passed_over_while_others_wait() -> None:
+    events: list[Any] = []
+
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        first = admission.submit(1, admission.deadline_s(None))
+        await begin(script)
+        await asyncio.sleep(0.5)
+        # After this answer a computation is expected to take 0.5 s; the second request has less than that left.
+        second = admission.submit(2, admission.deadline_s(400_000))
+        third = admission.submit(3, admission.deadline_s(None))
+        started = time.monotonic()
+        script.gate.set()
+        assert await first.future == 2
+        with pytest.raises(RequestError, match="waiting in the queue"):
+            await second.future
+        assert time.monotonic() - started < 0.3, "it is told at once, not at its deadline"
+        assert await third.future == 6
+        # Alone in line it is tried all the same, or a wrong estimate would never be corrected.
+        assert await admission.submit(4, admission.deadline_s(400_000)).future == 8
+
+    assert run(scenario, events, timeout_ms=5000).seen == [1, 3, 4]
+    assert events == ["queue"]
+
+
+def test_the_bound_of_the_queue_is_exact() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        admission.submit(0, admission.deadline_s(None))
+        await begin(script)
+        waiting = [admission.submit(number, admission.deadline_s(None)) for number in (1, 2, 3)]
+        for refuse in (admission.check_room, lambda: admission.submit(9, admission.deadline_s(None))):
+            with pytest.raises(RequestError) as caught:
+                refuse()
+            assert (caught.value.status, caught.value.reason, caught.value.retry_after_s) == (429, "queue_full", 1)
+        script.gate.set()
+        assert [await job.future for job in waiting] == [2, 4, 6]
+
+    assert run(scenario, max_queue=3, timeout_ms=5000).seen == [0, 1, 2, 3]
+
+
+def test_a_cancelled_request_never_reaches_the_model() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        first = admission.submit(1, admission.deadline_s(None))
+        await begin(script)
+        second = admission.submit(2, admission.deadline_s(None))
+        admission.cancel(second)
+        with pytest.raises(RequestError) as caught:
+            await second.future
+        assert caught.value.status == 499
+        script.gate.set()
+        assert await first.future == 2
+
+    assert run(scenario, timeout_ms=5000).seen == [1]
+
+
+def test_draining_refuses_the_new_and_finishes_the_old() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        jobs = [admission.submit(number, admission.deadline_s(None)) for number in (1, 2)]
+        await begin(script)
+        admission.draining = True
+        assert not admission.is_idle
+        with pytest.raises(RequestError) as caught:
+            admission.submit(3, admission.deadline_s(None))
+        assert (caught.value.status, caught.value.close) == (503, True)
+        script.gate.set()
+        assert [await job.future for job in jobs] == [2, 4]
+        assert admission.is_idle
+
+    run(scenario, timeout_ms=5000)
+
+
+def test_abandoning_answers_everyone() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        jobs = [admission.submit(number, admission.deadline_s(None)) for number in (1, 2, 3)]
+        await begin(script)
+        assert admission.abandon() == 3
+        for job in jobs:
+            with pytest.raises(RequestError) as caught:
+                await job.future
+            assert caught.value.status == 503
+        assert admission.abandon() == 0
+
+    assert run(scenario, timeout_ms=5000).seen == [1]
+
+
+def test_a_model_that_raises_is_a_500_and_goes_on() -> None:
+    events: list[Any] = []
+
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        script.gate.set()
+        with pytest.raises(RequestError) as caught:
+            await admission.submit(-4711, admission.deadline_s(None)).future
+        assert caught.value.status == 500
+        assert "4711" not in caught.value.message
+        assert await admission.submit(5, admission.deadline_s(None)).future == 10
+
+    run(scenario, events)
+    assert [type(event) for event in events] == [ValueError]
+    assert describe_error(events[0]).startswith("ValueError at test_admission.py:")
+
+
+def test_a_stuck_model_is_not_alive() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        assert admission.is_alive
+        job = admission.submit(1, admission.deadline_s(None))
+        await begin(script)
+        await asyncio.sleep(0.06)
+        assert not admission.is_alive
+        script.gate.set()
+        await job.future
+        assert admission.is_alive
+
+    run(scenario, stall_timeout_s=0.05)
+
+
+def test_deadlines_are_capped() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        now = time.monotonic()
+        assert admission.deadline_s(None) - now == pytest.approx(0.5, abs=0.05)
+        assert admission.deadline_s(20_000) - now == pytest.approx(0.02, abs=0.05)
+        assert admission.deadline_s(10**15) - now == pytest.approx(2.0, abs=0.05)
+
+    run(scenario, timeout_ms=500, max_timeout_ms=2000)
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_queue": 0}, {"timeout_ms": 0}, {"max_timeout_ms": 10}, {"stall_timeout_s": 0}]
+)
+def test_settings_are_checked(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        AdmissionConfig(**change)

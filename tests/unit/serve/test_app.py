@@ -1,0 +1,304 @@
+"""The application through real sockets, with plain HTTP and with the public client, unmodified."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tackboard.serve.admission import AdmissionConfig
+from tackboard.serve.app import ErrorLog
+from tackboard.serve.protocol import ProtocolLimits
+
+Start = Callable[..., Any]
+Body = Callable[..., dict[str, Any]]
+TOKEN = "a-token-of-32-characters-0123456"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def triton_inputs(candidates: Any, *, binary: bool, history: int = 2) -> list[Any]:
+    items = np.arange(history, dtype=np.int64)
+    columns = {
+        "history_item": (items, "INT64"),
+        "history_action": (np.array(["click"] * history, dtype=np.object_), "BYTES"),
+        "history_surface": (np.array(["home"] * history, dtype=np.object_), "BYTES"),
+        "history_time_ms": (items * 1000, "INT64"),
+        "candidate_item": (np.array(candidates, dtype=np.int64), "INT64"),
+    }
+    inputs = []
+    for name, (values, datatype) in columns.items():
+        tensor = triton.InferInput(name, list(values.shape), datatype)
+        tensor.set_data_from_numpy(values, binary_data=binary)
+        inputs.append(tensor)
+    return inputs
+
+
+def test_tritonclient_works_unmodified(start_server: Start) -> None:
+    running = start_server()
+    client = triton.InferenceServerClient(f"127.0.0.1:{running.port}")
+    candidates = list(range(100))
+    for binary_in, binary_out, compression in itertools.product(
+        (False, True), (False, True, None), (None, "gzip", "deflate")
+    ):
+        outputs = None if binary_out is None else [triton.InferRequestedOutput("score", binary_data=binary_out)]
+        result = client.infer(
+            "scripted",
+            triton_inputs(candidates, binary=binary_in),
+            outputs=outputs,
+            request_id="r1",
+            request_compression_algorithm=compression,
+            response_compression_algorithm=compression,
+        )
+        assert np.array_equal(result.as_numpy("score"), np.array(candidates, dtype=np.float32) / 8)
+        assert result.get_response()["id"] == "r1"
+    client.close()
+    assert running.scorer.num_started == 18
+
+
+def test_tritonclient_reads_everything_it_asks_for(start_server: Start) -> None:
+    running = start_server()
+    client = triton.InferenceServerClient(f"127.0.0.1:{running.port}")
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("scripted")
+    assert client.is_model_ready("scripted", "1")
+    assert not client.is_model_ready("scripted", "2")
+    assert not client.is_model_ready("other")
+    assert "statistics" in client.get_server_metadata()["extensions"]
+    assert client.get_model_metadata("scripted")["versions"] == ["1"]
+    assert client.get_model_config("scripted")["platform"] == "tackboard"
+    client.infer("scripted", triton_inputs([1, 2], binary=True), model_version="1")
+    for statistics in (client.get_inference_statistics(), client.get_inference_statistics("scripted", "1")):
+        assert statistics["model_stats"][0]["inference_stats"]["success"]["count"] == 1
+    with pytest.raises(InferenceServerException, match="no model of this name"):
+        client.infer("other", triton_inputs([1], binary=True))
+    with pytest.raises(InferenceServerException, match="no model of this name"):
+        client.get_model_metadata("caf\u00e9 %2f")
+    client.close()
+
+
+def test_an_empty_history_through_tritonclient(start_server: Start) -> None:
+    running = start_server()
+    client = triton.InferenceServerClient(f"127.0.0.1:{running.port}")
+    for binary in (False, True):
+        result = client.infer("scripted", triton_inputs([8], binary=binary, history=0))
+        assert result.as_numpy("score").tolist() == [1.0]
+    client.close()
+
+
+def test_health_has_both_keys(start_server: Start) -> None:
+    running = start_server()
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert running.call("GET", path)[:2] == (200, {"live": True, "ready": True})
+    assert running.call("GET", "/v2/models/scripted/ready")[1] == {"name": "scripted", "ready": True}
+    assert running.call("HEAD", "/v2")[0] == 200
+
+
+def test_a_json_answer(start_server: Start, request_body: Body) -> None:
+    running = start_server()
+    status, answer, headers = running.infer({**request_body([8, 16]), "id": "x"})
+    assert status == 200
+    assert answer == {
+        "model_name": "scripted",
+        "model_version": "1",
+        "id": "x",
+        "outputs": [{"name": "score", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]}],
+    }
+    assert "inference-header-content-length" not in headers
+
+
+def test_errors_have_one_shape(start_server: Start) -> None:
+    running = start_server()
+    for method, path, status in (
+        ("GET", "/", 404),
+        ("GET", "/v2/models/other", 404),
+        ("GET", "/v2/models/scripted/versions/9", 404),
+        ("POST", "/v2/models/scripted/versions/9/infer", 404),
+        ("GET", "/v2/models/scripted/infer", 405),
+        ("POST", "/v2/health/live", 405),
+        ("GET", "/v2/models/..%2f..%2fetc", 400),
+        ("POST", "/v2/repository/index", 404),
+    ):
+        found, answer, _ = running.call(method, path, b"" if method == "POST" else None)
+        assert found == status
+        assert list(answer) == ["error"]
+        assert isinstance(answer["error"], str)
+
+
+def test_errors_of_the_body(start_server: Start, request_body: Body) -> None:
+    running = start_server(protocol=ProtocolLimits(max_body_bytes=100_000), max_candidates=4)
+    assert running.infer(b"{")[0] == 400
+    assert running.infer(request_body([1, 2, 3, 4, 5]))[0] == 400
+    assert running.infer(bytes(100_001))[0] == 413
+    assert running.infer(b"x", {"Content-Encoding": "br"})[0] == 415
+    assert running.infer(gzip.compress(bytes(10_000_000)), {"Content-Encoding": "gzip"})[0] == 413
+    assert running.infer({**request_body([1]), "outputs": [{"name": "nope"}]})[0] == 400
+    assert running.infer(request_body([1], sequence_id=4))[0] == 501
+    assert running.infer(request_body([1, 2]))[0] == 200
+    assert running.scorer.num_started == 1
+
+
+def test_a_chunked_body_over_the_limit(start_server: Start) -> None:
+    running = start_server(protocol=ProtocolLimits(max_body_bytes=100_000))
+    chunks = (bytes(10_000) for _ in range(11))
+    assert running.call("POST", "/v2/models/scripted/infer", chunks)[0] == 413
+
+
+def test_a_model_that_fails_is_a_500_without_its_words(
+    start_server: Start, request_body: Body, scripted_scorer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start_server()
+    running.scorer.fail_with = ValueError("user 4711")
+    with caplog.at_level(logging.WARNING, "tackboard.serve"):
+        status, answer, _ = running.infer(request_body([1]))
+    assert status == 500
+    assert "4711" not in json.dumps(answer) + caplog.text
+    assert "model error: ValueError at conftest.py:" in caplog.text
+
+
+def test_a_full_queue_sheds_with_429(start_server: Start, request_body: Body) -> None:
+    running = start_server(admission=AdmissionConfig(max_queue=2, timeout_ms=8000))
+    running.scorer.gate.clear()
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(running.infer(request_body([8]))[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads[:1]:
+        thread.start()
+    wait_until(lambda: running.scorer.num_started == 1)
+    for thread in threads[1:]:
+        thread.start()
+    wait_until(lambda: running.server.admission.num_waiting == 2)
+    status, answer, headers = running.infer(request_body([8]))
+    assert (status, headers["retry-after"]) == (429, "1")
+    assert "queue is full" in answer["error"]
+    running.scorer.gate.set()
+    for thread in threads:
+        thread.join(5)
+    assert answers == [200, 200, 200]
+    assert b'tackboard_shed_total{reason="queue_full"} 1.0' in running.call("GET", "/metrics")[1]
+
+
+def test_a_deadline_is_kept_while_the_model_is_busy(start_server: Start, request_body: Body) -> None:
+    running = start_server(admission=AdmissionConfig(timeout_ms=8000))
+    running.scorer.gate.clear()
+    first = threading.Thread(target=running.infer, args=(request_body([1]),))
+    first.start()
+    wait_until(lambda: running.scorer.num_started == 1)
+    started = time.monotonic()
+    status, answer, _ = running.infer(request_body([2], timeout=100_000))
+    assert status == 504
+    assert "waiting in the queue" in answer["error"]
+    assert time.monotonic() - started < 1.0
+    running.scorer.gate.set()
+    first.join(5)
+    assert running.scorer.num_started == 1
+    text = running.call("GET", "/metrics")[1]
+    assert b'tackboard_deadline_expired_total{stage="queue"} 1.0' in text
+    assert b'nv_inference_exec_count{model="scripted",version="1"} 1' in text
+
+
+def test_a_client_that_leaves_takes_its_request_along(start_server: Start, request_body: Body) -> None:
+    running = start_server(admission=AdmissionConfig(timeout_ms=8000))
+    running.scorer.gate.clear()
+    first = threading.Thread(target=running.infer, args=(request_body([1]),))
+    first.start()
+    wait_until(lambda: running.scorer.num_started == 1)
+    body = json.dumps(request_body([2])).encode()
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
+        client.sendall(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\n")
+        client.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: running.server.admission.num_waiting == 1)
+    wait_until(lambda: running.server.admission.num_waiting == 0)
+    running.scorer.gate.set()
+    first.join(5)
+    assert running.scorer.num_started == 1
+    assert b'reason="CANCELED"} 1' in running.call("GET", "/metrics")[1]
+
+
+def test_the_token_guards_every_path(start_server: Start, request_body: Body) -> None:
+    running = start_server(token=TOKEN)
+    paths = ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/scripted", "/metrics", "/nope"]
+    for path in paths:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": TOKEN},
+            {"Authorization": "Bearer \xe9"},
+        ):
+            status, answer, found = running.call("GET", path, headers=headers)
+            assert (status, found["www-authenticate"]) == (401, "Bearer")
+            assert "error" in answer
+    assert running.infer(request_body([1]))[0] == 401
+    good = {"Authorization": f"Bearer {TOKEN}"}
+    assert [running.call("GET", path, headers=good)[0] for path in paths] == [200] * 5 + [404]
+    assert running.infer(request_body([1]), good)[0] == 200
+
+
+def test_large_bodies_share_one_buffer(start_server: Start, request_body: Body) -> None:
+    running = start_server()
+    running.server.app._max_buffered_bytes = 1000
+    assert running.infer(bytes(5000))[0] == 429
+    assert running.infer(request_body([1]))[0] == 200, "the buffer must be given back"
+    assert running.server.app._buffered_bytes == 0
+
+
+def test_one_connection_carries_many_requests(start_server: Start, request_body: Body) -> None:
+    running = start_server()
+    body = json.dumps(request_body([8])).encode()
+    request = b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
+        client.sendall(request * 5)
+        received = b""
+        while received.count(b'"data":[1.0]') < 5:
+            chunk = client.recv(65536)
+            assert chunk
+            received += chunk
+    assert received.count(b"HTTP/1.1 200 OK") == 5
+
+
+def test_the_error_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    now = [10.0]
+    log = ErrorLog(clock=lambda: now[0])
+    with caplog.at_level(logging.WARNING, "tackboard.serve"):
+        for _ in range(100):
+            log.write("429 infer")
+        now[0] = 11.0
+        log.write("500 infer")
+    assert [record.getMessage() for record in caplog.records] == ["429 infer"] * 20 + [
+        "80 more errors in one second",
+        "500 infer",
+    ]
+
+
+def test_errors_are_logged_in_one_line_without_ids(
+    start_server: Start, request_body: Body, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start_server()
+    body = request_body([1])
+    body["inputs"][0]["data"] = ["secret-4711", "secret-4712"]
+    with caplog.at_level(logging.WARNING, "tackboard.serve"):
+        status, answer, _ = running.infer(body)
+    assert status == 400
+    assert "secret" not in json.dumps(answer) + caplog.text
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith("400 infer ")

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tackboard.core.errors import ConfigError, UsageError
+from tackboard.serve.admission import AdmissionConfig
+from tackboard.serve.server import ServeConfig, Server, take_port, url_of
+
+Start = Callable[..., Any]
+Body = Callable[..., dict[str, Any]]
+PATIENT = AdmissionConfig(timeout_ms=8000)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def test_the_drain_finishes_what_was_admitted(start_server: Start, request_body: Body) -> None:
+    running = start_server(admission=PATIENT)
+    running.scorer.gate.clear()
+    answers: list[int] = []
+    asking = [threading.Thread(target=lambda: answers.append(running.infer(request_body([8]))[0])) for _ in range(3)]
+    kept = http.client.HTTPConnection("127.0.0.1", running.port, timeout=5)
+    kept.request("GET", "/v2/health/ready")
+    assert kept.getresponse().read()
+    for thread in asking:
+        thread.start()
+    wait_until(lambda: running.server.admission.num_waiting == 2)
+    running.server.drain()
+    wait_until(lambda: running.server.admission.draining)
+    assert running.call("GET", "/v2/health/ready")[:2] == (
+        503,
+        {"ready": False, "live": True, "error": "the server is draining"},
+    )
+    assert running.call("GET", "/v2/health/live")[0] == 200
+    assert running.call("GET", "/v2/models/scripted/ready")[0] == 503
+    kept.request("POST", "/v2/models/scripted/infer", body=json.dumps(request_body([1])))
+    refused = kept.getresponse()
+    assert (refused.status, refused.headers["connection"]) == (503, "close")
+    kept.close()
+    assert running.thread.is_alive()
+    running.scorer.gate.set()
+    running.thread.join(5)
+    assert not running.thread.is_alive()
+    assert answers == [200, 200, 200]
+    assert running.server.num_abandoned == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", running.port), timeout=1)
+
+
+def test_the_drain_has_an_end(start_server: Start, request_body: Body, capsys: pytest.CaptureFixture[str]) -> None:
+    running = start_server(admission=PATIENT, drain_timeout_s=0.2)
+    running.scorer.gate.clear()
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.append(running.infer(request_body([8]))[0]))
+    asking.start()
+    wait_until(lambda: running.scorer.num_started == 1)
+    started = time.monotonic()
+    running.server.drain()
+    asking.join(5)
+    assert answers == [503]
+    assert time.monotonic() - started < 2
+    running.thread.join(5)
+    assert running.server.num_abandoned == 1
+    assert "gave up 1 requests" in capsys.readouterr().err
+
+
+def test_an_idle_server_stops_at_once(start_server: Start) -> None:
+    running = start_server()
+    started = time.monotonic()
+    running.server.drain()
+    running.thread.join(5)
+    assert time.monotonic() - started < 3
+
+
+def test_a_slow_upload_does_not_hold_the_drain(start_server: Start) -> None:
+    running = start_server(drain_timeout_s=0.3)
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
+        client.sendall(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        wait_until(lambda: running.server.app.num_in_flight == 1)
+        started = time.monotonic()
+        running.server.drain()
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+        assert time.monotonic() - started < 3
+
+
+def test_the_model_is_warm_before_the_server_listens(scripted_scorer: Any) -> None:
+    scorer = scripted_scorer()
+    seen_at_ready: list[int] = []
+    ready = threading.Event()
+
+    def on_ready(url: str) -> None:
+        seen_at_ready.append(scorer.num_started)
+        ready.set()
+
+    server = Server(scorer, ServeConfig(port=0), on_ready)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert ready.wait(5)
+    server.drain()
+    thread.join(5)
+    assert seen_at_ready == [4]
+
+
+def test_a_taken_port_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port}: Address already in use"):
+            take_port(ServeConfig(port=port))
+
+
+def test_an_open_address_needs_a_token_or_a_word() -> None:
+    with pytest.raises(UsageError, match="no token is set"):
+        take_port(ServeConfig(host="0.0.0.0", port=0))
+    for allowed in (
+        ServeConfig(host="0.0.0.0", port=0, token="x" * 32),
+        ServeConfig(host="0.0.0.0", port=0, insecure=True),
+    ):
+        take_port(allowed).close()
+
+
+def test_unknown_hosts_are_told() -> None:
+    for host in ("no.such.host.invalid", "999.1.1.1", "a" * 300):
+        with pytest.raises(UsageError, match="is no address"):
+            take_port(ServeConfig(host=host, port=0))
+
+
+def test_urls() -> None:
+    with take_port(ServeConfig(port=0)) as listener:
+        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("change", [{"port": 70_000}, {"max_candidates": 0}, {"drain_timeout_s": -1}])
+def test_settings_are_checked(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        ServeConfig(**change)
+
+
+def test_a_weak_token_is_refused() -> None:
+    with pytest.raises(UsageError, match="the token has 5 characters"):
+        ServeConfig(token="short")
