@@ -1,0 +1,50 @@
+# Every target sets up what it needs in .venv and is quick when nothing changed. Needs only python3, make and sh.
+PYTHON ?= python3
+GROUP ?= core
+INSTALL = @$(PYTHON) scripts/install.py
+# Tests compute on one thread each: a second one on small tensors costs more than it brings, and processes started by
+# tests would fight over the cores.
+# `make check` reads the documentation; its commands are executed by `make test`.
+TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install demo test test-slow check distributed format clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+	@echo "  Another Python:    make demo PYTHON=python3.12"
+
+install: ## Make .venv with the core packages (GROUP=demo, dev or distributed for more)
+	$(INSTALL) $(GROUP) --command "make install"
+
+demo: ## Synthetic world, training, evaluation, export, server, scores, report.html
+	$(INSTALL) demo --command "make demo"
+	@.venv/bin/tackboard demo
+
+test: ## The tests, under ten minutes on two cores
+	$(INSTALL) dev --command "make test"
+	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q
+
+test-slow: ## The long tests: every kill instant, slow pages of the documentation
+	$(INSTALL) dev --command "make test-slow"
+	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q -m "slow and not gpu"
+
+check: ## Lint, format, types, import contract, rules, documentation
+	$(INSTALL) dev --command "make check"
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-cache --no-logo
+	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q tests/rules -k "not commands_of_a_page"
+
+distributed: ## Add TorchRec and FBGEMM to .venv
+	$(INSTALL) distributed --command "make distributed"
+
+format: ## Format the code and apply the safe fixes of the linter
+	$(INSTALL) dev --command "make format"
+	@.venv/bin/ruff format
+	@.venv/bin/ruff check --fix
+
+clean: ## Remove .venv, caches and what the demo wrote
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo

@@ -1,0 +1,49 @@
+"""Training and scoring import with torch, NumPy, pyarrow and safetensors alone; everything else is blocked here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKED = (
+    "typer", "click", "rich", "uvicorn", "httptools", "orjson", "prometheus_client", "tritonclient", "gevent",
+    "torchrec", "fbgemm_gpu", "ray", "triton", "polars", "pandas", "scipy", "matplotlib", "psutil",
+)  # fmt: skip
+PROGRAM = """
+import importlib, pkgutil, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+        return None
+
+BLOCKED = set(sys.argv[2:])
+sys.meta_path.insert(0, Blocker())
+module = importlib.import_module(sys.argv[1])
+for found in pkgutil.walk_packages(getattr(module, "__path__", []), sys.argv[1] + "."):
+    importlib.import_module(found.name)
+assert BLOCKED.isdisjoint(name.partition(".")[0] for name in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("name", ["batch", "data", "models", "ops", "train", "scoring"])
+def test_imports_without_optional_packages(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, f"tackboard.{name}", *BLOCKED],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_blocker_blocks() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "rich", "rich"], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "rich is blocked" in done.stderr

@@ -1,0 +1,179 @@
+"""What is written is run.
+
+Every fenced block of bash or python carries a second word: `run` (executed as it stands), `dry` (executed too; it must
+ask for --dry-run or --help) or `shown` (not executed; counted below, so that the number only grows on purpose). The
+blocks of one page run from top to bottom in one shell and one empty folder, as a reader would type them. A page that
+takes long says so with `<!-- docs: slow -->` and runs in `make test-slow`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SLOW = "<!-- docs: slow -->"
+MARKS = ("run", "dry", "shown")
+OTHER_SPELLINGS = {"sh", "shell", "console", "zsh", "py", "python3", "pycon"}
+LIMIT_S = {"quick": 240, "slow": 1200}
+
+# Blocks that are only shown, by page. Raise a number only for a command that cannot run in an empty folder.
+SHOWN: dict[str, int] = {"CONTRIBUTING.md": 1, "README.md": 1}
+
+FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, its mark, its text, and the line it starts on."""
+
+    language: str
+    mark: str
+    text: str
+    line: int
+
+
+def blocks_of(markdown: str) -> list[Block]:
+    blocks = []
+    for found in FENCE.finditer(markdown):
+        words = found.group(3).split()
+        indent = found.group(1)
+        text = "\n".join(line.removeprefix(indent) for line in found.group(4).splitlines())
+        blocks.append(
+            Block(
+                language=words[0] if words else "",
+                mark=words[1] if len(words) > 1 else "",
+                text=text,
+                line=markdown.count("\n", 0, found.start()) + 1,
+            )
+        )
+    return blocks
+
+
+def script_of(blocks: list[Block]) -> str:
+    """One bash script of all blocks that are executed; a line before each tells where a failure was."""
+    lines = ["set -euo pipefail"]
+    for block in blocks:
+        if block.mark not in ("run", "dry"):
+            continue
+        lines.append(f"echo '== block at line {block.line}'")
+        text = block.text
+        if block.language == "python":
+            text = f"python - <<'END_OF_PYTHON_BLOCK'\n{text}\nEND_OF_PYTHON_BLOCK"
+        lines.append(text)
+    return "\n".join(lines) + "\n"
+
+
+def page_name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def pages_with_commands() -> list[object]:
+    parameters = []
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        if any(block.mark in ("run", "dry") for block in blocks_of(text)):
+            pace = "slow" if SLOW in text else "quick"
+            marks = [pytest.mark.timeout(LIMIT_S[pace] + 30), *([pytest.mark.slow] if pace == "slow" else [])]
+            parameters.append(pytest.param(path, marks=marks, id=page_name(path)))
+    return parameters
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_every_command_is_marked(path: Path) -> None:
+    for block in blocks_of(path.read_text(encoding="utf-8")):
+        where = f"{page_name(path)}:{block.line}"
+        assert block.language not in OTHER_SPELLINGS, f"{where}: write bash or python"
+        if block.language not in ("bash", "python"):
+            continue
+        assert block.mark in MARKS, f"{where}: the second word must be one of {MARKS}"
+        if block.mark == "dry":
+            assert "--dry-run" in block.text or "--help" in block.text, f"{where}: dry, but without --dry-run or --help"
+
+
+def test_shown_blocks_are_counted() -> None:
+    counts = {
+        page_name(path): sum(block.mark == "shown" for block in blocks_of(path.read_text(encoding="utf-8")))
+        for path in PAGES
+    }
+    counts = {name: count for name, count in counts.items() if count}
+    print(f"{sum(counts.values())} blocks are shown and not run: {counts}")
+    assert counts == SHOWN
+
+
+@pytest.mark.parametrize("path", pages_with_commands())
+def test_commands_of_a_page_run(path: Path, tmp_path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    if (ROOT / "examples").is_dir():
+        (workspace / "examples").symlink_to(ROOT / "examples")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    log = tmp_path / "log.txt"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", script_of(blocks_of(text))],
+            cwd=workspace,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=LIMIT_S["slow" if SLOW in text else "quick"])
+        finally:
+            # Servers that a page left running must not outlive it.
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                process.poll()
+            process.wait()
+    assert code == 0, f"{page_name(path)} exited with {code}:\n" + log.read_text()[-4000:]
+
+
+def heading_anchors(markdown: str) -> set[str]:
+    """The anchors that GitHub gives to headings."""
+    plain = FENCE.sub("", markdown)
+    headings = re.findall(r"^#{1,6} +(.+?) *#*$", plain, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_relative_links_resolve(path: Path) -> None:
+    markdown = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for groups in LINK.findall(markdown):
+        target = groups[0] or groups[1]
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), f"{page_name(path)} links to {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in heading_anchors(file.read_text(encoding="utf-8")), f"{page_name(path)} links to {target}"
+
+
+def test_blocks_are_read_as_markdown_means_them() -> None:
+    page = "a\n```bash run\necho 1\n```\n- b\n  ```python dry\n  print(2)\n  ```\n````text\n```bash\n```\n````\n"
+    blocks = blocks_of(page)
+    assert [(block.language, block.mark, block.text) for block in blocks] == [
+        ("bash", "run", "echo 1"),
+        ("python", "dry", "print(2)"),
+        ("text", "", "```bash\n```"),
+    ]
+    script = script_of(blocks)
+    assert script.startswith("set -euo pipefail\n")
+    assert subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.count("==") == 2
