@@ -1,0 +1,1 @@
+"""Every claim as a measurement: one module for each `tackboard bench` name."""

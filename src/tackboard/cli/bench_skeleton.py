@@ -1,0 +1,34 @@
+"""`tackboard bench skeleton`: runs the demo and prints what each part of it cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def bench_skeleton(
+    quick: bool = typer.Option(
+        False, "--quick", help="A tiny world and few requests: shows that it works, measures little."
+    ),
+    out: Path | None = typer.Option(None, "--out", help="Folder to keep the demo in; a temporary one when absent."),
+    results: Path | None = typer.Option(None, "--results", help="Folder to write the result into, as Markdown."),
+    hardware: str = typer.Option("cpu", "--hardware", help="A short word for this machine, used in the result's name."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
+) -> None:
+    """Measure the whole path: events, training, evaluation, serving, memory."""
+    import tempfile
+
+    from tackboard.bench.skeleton import measure, table_rows, write_result
+    from tackboard.core.progress import say
+
+    with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
+        result = measure(out or Path(scratch) / "demo", quick=quick)
+    if results is not None:
+        say(f"written: {write_result(result, results, hardware)}")
+    if json_output:
+        typer.echo(json.dumps(result))
+        return
+    for name, value, unit in table_rows(result):
+        typer.echo(f"{name:<34}{value:>16}  {unit}")

@@ -1,0 +1,1 @@
+"""Pipelines: whole jobs made of the commands that a user would type, each step's outcome read from disk."""

@@ -1,0 +1,174 @@
+"""Real requests to a running server, through the public `tritonclient`, unmodified.
+
+A dataset comes in: the newest events of some of its users become histories, and items of its catalogue become the
+candidates. Scores and latencies go out, and the comparison with what `tackboard score --offline` says. The draw of
+users and candidates is keyed, so two runs over one dataset send the same requests.
+"""
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.errors import TackboardError, UsageError
+from tackboard.core.keyed_random import permutation
+
+DRAW_SEED = 20_240_917
+TOLERANCE = 1e-5
+HISTORY_COLUMNS = ("item", "action", "surface", "time_ms")
+
+
+class RequestError(TackboardError):
+    """A request was refused, or nobody answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserRequest:
+    """One user's newest events, oldest first, and the items to score for that user. Ids are the dataset's own."""
+
+    history: dict[str, list[Any]]
+    """item, action, surface and time_ms, all of one length."""
+    candidates: list[Any]
+
+    def document(self) -> dict[str, Any]:
+        """The request as `tackboard score` reads it from a file."""
+        columns = zip(*(self.history[name] for name in HISTORY_COLUMNS), strict=True)
+        events = [dict(zip(HISTORY_COLUMNS, values, strict=True)) for values in columns]
+        return {"history": events, "candidates": self.candidates}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Scores of some requests, in their order, and how long each took the client."""
+
+    scores: list[NDArray[np.float32]]
+    latencies_ms: list[float]
+
+
+def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int, max_history: int) -> list[UserRequest]:
+    """Requests of `num_requests` users of a dataset (all of them if there are fewer).
+
+    Candidates of one request differ from each other; only a catalogue smaller than `num_candidates` is repeated.
+    """
+    import pyarrow.parquet as parquet
+
+    events = parquet.read_table(dataset / "events.parquet", columns=["user_id", *HISTORY_COLUMNS])
+    catalogue = parquet.read_table(dataset / "items.parquet", columns=["item"])["item"]
+    user_ids = events["user_id"].to_numpy()
+    # Events are sorted by user, so a user's are one slice.
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(user_ids)) + 1])
+    ends = np.append(starts[1:], len(user_ids))
+    requests = []
+    for user in permutation(len(starts), DRAW_SEED)[:num_requests]:
+        begin = max(int(starts[user]), int(ends[user]) - max_history)
+        newest = events.slice(begin, int(ends[user]) - begin)
+        chosen = np.resize(permutation(len(catalogue), DRAW_SEED, int(user)), num_candidates)
+        requests.append(
+            UserRequest(
+                history={name: newest[name].to_pylist() for name in HISTORY_COLUMNS},
+                candidates=catalogue.take(chosen).to_pylist(),
+            )
+        )
+    return requests
+
+
+def require_client() -> None:
+    """Raises UsageError with the line that installs it where `tritonclient` is missing."""
+    if importlib.util.find_spec("tritonclient") is None:
+        raise UsageError(
+            "the demo sends its requests through tritonclient, which is not installed",
+            fix=f"{sys.executable} -m pip install 'tritonclient[http]>=2.60'",
+        )
+
+
+def connect(port: int) -> Any:
+    """A client of the server on this machine."""
+    require_client()
+    from tritonclient.http import InferenceServerClient
+
+    return InferenceServerClient(f"127.0.0.1:{port}", connection_timeout=30.0, network_timeout=60.0)
+
+
+def is_ready(port: int) -> bool:
+    """Whether a server answers on this port and says that it is ready."""
+    client = connect(port)
+    try:
+        return bool(client.is_server_ready())
+    except OSError:
+        return False
+    finally:
+        client.close()
+
+
+def send(
+    client: Any,
+    model: str,
+    requests: Sequence[UserRequest],
+    *,
+    binary: bool,
+    watch: Callable[[int, float], None] | None = None,
+) -> Answers:
+    """Sends the requests one after another. `binary`: raw tensors both ways; otherwise JSON both ways.
+
+    `watch` is called after each with the number of requests answered and the newest latency in ms. Raises RequestError
+    for a request that the server refuses or does not answer.
+    """
+    from tritonclient.http import InferRequestedOutput
+    from tritonclient.utils import InferenceServerException
+
+    scores, latencies_ms = [], []
+    try:
+        metadata = client.get_model_metadata(model)
+        datatypes = {entry["name"]: entry["datatype"] for entry in metadata["inputs"]}
+        for number, request in enumerate(requests, start=1):
+            inputs = _inputs(request, datatypes, binary=binary)
+            output = InferRequestedOutput("score", binary_data=binary)
+            begin = time.perf_counter()
+            score = client.infer(model, inputs, outputs=[output]).as_numpy("score")
+            latencies_ms.append((time.perf_counter() - begin) * 1000)
+            scores.append(np.asarray(score, dtype=np.float32))
+            if watch is not None:
+                watch(number, latencies_ms[-1])
+    except (InferenceServerException, OSError) as error:
+        raise RequestError(f"request {len(scores) + 1} of {len(requests)} failed: {error}") from error
+    return Answers(scores=scores, latencies_ms=latencies_ms)
+
+
+def scores_in_order(ranked: Sequence[Mapping[str, Any]], candidates: Sequence[Any]) -> NDArray[np.float32]:
+    """Scores of the candidates in their own order, from a ranking of {item, score} as `tackboard score` prints it.
+
+    A candidate without a score gets one that is not a number, so that a comparison with it fails.
+    """
+    by_item = {entry["item"]: entry["score"] for entry in ranked}
+    return np.array([by_item.get(item, np.nan) for item in candidates], dtype=np.float32)
+
+
+def largest_difference(left: NDArray[Any], right: NDArray[Any]) -> float:
+    """The largest difference of two score vectors, as a share of the largest absolute score.
+
+    Infinite where the vectors have different shapes or hold something that is not finite.
+    """
+    if left.shape != right.shape or not (np.isfinite(left).all() and np.isfinite(right).all()):
+        return float("inf")
+    scale = max(float(np.abs(left).max(initial=0.0)), float(np.abs(right).max(initial=0.0)))
+    return float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max(initial=0.0)) / (scale or 1.0)
+
+
+def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) -> list[Any]:
+    from tritonclient.http import InferInput
+
+    columns = {f"history_{name}": request.history[name] for name in HISTORY_COLUMNS}
+    columns["candidate_item"] = request.candidates
+    inputs = []
+    for name, values in columns.items():
+        array = np.array(values, dtype=np.int64 if datatypes[name] == "INT64" else np.object_)
+        tensor = InferInput(name, list(array.shape), datatypes[name])
+        tensor.set_data_from_numpy(array, binary_data=binary)
+        inputs.append(tensor)
+    return inputs

@@ -1,0 +1,341 @@
+"""The demo: from nothing to a served score, by the same commands that a user types.
+
+A folder name comes in; a dataset, a run, a bundle, logs and `report.html` go out, all in that folder. Every step is a
+`tackboard` command in a process of its own; this module only starts them, reads their JSON and sends requests to the
+server as any client would. Decided: a folder is replaced only if an earlier demo made it, and then only what the demo
+itself writes; scores that differ from the offline ones by more than 1e-5 of the largest score fail the demo.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.errors import CorruptFileError, UsageError
+from tackboard.core.files import read_json, write_json_atomic, write_text_atomic
+from tackboard.core.machine import peak_rss_bytes
+from tackboard.core.rundir import describe_environment
+from tackboard.flow.client import (
+    TOLERANCE,
+    RequestError,
+    UserRequest,
+    connect,
+    draw_requests,
+    is_ready,
+    largest_difference,
+    require_client,
+    scores_in_order,
+    send,
+)
+from tackboard.flow.demo_report import write_report
+from tackboard.flow.display import Display
+from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hardware
+from tackboard.flow.process import POLL_S, Child, Finished, StageError, run_command, signals_interrupt
+
+MARKER = "demo.json"
+KIND = "tackboard demo"
+# Everything a demo writes. Only these are removed when a demo replaces an earlier one.
+OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "port", "report.html", MARKER)
+MODEL = "demo"
+WIRES = ("binary", "JSON")
+NUM_WARM_UP = 5
+READY_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """What to run, and where."""
+
+    out: Path
+    """The folder for everything the demo makes."""
+    quick: bool = False
+    """A tiny world and a few steps: shows that every stage works, says nothing about quality."""
+    num_users: int = 100
+    """Users to score for; each is sent once as binary tensors and once as JSON."""
+    num_candidates: int = 1000
+    """Items to score in one request."""
+    num_compared: int = 3
+    """Requests whose scores are computed again without the server."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_users", "num_candidates", "num_compared"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}", allowed="allowed: 1 or more")
+        if self.num_compared > self.num_users:
+            raise UsageError(
+                f"num_compared is {self.num_compared}", allowed=f"allowed: up to num_users, {self.num_users}"
+            )
+
+
+def run_demo(config: DemoConfig, *, live: bool | None = None) -> Outcome:
+    """Runs all stages and writes the report. Raises StageError with the exit code of the command that failed."""
+    started = time.monotonic()
+    require_client()
+    with signals_interrupt(), claim_folder(config.out), Display(len(STAGE_NAMES), live=live) as display:
+        stages = _build(config, display)
+        dataset = Path(stages["data"].require("dataset"))
+        bundle = Path(stages["export"].require("bundle"))
+        signature = read_json(bundle / "signature.json")
+        requests = draw_requests(
+            dataset,
+            num_requests=config.num_users,
+            num_candidates=config.num_candidates,
+            max_history=int(signature["max_history"]),
+        )
+        display.begin("serve")
+        stages["serve"], exchanges, served = _serve(config, requests, display)
+        every = [value for exchange in exchanges for value in exchange.latencies_ms]
+        display.end(f"{len(every)} requests of {config.num_candidates:,} candidates, median {np.median(every):.1f} ms")
+        display.begin("compare")
+        stages["compare"], difference = _compare(config, bundle, requests, served, display)
+        display.end(f"server and offline scores differ by at most {difference:.1e} of the largest")
+        display.begin("report")
+        outcome = Outcome(
+            out=config.out,
+            quick=config.quick,
+            stages=stages,
+            exchanges=exchanges,
+            num_candidates=config.num_candidates,
+            num_compared=config.num_compared,
+            largest_difference=difference,
+            total_seconds=time.monotonic() - started,
+            peak_rss_bytes=max(stage.peak_rss_bytes for stage in stages.values()) + peak_rss_bytes(),
+            environment={**describe_environment(), "hardware": describe_hardware()},
+        )
+        write_report(outcome)
+        write_json_atomic(config.out / MARKER, {"kind": KIND, "status": "done", **outcome.summary()})
+        display.end(str(config.out / "report.html"))
+    return outcome
+
+
+@contextlib.contextmanager
+def claim_folder(out: Path) -> Iterator[None]:
+    """Makes `out` an empty demo folder, for this process alone.
+
+    Raises UsageError for a folder that holds something else than a demo, and while another demo runs in it.
+    """
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file", allowed="allowed: a new or empty folder, or one that a demo made")
+    content = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    if content and content != [".lock"] and not _is_demo(out):
+        raise UsageError(
+            f"{out} holds {content[0]} and was not made by a demo",
+            allowed="allowed: a new or empty folder, or one that a demo made",
+            fix="tackboard demo --out ANOTHER_FOLDER",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another demo is running in {out}", fix="wait for it, or tackboard demo --out ANOTHER_FOLDER"
+            ) from None
+        for name in OWN_NAMES:
+            path = out / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        write_json_atomic(out / MARKER, {"kind": KIND, "status": "running"})
+        yield
+
+
+def build_commands(config: DemoConfig) -> dict[str, tuple[str, ...]]:
+    """The commands that need nothing from an earlier answer; `evaluate` and `export` take the run as well."""
+    out = config.out
+    small_world = ("--set", "num_users=300", "--set", "num_items=400") if config.quick else ()
+    short_run = ("--set", "training.steps=20", "--set", "training.log_every=1") if config.quick else ()
+    return {
+        "data": (
+            *("data", "synth", "--world", "demo", *small_world),
+            *("--out", str(out / "datasets"), "--name", MODEL, "--json"),
+        ),
+        "train": (
+            *("train", "demo", "--set", f"data.dataset={out / 'datasets' / MODEL}"),
+            *short_run,
+            *("--runs", str(out / "runs"), "--json"),
+        ),
+        "evaluate": ("evaluate", "RUN", "--json"),
+        "export": ("export", "RUN", "--out", str(out / "bundle"), "--name", MODEL, "--json"),
+        "serve": ("serve", str(out / "bundle"), "--port", "0", "--port-file", str(out / "port")),
+    }
+
+
+class TrainingWatch:
+    """Follows a run's metrics.jsonl and shows its newest step. `runs` holds at most one run: the demo's own."""
+
+    def __init__(self, runs: Path, display: Display) -> None:
+        self.runs = runs
+        self.display = display
+        self._run: Path | None = None
+        self._offset = 0
+        self._num_steps: int | None = None
+
+    def __call__(self) -> None:
+        """Reads what was added since the last call. A line that is not complete yet waits for the next one."""
+        if self._run is None:
+            self._run = next(
+                (path.parent for path in self.runs.glob("*/metrics.jsonl") if path.parent.name != "latest"), None
+            )
+            if self._run is None:
+                return
+            with contextlib.suppress(CorruptFileError, KeyError, TypeError):
+                self._num_steps = int(read_json(self._run / "config.json")["training"]["steps"])
+        with (self._run / "metrics.jsonl").open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._offset:
+                self._offset = 0  # A rolled back run cuts its metrics.
+            file.seek(self._offset)
+            added = file.read()
+        end = added.rfind(b"\n") + 1
+        self._offset += end
+        lines = [json.loads(line) for line in added[:end].splitlines()]
+        for line in reversed(lines):
+            if "loss" in line:
+                self.display.update(line["step"], self._num_steps, f"loss {line['loss']:.3f}")
+                break
+
+
+def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
+    """Data, train, evaluate and export."""
+    commands = build_commands(config)
+    logs = config.out / "logs"
+    stages: dict[str, Finished] = {}
+    display.begin("data")
+    data = run_command("data", commands["data"], log=logs / "data.log")
+    # The counts stand among the statistics of the dataset; the report and the bench find them at the top.
+    stages["data"] = data = replace(data, answer={**data.answer.get("statistics", {}), **data.answer})
+    counts = {name: f"{data.require(f'num_{name}'):,} {name}" for name in ("events", "users", "items")}
+    display.end(f"{counts['events']} of {counts['users']} on {counts['items']}")
+    display.begin("train")
+    watch = TrainingWatch(config.out / "runs", display)
+    stages["train"] = train = run_command("train", commands["train"], log=logs / "train.log", watch=watch)
+    run = str(train.require("run"))
+    display.end(f"{train.require('step'):,} steps, loss {train.require('final_loss'):.3f}, {run}")
+    display.begin("evaluate")
+    arguments = [run if word == "RUN" else word for word in commands["evaluate"]]
+    stages["evaluate"] = evaluate = run_command("evaluate", arguments, log=logs / "evaluate.log")
+    model = next(row for row in evaluate.require("rows") if row["name"] == "model")
+    oracle = next(row for row in evaluate.require("rows") if row["name"] == "oracle")
+    display.end(f"HR@10 {model['hr@10']:.3f}, the oracle's is {oracle['hr@10']:.3f}")
+    display.begin("export")
+    arguments = [run if word == "RUN" else word for word in commands["export"]]
+    stages["export"] = export = run_command("export", arguments, log=logs / "export.log")
+    display.end(f"{export.require('bytes') / 1e6:.1f} MB in {export.require('bundle')}")
+    return stages
+
+
+def _serve(
+    config: DemoConfig, requests: list[UserRequest], display: Display
+) -> tuple[Finished, list[Exchange], list[NDArray[np.float32]]]:
+    """Starts the server, sends everything, stops it. Returns the stage, what it cost, and the scores in binary form."""
+    arguments = build_commands(config)["serve"]
+    port_file = config.out / "port"
+    scores: dict[str, list[NDArray[np.float32]]] = {}
+    exchanges: list[Exchange] = []
+    with Child(arguments, config.out / "logs" / "serve.log") as server:
+        client = connect(_wait_until_ready(server, port_file))
+        try:
+            for wire in WIRES:
+                binary = wire == "binary"
+                send(client, MODEL, requests[:NUM_WARM_UP], binary=binary)
+                before = server.cpu_seconds()
+                offset = len(exchanges) * len(requests)
+
+                def watch(done: int, latency_ms: float, offset: int = offset) -> None:
+                    server.poll()
+                    display.update(offset + done, len(WIRES) * len(requests), f"{latency_ms:.1f} ms")
+
+                answers = send(client, MODEL, requests, binary=binary, watch=watch)
+                cpu_ms = (server.cpu_seconds() - before) * 1000 / len(requests)
+                scores[wire] = answers.scores
+                exchanges.append(
+                    Exchange(wire=wire, latencies_ms=answers.latencies_ms, server_cpu_ms_per_request=cpu_ms)
+                )
+        except RequestError as error:
+            server.poll()
+            raise StageError(str(error), fix=f"the server's whole output: {server.log}") from None
+        finally:
+            client.close()
+        if server.stop() != 0:
+            raise server.failure("serve")
+        for number, (left, right) in enumerate(zip(scores["binary"], scores["JSON"], strict=True)):
+            _require_equal(largest_difference(left, right), f"request {number}: binary and JSON scores")
+        stage = Finished(
+            name="serve",
+            arguments=arguments,
+            answer={},
+            seconds=server.seconds,
+            cpu_seconds=server.cpu_seconds(),
+            peak_rss_bytes=server.peak_rss_bytes,
+        )
+    return stage, exchanges, scores["binary"]
+
+
+def _wait_until_ready(server: Child, port_file: Path) -> int:
+    """The port of the server once it is ready. Raises StageError if it ends or takes too long."""
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise server.failure("serve")
+        text = port_file.read_text().strip() if port_file.exists() else ""
+        if text.isdigit() and is_ready(int(text)):
+            return int(text)
+        time.sleep(POLL_S)
+    raise StageError(f"the server was not ready within {READY_WITHIN_S:.0f} s", fix=f"its whole output: {server.log}")
+
+
+def _compare(
+    config: DemoConfig,
+    bundle: Path,
+    requests: list[UserRequest],
+    served: list[NDArray[np.float32]],
+    display: Display,
+) -> tuple[Finished, float]:
+    """Scores some requests again without the server. Returns the commands as one stage, and the largest difference."""
+    folder = config.out / "requests"
+    folder.mkdir()
+    worst = 0.0
+    runs = []
+    for number in range(config.num_compared):
+        path = folder / f"user-{number + 1}.json"
+        write_text_atomic(path, json.dumps(requests[number].document()) + "\n")
+        arguments = ("score", str(path), "--offline", "--bundle", str(bundle), "--json")
+        runs.append(run_command("compare", arguments, log=config.out / "logs" / f"compare-{number + 1}.log"))
+        offline = scores_in_order(runs[-1].require("ranked"), requests[number].candidates)
+        difference = largest_difference(served[number], offline)
+        _require_equal(difference, f"{path}: server and offline scores")
+        worst = max(worst, difference)
+        display.update(number + 1, config.num_compared)
+    whole = replace(
+        runs[0],
+        seconds=sum(run.seconds for run in runs),
+        cpu_seconds=sum(run.cpu_seconds for run in runs),
+        peak_rss_bytes=max(run.peak_rss_bytes for run in runs),
+    )
+    return whole, worst
+
+
+def _require_equal(difference: float, what: str) -> None:
+    if not difference <= TOLERANCE:
+        raise StageError(
+            f"{what} differ by {difference:.2e} of the largest absolute score",
+            allowed=f"allowed: {TOLERANCE:.0e}",
+            fix="this is a bug: the server and the offline scorer must agree",
+        )
+
+
+def _is_demo(out: Path) -> bool:
+    try:
+        marker = read_json(out / MARKER)
+    except CorruptFileError:
+        return False
+    return isinstance(marker, dict) and marker.get("kind") == KIND

@@ -1,0 +1,334 @@
+"""The demo's report: an outcome and the files it points at in, `report.html` out.
+
+The page must convince somebody who was not there: it says what was promised and whether it holds, how each number was
+measured, what lies on disk, and which commands do the same by hand.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.files import read_json, write_text_atomic
+from tackboard.core.manifest import read_manifest
+from tackboard.core.rundir import RunDirectory
+from tackboard.flow.outcome import TARGET_GAP_CLOSED, Outcome, hardware_words
+from tackboard.flow.process import typed
+from tackboard.report.page import Figure, Page, Section
+from tackboard.report.svg import Bars, Line, Tone, bar_chart, histogram, line_chart, percentile
+
+ROW_TONES: dict[str, Tone] = {"popularity": "soft", "item-to-item": "strong", "model": "accent", "oracle": "second"}
+ORACLE = (
+    "The oracle is a ranker that knows what no model can: it reads the hidden interests from which the synthetic world "
+    "drew each user's next event, so its score is the best that any method could reach on this data."
+)
+NUM_SMOOTHED = 25
+HASH_DIGITS = 12
+
+
+def write_report(outcome: Outcome) -> Path:
+    """Writes report.html into the demo's folder and returns its path."""
+    path = outcome.out / "report.html"
+    write_text_atomic(path, render(outcome))
+    return path
+
+
+def render(outcome: Outcome) -> str:
+    """The page as HTML."""
+    environment = outcome.environment
+    page = Page(
+        "Tackboard demo",
+        "From a synthetic log of user activity to scores served over HTTP, in one command.",
+        footer=(
+            f"tackboard {environment['packages']['tackboard']} at commit {environment['commit'] or 'unknown'}, "
+            f"{outcome.stages['data'].answer.get('num_events', 0):,} events, {outcome.total_seconds:.0f} s in all."
+        ),
+    )
+    _add_headline(page.lead, outcome)
+    _add_training(page.section("Training"), outcome)
+    _add_quality(page.section("Quality"), outcome)
+    _add_serving(page.section("Serving"), outcome)
+    _add_artefacts(page.section("What was built"), outcome)
+    _add_time(page.section("Time and memory"), outcome)
+    _add_commands(page.section("The same by hand"), outcome)
+    return page.render()
+
+
+def verdict(outcome: Outcome) -> str:
+    """The promise, and whether it was kept."""
+    target = f"at least {TARGET_GAP_CLOSED:.0%} of the gap between the better baseline's HR@10 and the oracle's"
+    if outcome.quick:
+        return f"The target is {target}. This was a quick run, which trains too little to be judged by it."
+    met = "Met" if outcome.target_met else "Not met"
+    return f"Target, fixed before the first comparison: {target}. {met}: the model closes {outcome.gap_closed:.1%}."
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and its neighbours, `window` values in all; narrower near the ends, so that it never lags."""
+    means = []
+    for index in range(len(values)):
+        reach = min(window // 2, index, len(values) - 1 - index)
+        near = values[index - reach : index + reach + 1]
+        means.append(sum(near) / len(near))
+    return means
+
+
+def _add_headline(lead: Section, outcome: Outcome) -> None:
+    lead.verdict(verdict(outcome), good=outcome.target_met or outcome.quick)
+    rows, latencies = outcome.metrics, outcome.latencies_ms
+    baseline = max((row for name, row in rows.items() if name not in ("model", "oracle")), key=lambda row: row["hr@10"])
+    lead.figures(
+        [
+            Figure(
+                label="HR@10 of the model",
+                value=f"{rows['model']['hr@10']:.3f}",
+                note=f"{baseline['name']} {baseline['hr@10']:.3f}, oracle {rows['oracle']['hr@10']:.3f}",
+            ),
+            Figure(
+                label="gap closed",
+                value=f"{outcome.gap_closed:.0%}",
+                note=f"to the oracle, target {TARGET_GAP_CLOSED:.0%}",
+            ),
+            Figure(
+                label="requests scored",
+                value=f"{len(latencies):,}",
+                note=f"{outcome.num_candidates:,} candidates each",
+            ),
+            Figure(
+                label="latency p50 / p99, ms",
+                value=f"{percentile(latencies, 50):.1f} / {percentile(latencies, 99):.1f}",
+                note="as the client sees it",
+            ),
+            Figure(
+                label="everything took",
+                value=_duration(outcome.total_seconds),
+                note=f"with {_bytes(outcome.peak_rss_bytes)} at the peak",
+            ),
+        ]
+    )
+
+
+def _add_training(section: Section, outcome: Outcome) -> None:
+    train = outcome.stages["train"]
+    lines = [line for line in RunDirectory(Path(train.require("run"))).read_metrics() if "loss" in line]
+    steps = [float(line["step"]) for line in lines]
+    losses = [float(line["loss"]) for line in lines]
+    section.text(
+        f"{train.require('step'):,} steps of next-item prediction at {train.require('tokens_per_s'):,.0f} tokens per "
+        "second. A token is one event of a user's history."
+    )
+    if not lines:
+        section.text("The run wrote no losses.")
+        return
+    window = min(NUM_SMOOTHED, max(1, len(losses) // 8)) | 1
+    section.chart(
+        line_chart(
+            [
+                Line(name="loss, as logged", x=steps, y=losses, tone="raw", width=1.0),
+                Line(name=f"mean of {window} such points", x=steps, y=smooth(losses, window), tone="accent"),
+            ],
+            title="Training loss by step",
+            description=f"From {losses[0]:.3f} at step {steps[0]:.0f} to {losses[-1]:.3f} at step {steps[-1]:.0f}.",
+            x_label="step",
+            y_label="loss (nats)",
+        ),
+        f"InfoNCE loss with in-batch negatives: {losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last.",
+    )
+
+
+def _add_quality(section: Section, outcome: Outcome) -> None:
+    evaluate = outcome.stages["evaluate"]
+    seen = (
+        "Items the user has seen before are left out"
+        if evaluate.require("filter_seen")
+        else "Items the user has seen stay in"
+    )
+    section.text(
+        f"Protocol: for each of {evaluate.require('num_users'):,} users the last positive event is held out and "
+        f"predicted from all the events before it, by ranking the full catalogue. {seen}; ties count against the "
+        "method. HR@k is the share of users whose held-out item is among the first k; NDCG@k also rewards a higher "
+        "place."
+    )
+    section.text(ORACLE)
+    rows = outcome.metrics
+    for metric, name in (("hr", "HR"), ("ndcg", "NDCG")):
+        keys = [key for key in _metric_keys(rows["model"]) if key.startswith(f"{metric}@")]
+        section.chart(
+            bar_chart(
+                [key.upper() for key in keys],
+                [
+                    Bars(name=row_name, values=[row[key] for key in keys], tone=ROW_TONES.get(row_name))
+                    for row_name, row in rows.items()
+                ],
+                title=f"{name} by method",
+                description=". ".join(f"{row_name}: " + _listed(row, keys) for row_name, row in rows.items()),
+                x_label=name,
+            )
+        )
+    keys = _metric_keys(rows["model"])
+    section.table(
+        ["", *(key.upper() for key in keys)],
+        [[row_name, *(f"{row[key]:.4f}" for key in keys)] for row_name, row in rows.items()],
+        align=["left", *(["right"] * len(keys))],  # type: ignore[list-item]
+        strong_rows=[list(rows).index("model")],
+    )
+    better = max(row["hr@10"] for name, row in rows.items() if name not in ("model", "oracle"))
+    section.text(
+        f"Gap closed = (model − better baseline) / (oracle − better baseline) in HR@10 = "
+        f"({rows['model']['hr@10']:.4f} − {better:.4f}) / ({rows['oracle']['hr@10']:.4f} − {better:.4f}) "
+        f"= {outcome.gap_closed:.1%}."
+    )
+
+
+def _add_serving(section: Section, outcome: Outcome) -> None:
+    section.text(
+        "Requests went through the unmodified public client tritonclient over HTTP, one after another on one "
+        f"connection, from this machine. Each carries one user's newest events and {outcome.num_candidates:,} "
+        "candidates; the user's part of the model runs once per request."
+    )
+    latencies = outcome.latencies_ms
+    marks = {percent: percentile(latencies, percent) for percent in (50, 90, 99)}
+    section.chart(
+        histogram(
+            latencies,
+            title="Latency of a request",
+            description=", ".join(f"p{percent} {value:.1f} ms" for percent, value in marks.items()),
+            x_label="milliseconds from call to scores, binary and JSON together",
+            y_label="requests",
+        )
+    )
+    section.table(
+        ["wire format", "requests", "p50 ms", "p90 ms", "p99 ms", "server CPU ms per request"],
+        [
+            [
+                exchange.wire,
+                len(exchange.latencies_ms),
+                *(f"{exchange.percentile_ms(percent):.2f}" for percent in (50, 90, 99)),
+                f"{exchange.server_cpu_ms_per_request:.2f}",
+            ]
+            for exchange in outcome.exchanges
+        ],
+        align=["left", "right", "right", "right", "right", "right"],
+    )
+    section.text(
+        f"The scores of {outcome.num_compared} requests were computed again without a server. They differ by at most "
+        f"{outcome.largest_difference:.1e} of the largest absolute score (allowed: 1e-05). Binary and JSON agree for "
+        "every request."
+    )
+
+
+def _add_artefacts(section: Section, outcome: Outcome) -> None:
+    data, train = outcome.stages["data"], outcome.stages["train"]
+    bundle = Path(outcome.stages["export"].require("bundle"))
+    signature = read_json(bundle / "signature.json")
+    section.facts(
+        [
+            (
+                "dataset",
+                f"{data.require('num_events'):,} events, {data.require('num_users'):,} users, "
+                f"{data.require('num_items'):,} items in {data.require('dataset')}",
+            ),
+            ("model", f"{_num_parameters(Path(train.require('run')))} parameters; {_model_words(signature)}"),
+            ("checkpoint", f"step {train.require('step'):,} in {_shown(train.require('checkpoint'))}"),
+            ("bundle", f"{_bytes(outcome.stages['export'].require('bytes'))} in {bundle}"),
+        ]
+    )
+    section.table(
+        ["file of the bundle", "size", "SHA-256 begins"],
+        [
+            [entry["name"], _bytes(entry["bytes"]), entry["sha256"][:HASH_DIGITS]]
+            for entry in read_manifest(bundle)["files"]
+        ],
+        align=["left", "right", "left"],
+    )
+    environment = outcome.environment
+    versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
+    section.facts(
+        [
+            ("versions", f"Python {environment['python']}, {versions}"),
+            ("machine", hardware_words(environment["hardware"])),
+            ("system", environment["platform"]),
+            ("commit", environment["commit"] or "not a git checkout"),
+        ]
+    )
+
+
+def _add_time(section: Section, outcome: Outcome) -> None:
+    section.table(
+        ["stage", "seconds", "CPU seconds", "peak memory"],
+        [
+            [name, f"{stage.seconds:.1f}", f"{stage.cpu_seconds:.1f}", _bytes(stage.peak_rss_bytes)]
+            for name, stage in outcome.stages.items()
+        ],
+        align=["left", "right", "right", "right"],
+        caption="Each stage is a command of its own: starting Python and loading libraries is included.",
+    )
+
+
+def _add_commands(section: Section, outcome: Outcome) -> None:
+    section.text(
+        "What the demo ran, with --json left out and a fixed port for the server. Nothing is overwritten: export into "
+        "another folder, or remove the bundle first."
+    )
+    section.code("\n".join(commands_by_hand(outcome)))
+
+
+def commands_by_hand(outcome: Outcome) -> list[str]:
+    """The commands of every stage as a user would type them, with the client beside the server."""
+    lines = []
+    for name in ("data", "train", "evaluate", "export"):
+        lines.append(typed([word for word in outcome.stages[name].arguments if word != "--json"]))
+    bundle = str(outcome.stages["export"].require("bundle"))
+    request = str(outcome.out / "requests" / "user-1.json")
+    lines.append(typed(["serve", bundle, "--port", "8000"]))
+    lines.append(typed(["score", request, "--url", "127.0.0.1:8000"]) + "   # while the server runs")
+    lines.append(typed(["score", request, "--offline", "--bundle", bundle]))
+    return lines
+
+
+def _num_parameters(run: Path) -> str:
+    """The count that training wrote when it started, or what to say where it did not."""
+    path = run / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    counts = [event["parameters"] for event in events if "parameters" in event]
+    return f"{counts[0]:,}" if counts else "an unknown number of"
+
+
+def _model_words(signature: dict[str, Any]) -> str:
+    tables = "; ".join(f"{name}: {_table_words(table)}" for name, table in signature["tables"].items())
+    return (
+        f"{signature['model']['config_class']}, {signature['id_type']} ids, up to {signature['max_history']:,} "
+        f"events of a history; tables: {tables}"
+    )
+
+
+def _table_words(table: dict[str, Any]) -> str:
+    rows, width = table["shape"]
+    return f"{rows:,} rows of {width} {table['dtype']} numbers"
+
+
+def _shown(path: str) -> str:
+    """A path as the reader of the report would type it: relative to the working folder where it lies below it."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
+
+
+def _metric_keys(row: dict[str, float]) -> list[str]:
+    """The metrics to show, in their order. NDCG@1 is HR@1 by definition and would only repeat it."""
+    return [key for key in row if "@" in key and key != "ndcg@1"]
+
+
+def _listed(row: dict[str, float], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key.upper()} {row[key]:.3f}" for key in keys)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

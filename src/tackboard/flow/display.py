@@ -1,0 +1,79 @@
+"""What a pipeline shows while it runs: a live line on a terminal, one finished line per stage anywhere else.
+
+Everything goes to stderr, so that stdout stays free for the one JSON object that `--json` promises.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from tackboard.core.progress import say
+
+
+class Display:
+    """Announces the stages of one pipeline. Use as a context manager around all of them."""
+
+    def __init__(self, num_stages: int, *, live: bool | None = None) -> None:
+        self.num_stages = num_stages
+        self.live = sys.stderr.isatty() if live is None else live
+        self.index = 0
+        self._name = ""
+        self._started = time.monotonic()
+        self._progress: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if self.live:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                SpinnerColumn,
+                TaskProgressColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
+            self._progress = Progress(
+                SpinnerColumn(finished_text="[green]✓[/green]"),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=Console(stderr=True),
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def begin(self, name: str) -> None:
+        """A stage starts."""
+        self.index += 1
+        self._name = name
+        self._started = time.monotonic()
+        if self._progress is not None:
+            self._task = self._progress.add_task(self._label(), total=None, note="")
+
+    def update(self, done: float | None = None, total: float | None = None, note: str | None = None) -> None:
+        """How far the stage is. Shown on a terminal only."""
+        if self._progress is not None:
+            changes = {"completed": done, "total": total, "note": note}
+            self._progress.update(self._task, **{key: value for key, value in changes.items() if value is not None})
+
+    def end(self, outcome: str) -> None:
+        """The stage is over; `outcome` says in a few words what came of it."""
+        if self._progress is not None:
+            self._progress.update(self._task, total=1, completed=1, note=outcome)
+            self._progress.stop_task(self._task)
+        else:
+            say(f"{self._label()}  {time.monotonic() - self._started:6.1f} s  {outcome}")
+
+    def _label(self) -> str:
+        return f"[{self.index}/{self.num_stages}] {self._name:<9}"

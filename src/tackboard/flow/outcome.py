@@ -1,0 +1,114 @@
+"""What a demo run found, as plain values: the pipeline fills it, the report, the bench and `--json` read it."""
+
+import math
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.machine import total_memory_bytes, usable_cores
+from tackboard.flow.process import Finished
+from tackboard.report.svg import percentile
+
+TARGET_GAP_CLOSED = 0.40
+"""Share of the gap between the better baseline and the oracle, in HR@10; fixed before the first comparison."""
+
+STAGE_NAMES = ("data", "train", "evaluate", "export", "serve", "compare", "report")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """Requests of one wire format and what they cost."""
+
+    wire: str
+    latencies_ms: list[float]
+    """As the client saw them, one at a time on one connection."""
+    server_cpu_ms_per_request: float
+
+    def percentile_ms(self, percent: float) -> float:
+        """A percentile of the latencies."""
+        return percentile(self.latencies_ms, percent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One demo, from the first event to the last score."""
+
+    out: Path
+    quick: bool
+    stages: dict[str, Finished]
+    """By name: data, train, evaluate, export, serve and compare."""
+    exchanges: list[Exchange]
+    num_candidates: int
+    num_compared: int
+    largest_difference: float
+    """Between server and offline scores, as a share of the largest absolute score."""
+    total_seconds: float
+    peak_rss_bytes: int
+    """Of the heaviest stage with all its processes, the pipeline itself included."""
+    environment: dict[str, Any]
+    """As `describe_environment` gives it, and the machine under "hardware"."""
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Quality by row name (popularity, item-to-item, model, oracle)."""
+        return {str(row["name"]): row for row in self.stages["evaluate"].require("rows")}
+
+    @property
+    def gap_closed(self) -> float:
+        """Share of the gap between the better baseline's HR@10 and the oracle's that the model closes.
+
+        Not a number where there is no gap to close, which only a world too small to judge by can bring about.
+        """
+        value = self.stages["evaluate"].require("gap_closed")
+        return math.nan if value is None else float(value)
+
+    @property
+    def target_met(self) -> bool:
+        """Whether the model closes as much of the gap as was fixed beforehand."""
+        return self.gap_closed >= TARGET_GAP_CLOSED
+
+    @property
+    def latencies_ms(self) -> list[float]:
+        """Latencies of all requests, of both wire formats."""
+        return [value for exchange in self.exchanges for value in exchange.latencies_ms]
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome as one JSON object."""
+        return {
+            "report": str(self.out / "report.html"),
+            "hr@10": {name: row["hr@10"] for name, row in self.metrics.items()},
+            "gap_closed": None if math.isnan(self.gap_closed) else self.gap_closed,
+            "target": TARGET_GAP_CLOSED,
+            "target_met": self.target_met,
+            "requests": len(self.latencies_ms),
+            "candidates_per_request": self.num_candidates,
+            "latency_ms": {f"p{percent}": round(percentile(self.latencies_ms, percent), 3) for percent in (50, 99)},
+            "server_cpu_ms_per_request": {
+                exchange.wire: round(exchange.server_cpu_ms_per_request, 3) for exchange in self.exchanges
+            },
+            "largest_difference_from_offline": self.largest_difference,
+            "seconds": round(self.total_seconds, 1),
+            "stage_seconds": {name: round(stage.seconds, 1) for name, stage in self.stages.items()},
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "quick": self.quick,
+        }
+
+
+def describe_hardware() -> dict[str, Any]:
+    """The machine: processor, usable cores, memory in bytes."""
+    return {"cpu": _cpu_name(), "usable_cores": usable_cores(), "memory_bytes": total_memory_bytes()}
+
+
+def hardware_words(hardware: dict[str, Any]) -> str:
+    """The machine in one line."""
+    return f"{hardware['cpu']}, {hardware['usable_cores']} usable cores, {hardware['memory_bytes'] / 2**30:.1f} GiB"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

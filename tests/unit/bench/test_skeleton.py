@@ -1,0 +1,121 @@
+"""The skeleton bench: its numbers come from the demo's stages, and its result names machine, commit and date."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tackboard.bench import skeleton
+from tackboard.bench.skeleton import (
+    UNITS,
+    measure,
+    measurement,
+    result_path,
+    table_rows,
+    training_tokens_per_s,
+    write_result,
+)
+from tackboard.core.rundir import RunDirectory
+from tackboard.flow.demo import DemoConfig
+from tackboard.flow.outcome import Exchange, Outcome
+from tackboard.flow.process import Finished
+
+
+@pytest.fixture
+def outcome(tmp_path: Path) -> Outcome:
+    """One demo with round numbers."""
+    lines = [{"step": 1, "time": 10.0, "tokens": 5000}, {"step": 2, "time": 11.0, "tokens": 15_000}]
+    lines.append({"step": 3, "time": 12.0, "tokens": 105_000})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = {"hr@10": 0.5}
+    answers: dict[str, dict[str, Any]] = {
+        "data": {"num_events": 100_000},
+        "train": {"run": str(tmp_path)},
+        "evaluate": {"users_per_s": 800.0, "gap_closed": 0.6, "rows": [{"name": "model", **row}]},
+    }
+    stages = {
+        name: Finished(name=name, arguments=(name,), answer=answer, seconds=5.0, cpu_seconds=4.0, peak_rss_bytes=10**8)
+        for name, answer in answers.items()
+    }
+    return Outcome(
+        out=tmp_path,
+        quick=False,
+        stages=stages,
+        exchanges=[
+            Exchange(wire="binary", latencies_ms=[2.0, 4.0], server_cpu_ms_per_request=1.5),
+            Exchange(wire="JSON", latencies_ms=[6.0, 8.0], server_cpu_ms_per_request=2.5),
+        ],
+        num_candidates=1000,
+        num_compared=1,
+        largest_difference=0.0,
+        total_seconds=60.0,
+        peak_rss_bytes=2 * 10**8,
+        environment={
+            "python": "3.11.7",
+            "packages": {"torch": "2.13.0", "absent": None},
+            "commit": "abc",
+            "hardware": {"cpu": "some CPU", "usable_cores": 2, "memory_bytes": 2**32},
+        },
+    )
+
+
+def test_measurement_has_every_promised_number(outcome: Outcome) -> None:
+    result = json.loads(json.dumps(measurement(outcome)))
+    assert result["events_per_cpu_s"] == 25_000
+    assert result["train_tokens_per_s"] == 50_000
+    assert result["evaluate_users_per_s"] == 800
+    assert result["serve_cpu_ms_per_request_binary"] == 1.5
+    assert result["serve_cpu_ms_per_request_json"] == 2.5
+    assert result["candidates_per_request"] == 1000
+    assert result["demo_peak_rss_bytes"] == 2 * 10**8
+    assert result["latency_p50_ms"] == 5.0
+    assert result["commit"] == "abc"
+    assert result["hardware"]["cpu"] == "some CPU"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
+
+
+def test_training_speed_needs_two_lines(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 10.0, "tokens": 5000}\n')
+    assert math.isnan(training_tokens_per_s(RunDirectory(tmp_path)))
+
+
+def test_table_has_a_unit_for_every_number(outcome: Outcome) -> None:
+    rows = table_rows(measurement(outcome))
+    assert [name for name, _, _ in rows] == list(UNITS)
+    assert ("train_tokens_per_s", "50,000.0", "tokens per second, training") in rows
+
+
+def test_result_file_names_machine_commit_and_date(outcome: Outcome, tmp_path: Path) -> None:
+    result = measurement(outcome) | {"date": "2026-11-15"}
+    path = write_result(result, tmp_path / "results", "two-cores")
+    assert path == tmp_path / "results" / "skeleton_two-cores_202611.md"
+    text = path.read_text()
+    for expected in (
+        "2026-11-15",
+        "commit abc",
+        "some CPU, 2 usable cores, 4.0 GiB",
+        "torch 2.13.0",
+        "| `events_per_cpu_s` |",
+    ):
+        assert expected in text, expected
+    assert "absent" not in text
+
+
+def test_result_path() -> None:
+    assert result_path(Path("r"), "h200", "2027-01-31").name == "skeleton_h200_202701.md"
+
+
+def test_measure_runs_the_demo(outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[DemoConfig] = []
+
+    def run(config: DemoConfig) -> Outcome:
+        seen.append(config)
+        return outcome
+
+    monkeypatch.setattr(skeleton, "run_demo", run)
+    assert measure(tmp_path / "x", quick=True)["bench"] == "skeleton"
+    assert measure(tmp_path / "x")["quick"] is False
+    assert [(config.quick, config.num_users) for config in seen] == [(True, 20), (False, 500)]

@@ -1,0 +1,95 @@
+"""Requests drawn from a dataset, and the comparison of their scores."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from tackboard.core.errors import UsageError
+from tackboard.flow import client
+from tackboard.flow.client import draw_requests, is_ready, largest_difference, require_client, scores_in_order
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Six users with 1 to 6 events, and 40 items with string ids."""
+    users = [user for user in range(6) for _ in range(user + 1)]
+    events: dict[str, Any] = {
+        "user_id": users,
+        "item": [f"item-{index}" for index in range(len(users))],
+        "action": ["save"] * len(users),
+        "surface": ["home"] * len(users),
+        "time_ms": list(range(len(users))),
+    }
+    parquet.write_table(pa.table(events), tmp_path / "events.parquet", use_dictionary=True)
+    parquet.write_table(pa.table({"item": [f"item-{index}" for index in range(40)]}), tmp_path / "items.parquet")
+    return tmp_path
+
+
+def test_requests_hold_the_newest_events_of_one_user(dataset: Path) -> None:
+    requests = draw_requests(dataset, num_requests=6, num_candidates=10, max_history=3)
+    assert len(requests) == 6
+    histories = sorted(tuple(request.history["time_ms"]) for request in requests)
+    # User u owns the times from u(u+1)/2; only the newest three remain.
+    assert histories == [(0,), (1, 2), (3, 4, 5), (7, 8, 9), (12, 13, 14), (18, 19, 20)]
+    assert all(request.history["item"][-1] == f"item-{request.history['time_ms'][-1]}" for request in requests)
+
+
+def test_candidates_are_distinct_items_and_differ_between_users(dataset: Path) -> None:
+    requests = draw_requests(dataset, num_requests=3, num_candidates=10, max_history=3)
+    assert all(len(set(request.candidates)) == 10 for request in requests)
+    assert requests[0].candidates != requests[1].candidates
+
+
+def test_a_small_catalogue_is_repeated(dataset: Path) -> None:
+    (request,) = draw_requests(dataset, num_requests=1, num_candidates=100, max_history=3)
+    assert len(request.candidates) == 100
+    assert len(set(request.candidates)) == 40
+
+
+def test_the_draw_is_the_same_every_time(dataset: Path) -> None:
+    first, second = (draw_requests(dataset, num_requests=4, num_candidates=10, max_history=3) for _ in range(2))
+    assert first == second
+
+
+def test_a_request_becomes_a_document_of_events(dataset: Path) -> None:
+    request = draw_requests(dataset, num_requests=1, num_candidates=2, max_history=2)[0]
+    document = request.document()
+    assert document["candidates"] == request.candidates
+    assert [event["item"] for event in document["history"]] == request.history["item"]
+    assert set(document["history"][0]) == {"item", "action", "surface", "time_ms"}
+
+
+def test_a_ranking_goes_back_into_the_order_of_its_candidates() -> None:
+    ranked = [{"item": "b", "score": 2.0}, {"item": "a", "score": 1.0}]
+    assert scores_in_order(ranked, ["a", "b", "a"]).tolist() == [1.0, 2.0, 1.0]
+    assert np.isnan(scores_in_order(ranked, ["c"])).all()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ([1.0, -2.0], [1.0, -2.0], 0.0),
+        ([1.0, -2.0], [1.0, -1.0], 0.5),
+        ([0.0], [0.0], 0.0),
+        ([1.0], [1.0, 2.0], np.inf),
+        ([np.nan], [np.nan], np.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_difference_is_a_share_of_the_largest_score(left: list[float], right: list[float], expected: float) -> None:
+    assert largest_difference(np.array(left, dtype=np.float32), np.array(right, dtype=np.float32)) == expected
+
+
+def test_a_port_where_nobody_listens_is_not_ready() -> None:
+    assert is_ready(9) is False
+
+
+def test_a_missing_client_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_client()
+    monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install 'tritonclient"):
+        require_client()
