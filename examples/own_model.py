@@ -1,18 +1,17 @@
-"""A model of your own: an nn.Module, its config and a recipe, in one file.
+"""A model of your own in one file: a config, the four methods that training and serving call, and a recipe.
 
     tackboard train examples/own_model.py:recipe --set data.dataset=datasets/mine
     tackboard export runs/latest --out bundle
     tackboard serve bundle --code examples/own_model.py
 
-The model averages a history's item vectors with newer events weighing more, a baseline that is hard to beat on short
-histories. Training, export and serving ask of it the four methods below and nothing else.
+A user is the sum of the vectors of what they did, newer events weighing more: hard to beat on short histories.
 """
 
 import dataclasses
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn.functional import embedding, normalize
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.data.loader import DataConfig
@@ -24,64 +23,54 @@ from tackboard.train.config import RunConfig, TrainingConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecayedMeanConfig:
-    """Sizes of the model."""
+class DecayedSumConfig:
+    """What `--set model.NAME=…` can change."""
 
     hashing: HashConfig = dataclasses.field(default_factory=lambda: HashConfig(num_hashes=2, num_rows=2048))
-    """How item ids become table rows."""
     width: int = 32
-    """Width of one sub-table's row; vectors are twice as wide."""
     max_history: int = 32
-    """Events of a history that count, the newest."""
 
     def build(self, vocabulary: Vocabulary) -> nn.Module:
-        """A fresh model."""
-        return DecayedMean(self, vocabulary)
+        return DecayedSum(self, vocabulary)
 
 
-class DecayedMean(nn.Module):
-    """User = learned-decay mean of item vectors + an offset per action; score = product with the item's vector."""
+class DecayedSum(nn.Module):
+    """An event of age a weighs decay ** a; the score is the product of user and item vector."""
 
-    def __init__(self, config: DecayedMeanConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: DecayedSumConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
-        self.tables = HashedTables(config.hashing, config.width)
+        self.tables = HashedTables(config.hashing, config.width)  # the optimiser finds tables by this class
         self.actions = nn.Embedding(vocabulary.num_actions, self.tables.width)
-        self.start = nn.Parameter(torch.randn(self.tables.width) * 0.1)
+        self.start = nn.Parameter(torch.randn(self.tables.width) * 0.1)  # what an empty history looks like
         self.decay = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("scale", torch.tensor(10.0))
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
         rows, events = row_of_event(batch), torch.arange(batch.num_events, device=batch.items.device)
-        before = (rows[:, None] == rows) & (events[:, None] > events)
-        items = self.tables(batch.item_rows)
-        users = self._mean(before, events[:, None] - events, batch, items)[batch.is_positive]
-        scale = torch.tensor(10.0)
-        loss = next_item_loss(
-            users, functional.normalize(items, dim=-1), batch, scale, correct_popularity=True, mask_same_user=True
-        )
-        return LossOutput(loss, {"decay": float(torch.sigmoid(self.decay.detach()))})
+        before = (rows[:, None] == rows) & (events[:, None] > events)  # [N, N]: event j came before event i
+        users = self._sum(before, events[:, None] - events, batch)[batch.is_positive]
+        items = self.encode_items(batch.item_rows)
+        loss = next_item_loss(users, items, batch, self.scale, correct_popularity=True, mask_same_user=True)
+        return LossOutput(loss, {"decay": torch.sigmoid(self.decay).item()})
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         rows, events = row_of_event(batch), torch.arange(batch.num_events, device=batch.items.device)
-        inside = torch.arange(batch.num_rows, device=batch.items.device)[:, None] == rows
-        return self._mean(inside, batch.offsets[1:, None] - events, batch, self.tables(batch.item_rows))
+        inside = torch.arange(batch.num_rows, device=rows.device)[:, None] == rows  # [B, N]
+        return self._sum(inside, batch.offsets[1:, None] - events, batch)
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
-        return functional.normalize(self.tables(item_rows), dim=-1)
+        return normalize(self.tables(item_rows), dim=-1)
 
     def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        return 10.0 * users @ items.T
+        return self.scale * users @ items.T
 
-    def _mean(self, mask: torch.Tensor, age: torch.Tensor, batch: SequenceBatch, items: torch.Tensor) -> torch.Tensor:
-        weights = torch.where(mask, torch.sigmoid(self.decay) ** age.clamp(0, 64), torch.zeros(()))
-        events = functional.embedding(batch.items, items) + self.actions(batch.actions)
-        return functional.normalize(weights @ events + self.start, dim=-1)
+    def _sum(self, mask: torch.Tensor, age: torch.Tensor, batch: SequenceBatch) -> torch.Tensor:
+        weights = torch.where(mask, torch.sigmoid(self.decay) ** age.clamp(0, 64), 0.0)
+        events = embedding(batch.items, self.tables(batch.item_rows)) + self.actions(batch.actions)
+        return normalize(weights @ events + self.start, dim=-1)
 
 
 def recipe() -> RunConfig:
-    """The run: `--set data.dataset=…` points it at your events."""
-    return RunConfig(
-        name="own-model",
-        data=DataConfig(dataset="datasets/demo", max_length=32, tokens_per_step=1024),
-        model=DecayedMeanConfig(),
-        training=TrainingConfig(steps=300, checkpoint_every=100),
-    )
+    """The run; `--set data.dataset=…` points it at your events."""
+    data = DataConfig(dataset="datasets/demo", max_length=32, tokens_per_step=1024)
+    return RunConfig(name="own-model", data=data, model=DecayedSumConfig(), training=TrainingConfig(steps=300))

@@ -38,8 +38,8 @@ class HashConfig:
     """Chooses the hash functions; part of the model."""
 
     def __post_init__(self) -> None:
-        check(1 <= self.num_hashes <= 64, "hashing.num_hashes", self.num_hashes, "1 to 64")
-        check(1 <= self.num_rows <= MAX_ROWS, "hashing.num_rows", self.num_rows, f"1 to {MAX_ROWS}")
+        check(1 <= self.num_hashes <= 64, "model.hashing.num_hashes", self.num_hashes, "1 to 64")
+        check(1 <= self.num_rows <= MAX_ROWS, "model.hashing.num_rows", self.num_rows, f"1 to {MAX_ROWS}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,23 +4,34 @@
     checkpoints/latest           -> step-00000200
 
 A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; `latest` is replaced after
-that. Whatever instant the process is killed at, `latest` names a complete checkpoint. The newest two are kept, and an
-older one is removed only after the newer one stands. Decided: safetensors and JSON only. Nothing is unpickled.
+that. Whatever instant the process is killed at, `latest` names a complete checkpoint, and so does every `step-*`. The
+newest two are kept, and an older one is removed only after the newer one stands. Decided: safetensors and JSON only.
+Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import errno
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tackboard.core.errors import CorruptFileError, DataError
-from tackboard.core.files import new_directory, reach, read_json, remove_leftovers, replace_symlink, write_json_atomic
+from tackboard.core.files import (
+    new_directory,
+    reach,
+    read_json,
+    remove_directory,
+    remove_leftovers,
+    replace_symlink,
+    write_json_atomic,
+)
 from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
 from tackboard.core.progress import say
 
@@ -46,21 +57,28 @@ class CheckpointStore:
         self.keep = keep
 
     def save(self, step: int, groups: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
-        """Writes the checkpoint of `step` and points `latest` at it. A complete one of the same step is kept."""
+        """Writes the checkpoint of `step` and points `latest` at it. An intact one of the same step is kept."""
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{step:08d}"
+        if final.exists() and not _is_intact(final):
+            # A run that passed over a damaged checkpoint has come to its step again.
+            remove_directory(final)
         if not final.exists():
             with new_directory(final) as temporary:
                 for group, tensors in groups.items():
                     name = f"{group}.safetensors"
                     reach(f"{name}:before-write")
-                    save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / name)
+                    save_tensors(tensors, temporary / name)
                     reach(f"{name}:after-write")
                 write_json_atomic(temporary / "state.json", dict(state))
                 write_manifest(temporary, KIND, {"step": step})
-        replace_symlink(self.folder / LATEST, final.name)
-        self._prune()
+        self.point_latest(final)
+        self._prune(final)
         return final
+
+    def point_latest(self, path: Path) -> None:
+        """Makes `latest` name `path`, a checkpoint of this folder."""
+        replace_symlink(self.folder / LATEST, path.name)
 
     def find_latest(self) -> Path | None:
         """The newest checkpoint that verifies, or None. A damaged one is passed over with a word on stderr."""
@@ -78,9 +96,34 @@ class CheckpointStore:
         """Checkpoints that were renamed into place, oldest first; not verified."""
         return sorted(path for path in self.folder.glob("step-*") if (path / MANIFEST).is_file())
 
-    def _prune(self) -> None:
-        for path in self.complete()[: -self.keep]:
-            shutil.rmtree(path, ignore_errors=True)
+    def _prune(self, newest: Path) -> None:
+        # What lies past the newest was damaged and passed over: it must not count, or the newest itself would go.
+        for path in [path for path in self.complete() if path.name <= newest.name][: -self.keep]:
+            remove_directory(path)
+
+
+def save_tensors(tensors: Tensors, path: Path) -> None:
+    """Writes named tensors as safetensors. A disk that refuses raises OSError with its number, as every other write."""
+    stored = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+    places: set[int] = set()
+    for key, tensor in stored.items():
+        # The format knows no sharing: weights that a user's model ties are written once under each name.
+        place = tensor.untyped_storage().data_ptr()
+        stored[key] = tensor.clone() if place in places else tensor
+        places.add(place)
+    try:
+        save_file(stored, path)
+    except SafetensorError as error:
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        verify_manifest(path, KIND)
+    except DataError:
+        return False
+    return True
 
 
 def load_checkpoint(path: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:

@@ -61,8 +61,9 @@ def evaluate_run(
     checkpoint = load_checkpoint(find_checkpoint(run), groups=("dense", "tables"))
     config = config_from_json(checkpoint.state["config"])
     trained_on = checkpoint.state["lineage"]
-    sequences = load_sequences(dataset or snapshot_path(trained_on), config.data.positive_actions)
     vocabulary = Vocabulary(**{key: tuple(names) for key, names in checkpoint.state["vocabulary"].items()})
+    source = dataset or snapshot_path(trained_on)
+    sequences = load_sequences(source, config.data.positive_actions, vocabulary=vocabulary)
     model = build_model(config.model, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
     rivals = baselines(sequences)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import Any
 
 import typer
 
-from tackboard.core.errors import EXIT_BUG, TackboardError, one_line
+from tackboard.core.errors import EXIT_BUG, TackboardError, UsageError, line_of_user_code, one_line
+from tackboard.core.files import storage_error
 from tackboard.core.machine import set_thread_environment
 
 app = typer.Typer(
@@ -28,6 +30,9 @@ bench_app = typer.Typer(help="Measure what the documentation claims.", no_args_i
 
 
 def _register() -> None:
+    """Adds the commands to the app, once."""
+    if app.registered_commands:
+        return
     from tackboard.cli import (
         bench_skeleton,
         data_synth,
@@ -57,16 +62,22 @@ def _register() -> None:
     bench_app.command("skeleton")(bench_skeleton.bench_skeleton)
 
 
-@app.callback()
-def _options(
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         from tackboard import __version__
 
         typer.echo(f"tackboard {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and stop.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    del version  # Its callback has answered already, before a command was asked for.
     if debug:
         os.environ["TACKBOARD_DEBUG"] = "1"
 
@@ -81,7 +92,7 @@ def run() -> None:
 def _run_command() -> int:
     """Runs the command that the arguments name; prints errors; returns the exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="tackboard", standalone_mode=False)
     except TackboardError as error:
         _explain(error, str(error))
         return error.exit_code
@@ -92,18 +103,48 @@ def _run_command() -> int:
         # The reader of our output went away (`| head`): not an error of ours, and nothing can be printed to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BUG
+    except OSError as error:
+        return _report_os_error(error)
     except Exception as error:  # noqa: BLE001 - the last catch: whatever it is, a user gets a sentence.
         # typer raises its own usage errors from a private module; they are told by this method.
         if hasattr(error, "format_message"):
-            context = getattr(error, "ctx", None)
-            command = context.command_path if context is not None else "tackboard"
-            print(f"error: {error.format_message()}\n  see: {command} --help", file=sys.stderr)
-            return 2
-        _explain(error, f"a bug in tackboard: {type(error).__name__}: {one_line(str(error))[:300]}")
-        if not _debugging():
-            print("  run again with `tackboard --debug …` and report the traceback", file=sys.stderr)
-        return EXIT_BUG
+            _print_usage_error(error)
+            return UsageError.exit_code
+        return _report_bug(error)
     return code if isinstance(code, int) else 0
+
+
+def _print_usage_error(error: Any) -> None:
+    """A mistake on the command line, as typer tells it; a command group without a command answers with its help."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        print(message)
+        return
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "tackboard"
+    print(f"error: {one_line(message)}\n  see: {command} --help", file=sys.stderr)
+
+
+def _report_os_error(error: OSError) -> int:
+    """A full disk or a forbidden path is the machine's; any other error of the system is ours."""
+    known = storage_error(error)
+    if known is None:
+        return _report_bug(error)
+    _explain(error, str(known))
+    return known.exit_code
+
+
+def _report_bug(error: Exception) -> int:
+    """An error that nobody foresaw: ours, unless it came through a file of the user's."""
+    if place := line_of_user_code(error):
+        _explain(error, f"{place} raised {type(error).__name__}: {one_line(str(error))[:300]}")
+        if not _debugging():
+            print("  see the traceback with `tackboard --debug …`", file=sys.stderr)
+        return UsageError.exit_code
+    _explain(error, f"a bug in tackboard: {type(error).__name__}: {one_line(str(error))[:300]}")
+    if not _debugging():
+        print("  run again with `tackboard --debug …` and report the traceback", file=sys.stderr)
+    return EXIT_BUG
 
 
 def _explain(error: BaseException, text: str) -> None:

@@ -42,15 +42,22 @@ def train(
     run = _find_run(config, runs, resume)
     dataset = (snapshot_of(run) if run else None) or config.data.dataset
     sequences = load_sequences(dataset, config.data.positive_actions)
-    if dry_run:
+    if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
-        _report(estimate_run(config, sequences, runs), json_output)
-        return
+        # What cannot fit is refused before a byte of it is allocated.
+        estimate = estimate_run(config, sequences, runs)
+        if dry_run:
+            _report(estimate, json_output)
+            return
     from tackboard.train.trainer import Trainer
 
-    run = run or RunDirectory.create(runs, config.name, config_to_json(config))
+    is_new = run is None
+    run = run or RunDirectory.new(runs, config.name)
+    # Settings that cannot be show here, before a run is left behind.
     trainer = Trainer(config, run, sequences)
+    if is_new:
+        run.write(config_to_json(config))
     trainer.train()
     result: dict[str, Any] = {
         "run": str(run.path),

@@ -9,15 +9,17 @@ import typer
 
 
 def verify(
-    path: Path = typer.Argument(..., help="A dataset, checkpoint or bundle folder (one that holds MANIFEST.json)."),
+    path: Path = typer.Argument(..., help="A dataset, checkpoint or bundle; of a run, its latest checkpoint."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Check every byte of a dataset, checkpoint or bundle against its manifest."""
     from tackboard.core.errors import UsageError
-    from tackboard.core.manifest import read_manifest, verify_manifest
+    from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest
 
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder", allowed="allowed: a folder that holds MANIFEST.json")
+    places = (path, path / "latest", path / "checkpoints" / "latest")
+    path = next((place for place in places if (place / MANIFEST).is_file()), path)
     content = verify_manifest(path, read_manifest(path)["kind"])
     num_bytes = sum(entry["bytes"] for entry in content["files"])
     if json_output:

@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 from tackboard.core.errors import ConfigError
 
 C = TypeVar("C")
+NAMES_SHOWN = 16
+"""Settings that an error lists at most; the nearest one is suggested beside them."""
 
 
 def suggest(word: str, choices: Iterable[str]) -> str | None:
@@ -49,7 +51,7 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
-            raise _unknown_key(_join(path, str(key)), str(key), fields)
+            raise _unknown_key(path, str(key), "", fields)
     values = {key: convert(value, hints[key], _join(path, key)) for key, value in data.items()}
     missing = [name for name, field in fields.items() if name not in values and _is_required(field)]
     if missing:
@@ -135,7 +137,7 @@ def _with_value(config: C, keys: list[str], text: str, path: str) -> C:
     fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     head, rest = keys[0], keys[1:]
     if head not in fields:
-        raise _unknown_key(path, head, fields)
+        raise _unknown_key(path.removesuffix(".".join(keys)).rstrip("."), head, ".".join(rest), fields)
     current = getattr(config, head)
     if rest:
         if not dataclasses.is_dataclass(current):
@@ -160,15 +162,20 @@ def _parse(text: str, hint: Any) -> Any:
         return text
 
 
-def _unknown_key(path: str, key: str, known: Iterable[str]) -> ConfigError:
+def _unknown_key(before: str, key: str, after: str, known: Iterable[str]) -> ConfigError:
+    """`before` and `after` are the parts of the setting's path around `key`, the part that does not exist."""
     names = list(known)
     close = suggest(key, names)
-    prefix = path[: len(path) - len(key)] if path.endswith(key) else path.rpartition(key)[0]
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ConfigError(
-        f"unknown setting {path}",
-        allowed=f"allowed here: {', '.join(names)}",
-        fix=f"did you mean {prefix}{close}?" if close else "",
+        f"unknown setting {_path(before, key, after)}",
+        allowed=f"allowed here: {', '.join(names[:NAMES_SHOWN])}{more}",
+        fix=f"did you mean {_path(before, close, after)}?" if close else "",
     )
+
+
+def _path(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
 
 
 def _wrong_type(path: str, value: Any, wanted: str) -> ConfigError:

@@ -5,6 +5,7 @@ An error says what was given, what is allowed and what to do, in at most three l
     TackboardError            1   our bug
     ├── UsageError            2   wrong use
     │   └── ConfigError       2   a setting that does not exist or cannot be
+    ├── StorageError          2   the disk is full, or a path may not be read or written
     ├── DataError             3   data invalid
     │   └── CorruptFileError  3   a file that is not what its manifest says
     ├── DivergedError         4   training diverged and could not recover
@@ -13,7 +14,11 @@ An error says what was given, what is allowed and what to do, in at most three l
 
 from __future__ import annotations
 
+import traceback
+
 EXIT_BUG = 1
+USER_MODULE_PREFIX = "tackboard_user_code_"
+"""A user's Python file is imported under a module name that begins so."""
 
 
 class TackboardError(Exception):
@@ -38,6 +43,12 @@ class ConfigError(UsageError):
     """A setting is unknown, of the wrong type or out of range."""
 
 
+class StorageError(TackboardError):
+    """The disk or its permissions stood in the way. What was complete before is complete still."""
+
+    exit_code = 2
+
+
 class DataError(TackboardError):
     """Data breaks the stated rules; nothing was written."""
 
@@ -58,6 +69,15 @@ class Preempted(TackboardError):
     """Training was asked to stop, saved its state and can be resumed."""
 
     exit_code = 75
+
+
+def line_of_user_code(error: BaseException) -> str | None:
+    """`file.py:12`, the innermost line of a user's own file that `error` passed through, or None."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).startswith(USER_MODULE_PREFIX):
+            found = f"{frame.f_code.co_filename}:{line}"
+    return found
 
 
 def one_line(text: str) -> str:

@@ -8,6 +8,8 @@ to kill the process there.
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import hashlib
 import json
 import os
@@ -16,12 +18,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tackboard.core.errors import CorruptFileError, UsageError
+from tackboard.core.errors import CorruptFileError, StorageError, UsageError
 
 observer: Callable[[str], None] | None = None
 """Called at each named point of a durable write; None outside the chaos tests."""
 
 CHUNK_BYTES = 1 << 20
+
+STORAGE_FAULTS = {
+    errno.ENOSPC: "make room on that disk, then run the command again",
+    errno.EDQUOT: "make room within your quota, then run the command again",
+    errno.EFBIG: "raise the largest file size (ulimit -f), then run the command again",
+    errno.EIO: "the device failed; look at the machine's log before running the command again",
+    errno.EROFS: "choose a folder on a disk that can be written",
+    errno.EACCES: "check the owner and the permissions of that path",
+    errno.EPERM: "check the owner and the permissions of that path",
+    errno.ENOTDIR: "a part of that path is a file; choose another path",
+    errno.EISDIR: "that path is a folder; name a file",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "that path is a symlink to itself; choose another path",
+    errno.EMFILE: "raise the number of open files (ulimit -n)",
+}
+"""Errors of the machine and of paths, not of ours, and what to do about each."""
 
 
 def reach(point: str) -> None:
@@ -43,14 +61,18 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`; readers see the old bytes or all of the new ones."""
     name = path.name
     temporary = path.with_name(f".{name}.tmp-{os.getpid()}")
-    reach(f"{name}:before-write")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        reach(f"{name}:after-write")
-        os.fsync(file.fileno())
-    reach(f"{name}:after-fsync")
-    os.replace(temporary, path)
+    try:
+        reach(f"{name}:before-write")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            reach(f"{name}:after-write")
+            os.fsync(file.fileno())
+        reach(f"{name}:after-fsync")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     reach(f"{name}:after-rename")
     fsync_path(path.parent)
 
@@ -69,9 +91,13 @@ def replace_symlink(link: Path, target: str) -> None:
     """Points `link` at `target` (a name in the same folder) in one rename."""
     temporary = link.with_name(f".{link.name}.tmp-{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    reach(f"{link.name}:before-rename")
-    os.replace(temporary, link)
+    try:
+        temporary.symlink_to(target)
+        reach(f"{link.name}:before-rename")
+        os.replace(temporary, link)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     reach(f"{link.name}:after-rename")
     fsync_path(link.parent)
 
@@ -86,7 +112,7 @@ def new_directory(final: Path) -> Iterator[Path]:
     if final.exists():
         raise UsageError(f"{final} exists already", fix="choose another name, or remove it first")
     final.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove_leftovers(final.parent, final.name)
     temporary.mkdir()
     try:
         yield temporary
@@ -100,10 +126,22 @@ def new_directory(final: Path) -> Iterator[Path]:
         raise
 
 
-def remove_leftovers(folder: Path) -> int:
-    """Deletes what killed writers left in `folder` (`.NAME.tmp-PID` of processes that are gone); returns how many."""
+def remove_directory(path: Path) -> None:
+    """Deletes a folder as if at once: it gets a temporary name first, so a kill never leaves half of it as `path`."""
+    doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    reach(f"{path.name}:before-removal")
+    os.rename(path, doomed)
+    reach(f"{path.name}:during-removal")
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> int:
+    """Deletes what killed writers of `name`, or of anything, left in `folder`; returns how many.
+
+    That is `.NAME.tmp-PID` of processes that are gone.
+    """
     removed = 0
-    for path in folder.glob(".*.tmp-*"):
+    for path in folder.glob(f".{'*' if name is None else glob.escape(name)}.tmp-*"):
         pid = path.name.rpartition("-")[2]
         if pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
             continue
@@ -113,6 +151,18 @@ def remove_leftovers(folder: Path) -> int:
             path.unlink(missing_ok=True)
         removed += 1
     return removed
+
+
+def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageError | None:
+    """What a user should read about `error`, or None where it is no fault of the machine or of a path.
+
+    `doing` says what could not be done; `advice` may hold `allowed` and `fix`.
+    """
+    if error.errno not in STORAGE_FAULTS:
+        return None
+    place = f": {error.filename}" if error.filename else ""
+    reason = f"{os.strerror(error.errno)}{place}"
+    return StorageError(f"{doing}: {reason}" if doing else reason, **{"fix": STORAGE_FAULTS[error.errno], **advice})
 
 
 def sha256_file(path: Path) -> str:

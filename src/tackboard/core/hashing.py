@@ -69,16 +69,17 @@ def string_id(text: str) -> int:
 
 
 def ids_from_values(values: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
-    """int64 ids of integers (unchanged) or strings (hashed, each distinct string once)."""
-    array = np.asarray(values)
-    if array.size == 0:
-        return np.zeros(0, dtype=np.int64)
-    if array.dtype.kind in "iu":
-        if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) > np.iinfo(np.int64).max:
-            raise DataError("an id above 2^63 - 1", allowed="allowed: int64 or string ids", fix="give them as strings")
-        return array.astype(np.int64, copy=False)
-    if array.dtype.kind not in "UOT":
-        raise DataError(f"ids of type {array.dtype}", allowed="allowed: int64 or string ids")
-    distinct, inverse = np.unique(array.astype(object), return_inverse=True)
-    hashed = np.array([string_id(str(text)) for text in distinct], dtype=np.int64)
-    return hashed[inverse]
+    """int64 ids of integers (unchanged) or strings (hashed). Anything else, or more than 64 bits, raises DataError."""
+    if isinstance(values, np.ndarray) and values.dtype.kind == "i":
+        return values.astype(np.int64, copy=False)
+    # Not through a NumPy string array: that drops trailing NULs, and two ids would become one.
+    plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if all(isinstance(value, str) for value in plain):
+        hashed = {text: string_id(text) for text in set(plain)}
+        return np.array([hashed[text] for text in plain], dtype=np.int64)
+    if not all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in plain):
+        raise DataError("ids that are neither whole numbers nor strings", allowed="allowed: int64 or string ids")
+    try:
+        return np.array(plain, dtype=np.int64)
+    except OverflowError:
+        raise DataError("an id past 64 bits", allowed="allowed: int64 or string", fix="give them as strings") from None

@@ -26,7 +26,7 @@ _HEX_DIGITS = 64
 def write_manifest(folder: Path, kind: str, extra: Mapping[str, Any] | None = None) -> None:
     """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` is stored beside the list."""
     files = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
+    for path in _listed_files(folder):
         fsync_path(path)
         reach(f"{path.name}:after-fsync")
         name = path.relative_to(folder).as_posix()
@@ -45,7 +45,7 @@ def verify_manifest(folder: Path, kind: str) -> dict[str, Any]:
     if content.get("kind") != kind:
         raise DataError(f"{folder} is a {content.get('kind')}", allowed=f"allowed: a {kind}")
     listed = {entry["name"]: entry for entry in content["files"]}
-    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST}
+    present = {path.relative_to(folder).as_posix() for path in _listed_files(folder)}
     for name in sorted(present - set(listed)):
         raise CorruptFileError(f"{folder / name} is not in the manifest", fix="remove it, or make the folder again")
     for name, entry in listed.items():
@@ -64,7 +64,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CorruptFileError(f"{path} cannot be read: {error.strerror}") from None
     content = unseal(data)
     if content is None:
-        raise CorruptFileError(f"{path} is corrupt: its own SHA-256 does not match")
+        raise CorruptFileError(
+            f"{path} is corrupt: its own SHA-256 does not match", fix="restore it, or make the folder again"
+        )
     if content.get("format_version", 0) > FORMAT_VERSION:
         raise DataError(
             f"{path} has format version {content['format_version']}",
@@ -90,10 +92,21 @@ def unseal(data: bytes) -> dict[str, Any] | None:
     return content
 
 
+def _listed_files(folder: Path) -> list[Path]:
+    """Every file under `folder` but its own manifest; one of that name further down counts like any other."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+
+
 def _verify_file(path: Path, entry: Mapping[str, Any]) -> None:
     if not path.is_file() or path.is_symlink():
         raise CorruptFileError(f"{path} is missing", fix="restore it, or make the folder again")
     if path.stat().st_size != entry["bytes"]:
         raise CorruptFileError(f"{path} has {path.stat().st_size} bytes", allowed=f"the manifest says {entry['bytes']}")
-    if sha256_file(path) != entry["sha256"]:
-        raise CorruptFileError(f"{path} is corrupt: its SHA-256 differs from the manifest's")
+    try:
+        digest = sha256_file(path)
+    except OSError as error:
+        raise CorruptFileError(f"{path} cannot be read: {error.strerror}") from None
+    if digest != entry["sha256"]:
+        raise CorruptFileError(
+            f"{path} is corrupt: its SHA-256 differs from the manifest's", fix="restore it, or make the folder again"
+        )

@@ -22,35 +22,55 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.core.errors import DataError
-from tackboard.core.files import read_json, replace_symlink, write_json_atomic, write_text_atomic
+from tackboard.core.files import (
+    new_directory,
+    read_json,
+    remove_leftovers,
+    replace_symlink,
+    write_json_atomic,
+    write_text_atomic,
+)
 
 RECORDED_PACKAGES = ("tackboard", "torch", "numpy", "pyarrow", "safetensors")
 
 
 class RunDirectory:
-    """One run's folder. `create` makes a new one, `open` takes an existing one up again."""
+    """One run's folder. `new` names one, `write` makes it; `open` takes an existing one up again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
 
     @classmethod
+    def new(cls, runs: Path, name: str) -> RunDirectory:
+        """A name for a new run under `runs`; nothing is written before `write`."""
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime())
+        return cls(runs / f"{stamp}_{name}_{os.urandom(3).hex()}")
+
+    @classmethod
     def create(cls, runs: Path, name: str, config: Mapping[str, Any]) -> RunDirectory:
         """A new run under `runs`, with its resolved config and environment written."""
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime())
-        run = cls(runs / f"{stamp}_{name}_{os.urandom(3).hex()}")
-        run.checkpoints.mkdir(parents=True)
-        write_json_atomic(run.path / "config.json", config)
-        write_json_atomic(run.path / "env.json", describe_environment())
-        replace_symlink(runs / "latest", run.path.name)
+        run = cls.new(runs, name)
+        run.write(config)
         return run
+
+    def write(self, config: Mapping[str, Any]) -> None:
+        """Makes the folder with its resolved config and environment, and points `latest` at it."""
+        runs = self.path.parent
+        remove_leftovers(runs)
+        with new_directory(self.path) as folder:
+            (folder / "checkpoints").mkdir()
+            write_json_atomic(folder / "config.json", config)
+            write_json_atomic(folder / "env.json", describe_environment())
+        replace_symlink(runs / "latest", self.path.name)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """An existing run; torn last lines of its JSON-lines files are removed."""
+        """An existing run; torn last lines of its JSON-lines files and other remains of a kill are removed."""
         run = cls(path.resolve())
         if not (run.path / "config.json").is_file():
             raise DataError(f"{path} is not a run", allowed="a run folder holds config.json", fix="ls runs/")
+        remove_leftovers(run.path)
         for name in ("metrics.jsonl", "events.jsonl"):
             _cut_torn_line(run.path / name)
         return run

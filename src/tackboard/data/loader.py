@@ -7,6 +7,7 @@ batches come and never what is in them. torch's DataLoader moves them between pr
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -75,7 +76,14 @@ class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
         self.plan = StepPlan(self.segments.lengths, tokens_per_step=config.tokens_per_step, seed=seed)
         in_training = np.zeros(len(sequences.item_ids), dtype=bool)
         in_training[_ranges(self.segments.starts, self.segments.lengths)] = True
-        self.frequencies = ItemFrequencies(sequences.item_ids[in_training & sequences.is_positive])
+        positives = in_training & sequences.is_positive
+        if not positives.any():
+            raise DataError(
+                f"{config.dataset} has no positive event to train on",
+                allowed="each user's last positive event is held out for evaluation",
+                fix="name more actions in data.positive_actions, or use users with at least two positive events",
+            )
+        self.frequencies = ItemFrequencies(sequences.item_ids[positives])
 
     def __getitem__(self, step: int) -> SequenceBatch:
         chosen = self.plan.segments_of(step)
@@ -97,15 +105,19 @@ class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
     def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, SequenceBatch]]:
         """(step number, batch) for each of `steps`, in that order, prepared by `num_workers` processes."""
         numbers = list(steps)
-        loader: torch.utils.data.DataLoader[SequenceBatch] = torch.utils.data.DataLoader(
-            self,
-            batch_size=None,
-            sampler=numbers,
-            num_workers=num_workers,
-            prefetch_factor=4 if num_workers else None,
-            collate_fn=_unchanged,
-        )
-        yield from zip(numbers, loader, strict=True)
+        with warnings.catch_warnings():
+            # More workers than cores is the user's choice, and changes nothing but the speed.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            loader: torch.utils.data.DataLoader[SequenceBatch] = torch.utils.data.DataLoader(
+                self,
+                batch_size=None,
+                sampler=numbers,
+                num_workers=num_workers,
+                prefetch_factor=4 if num_workers else None,
+                collate_fn=_unchanged,
+            )
+            batches = iter(loader)
+        yield from zip(numbers, batches, strict=True)
 
 
 def _unchanged(batch: Any) -> Any:

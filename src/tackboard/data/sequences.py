@@ -51,19 +51,28 @@ class Sequences:
         return {"dataset": str(self.path), "snapshot": self.snapshot, "num_events": len(self.item_ids)}
 
 
-def load_sequences(dataset: str | Path, positive_actions: tuple[str, ...] = (), holdout: str = "last") -> Sequences:
-    """Reads and verifies a dataset. `positive_actions` empty means all; `holdout` is `last` or `none`."""
+def load_sequences(
+    dataset: str | Path,
+    positive_actions: tuple[str, ...] = (),
+    holdout: str = "last",
+    vocabulary: Vocabulary | None = None,
+) -> Sequences:
+    """Reads and verifies a dataset. `positive_actions` empty means all; `holdout` is `last` or `none`.
+
+    `vocabulary` is that of the model that will read it, where there is one: its indices are not this dataset's.
+    """
     source = open_dataset(Path(dataset))
     table = source.read_events(COLUMNS)
     if table.num_rows == 0:
         raise DataError(f"{dataset} holds no events")
     action_names, action_codes = _dictionary(table["action"])
     surface_names, surface_codes = _dictionary(table["surface"])
-    vocabulary = Vocabulary.from_names(action_names, surface_names)
-    actions = vocabulary.action_indices(action_names)[action_codes]
+    own = Vocabulary.from_names(action_names, surface_names)
+    positive = np.isin(own.action_indices(action_names), _positive_indices(own, positive_actions))
+    vocabulary = vocabulary or own
     user_ids, starts = np.unique(table["user_id"].to_numpy(), return_index=True)
     item_ids = table["item_id"].to_numpy()
-    is_positive = np.isin(actions, _positive_indices(vocabulary, positive_actions))
+    is_positive = positive[action_codes]
     offsets = np.append(starts, table.num_rows).astype(np.int64)
     targets = last_positive(offsets, is_positive) if holdout == "last" else np.full(len(user_ids), -1, dtype=np.int64)
     items = source.read_items(["item_id"])["item_id"].to_numpy()
@@ -75,7 +84,7 @@ def load_sequences(dataset: str | Path, positive_actions: tuple[str, ...] = (), 
         user_ids=user_ids,
         offsets=offsets,
         item_ids=item_ids,
-        actions=actions,
+        actions=vocabulary.action_indices(action_names)[action_codes],
         surfaces=vocabulary.surface_indices(surface_names)[surface_codes],
         times_ms=table["time_ms"].to_numpy(),
         is_positive=is_positive,

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, write_signature
-from tackboard.checkpoint.store import Checkpoint, load_checkpoint
+from tackboard.checkpoint.store import Checkpoint, load_checkpoint, save_tensors
 from tackboard.core.config import suggest
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, write_text_atomic
@@ -41,13 +40,13 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     signature = _signature(checkpoint, name, version, tables)
     _check_parameters(checkpoint)
     with new_directory(bundle) as folder:
-        save_file(checkpoint.tensors["dense"], folder / "dense.safetensors")
+        save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")
         (folder / "tables").mkdir()
         for parameter, weight in checkpoint.tensors["tables"].items():
             stored = weight.to(PRECISIONS[tables])
             if not bool(torch.isfinite(stored).all()):
                 raise DataError(f"{parameter} does not fit into {tables}", fix="use --tables fp32")
-            save_file({parameter: stored}, folder / signature.tables[parameter]["file"])
+            save_tensors({parameter: stored}, folder / signature.tables[parameter]["file"])
         write_signature(folder, signature)
         write_text_atomic(folder / "card.md", _card(signature, checkpoint))
         write_manifest(folder, KIND, {"name": name, "version": version})

@@ -49,7 +49,8 @@ class RankingMetrics:
 def ranks_of_targets(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArray[np.int64]:
     """0-based rank of column `targets[i]` in row i of `scores` [U, C]. Ties count against the target.
 
-    Pessimistic on purpose: a model that gives every item the same score ranks last, not first.
+    Pessimistic on purpose: a model that gives every item the same score, or no number, ranks last, not first.
     """
     own = scores[np.arange(len(targets)), targets][:, None]
-    return np.asarray((scores >= own).sum(axis=1) - 1, dtype=np.int64)
+    # Not `scores >= own`: with a NaN that is false everywhere, and the target would come before the first.
+    return np.asarray((~(scores < own)).sum(axis=1) - 1, dtype=np.int64)

@@ -22,7 +22,7 @@ from torch import nn
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.config import from_dict, to_dict
-from tackboard.core.errors import ConfigError, DataError, UsageError
+from tackboard.core.errors import USER_MODULE_PREFIX, ConfigError, DataError, UsageError
 from tackboard.events.vocabulary import Vocabulary
 
 OWN_PREFIX = "tackboard.models."
@@ -130,7 +130,7 @@ def load_code(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")
     source = str(path.resolve())
-    name = f"tackboard_user_code_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    name = f"{USER_MODULE_PREFIX}{hashlib.sha256(source.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, source)
@@ -143,7 +143,7 @@ def load_code(path: Path) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         raise UsageError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}", fix="run it by itself"
+            f"{path} cannot be imported: {type(error).__name__}: {error}", fix=f"`python {path}` shows the same error"
         ) from error
     return module
 

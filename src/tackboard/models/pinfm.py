@@ -126,7 +126,8 @@ class PinFM(nn.Module):
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
         hidden_BSD = self._hidden(batch, self.item_tables(batch.item_rows))
-        return self._project(hidden_BSD[torch.arange(batch.num_rows), batch.lengths()])
+        rows = torch.arange(batch.num_rows, device=batch.items.device)
+        return self._project(hidden_BSD[rows, batch.lengths()])
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         """One unit vector per item [M, D]."""

@@ -40,7 +40,10 @@ def _function(name: str) -> Callable[[], Any]:
     found = getattr(module_of_user, function or "recipe", None)
     if not callable(found):
         functions = [key for key, value in vars(module_of_user).items() if callable(value) and not key.startswith("_")]
+        close = suggest(function or "recipe", functions)
         raise UsageError(
-            f"{path} has no function {function or 'recipe'!r}", allowed=f"it defines: {', '.join(functions)[:120]}"
+            f"{path} has no function {function or 'recipe'!r}",
+            allowed=f"it defines: {', '.join(functions)[:120] or 'no function'}",
+            fix=f"did you mean {path}:{close}?" if close else "",
         )
     return found

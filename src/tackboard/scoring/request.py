@@ -61,13 +61,12 @@ def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: 
         return values
     if signature.id_type == "int64":
         for position, value in enumerate(values):
-            is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if not is_whole or not INT64.min <= int(value) <= INT64.max:
-                raise _wrong_id(field, position, value, "a whole number of 64 bits, as in training")
+            if problem := _not_int64(value):
+                raise _wrong_id(field, position, problem, "a whole number of 64 bits, as in training")
         return np.array([int(value) for value in values], dtype=np.int64)
     for position, value in enumerate(values):
         if not isinstance(value, str) or not value:
-            raise _wrong_id(field, position, value, "a non-empty string, as in training")
+            raise _wrong_id(field, position, _type_name(value), "a non-empty string, as in training")
     return np.array([string_id(value) for value in values], dtype=np.int64)
 
 
@@ -88,11 +87,8 @@ def _times(values: Sequence[Any] | None, count: int) -> NDArray[np.int64]:
     if isinstance(values, np.ndarray) and values.dtype == np.int64:
         return values
     for position, value in enumerate(values):
-        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not is_whole or not INT64.min <= int(value) <= INT64.max:
-            raise UsageError(
-                f"history time_ms {position} is {_type_name(value)}", allowed="allowed: whole ms since 1970"
-            )
+        if problem := _not_int64(value):
+            raise UsageError(f"history time_ms {position} is {problem}", allowed="allowed: whole ms since 1970")
     return np.array([int(value) for value in values], dtype=np.int64)
 
 
@@ -103,11 +99,21 @@ def _check_length(values: Sequence[Any], count: int, field: str) -> None:
         )
 
 
-def _wrong_id(field: str, position: int, value: Any, wanted: str) -> UsageError:
-    return UsageError(f"{field} {position} is {_type_name(value)}", allowed=f"allowed: {wanted}")
+def _not_int64(value: Any) -> str | None:
+    """Why a value is no whole number of 64 bits, or None."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        return _type_name(value)
+    return None if INT64.min <= int(value) <= INT64.max else "out of range"
+
+
+def _wrong_id(field: str, position: int, problem: str, wanted: str) -> UsageError:
+    return UsageError(f"{field} {position} is {problem}", allowed=f"allowed: {wanted}")
 
 
 def _type_name(value: Any) -> str:
-    return {"str": "a string", "float": "a fraction", "bool": "true or false", "NoneType": "missing"}.get(
-        type(value).__name__, "out of range" if isinstance(value, int) else type(value).__name__
+    if isinstance(value, str) and not value:
+        return "an empty string"
+    name = type(value).__name__
+    return {"str": "a string", "int": "a number", "float": "a fraction", "bool": "true or false"}.get(
+        name, "missing" if value is None else name
     )

@@ -39,14 +39,14 @@ def estimate_run(config: RunConfig, sequences: Sequences, runs: Path) -> dict[st
     free_disk = shutil.disk_usage(_existing(runs)).free
     if memory > total_memory_bytes():
         raise UsageError(
-            f"the model needs {memory / 1e9:.1f} GB",
-            allowed=f"this machine has {total_memory_bytes() / 1e9:.1f} GB",
+            f"the model needs {_size(memory)}",
+            allowed=f"this machine has {_size(total_memory_bytes())}",
             fix="lower model.hashing.num_rows or model.table_dim",
         )
     if KEPT_CHECKPOINTS * checkpoint > free_disk:
         raise UsageError(
-            f"checkpoints need {KEPT_CHECKPOINTS * checkpoint / 1e9:.1f} GB",
-            allowed=f"{runs} has {free_disk / 1e9:.1f} GB free",
+            f"checkpoints need {_size(KEPT_CHECKPOINTS * checkpoint)}",
+            allowed=f"{runs} has {_size(free_disk)} free",
             fix="free some space, or choose another --runs",
         )
     return {
@@ -62,6 +62,10 @@ def estimate_run(config: RunConfig, sequences: Sequences, runs: Path) -> dict[st
         "checkpoint_bytes": checkpoint,
         "first_loss_expected": round(math.log(max(2, len(sequences.catalogue))), 2),
     }
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _existing(path: Path) -> Path:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.checkpoint.store import CheckpointStore
-from tackboard.core.files import read_json
+from tackboard.core.files import read_json, remove_leftovers
 from tackboard.core.rundir import RunDirectory
 
 FREE_SETTINGS = frozenset(
     {"data.num_workers", "training.log_every", "training.checkpoint_every", "training.num_threads"}
 )
-"""Settings that change how a run works but not what it computes."""
+"""Settings that change how a run works but not what it computes; threads change only how sums are rounded."""
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -23,7 +23,9 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def find_unfinished(runs: Path, config: dict[str, Any]) -> RunDirectory | None:
     """The newest run under `runs` with this config that is not done, or None."""
-    for path in sorted(runs.glob(f"*_{config['name']}_*"), reverse=True):
+    remove_leftovers(runs)
+    # A digit first: a run that was killed while it was created is a folder with a dot.
+    for path in sorted(runs.glob(f"[0-9]*_{config['name']}_*"), reverse=True):
         if not (path / "config.json").is_file():
             continue
         run = RunDirectory.open(path)

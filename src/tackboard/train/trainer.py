@@ -12,7 +12,8 @@ import fcntl
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from tackboard.batch import SequenceBatch
 from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
+from tackboard.core.files import storage_error
 from tackboard.core.hashing import mix64
 from tackboard.core.machine import usable_cores
 from tackboard.core.progress import Progress, say
@@ -45,7 +47,8 @@ class Trainer:
         self.run = run
         self.sequences = sequences
         self.device = choose_device(config.training.device)
-        torch.set_num_threads(config.training.num_threads or usable_cores())
+        self.num_threads = config.training.num_threads or usable_cores()
+        torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)
         self.model: Any = build_model(config.model, sequences.vocabulary).to(self.device)
@@ -68,8 +71,9 @@ class Trainer:
                 self._train_until_done(stop, quiet=quiet)
             except BaseException as error:
                 reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
-                self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
-                self.run.log_event("stopped", step=self.step, reason=reason)
+                with suppress(OSError):  # A full disk must not hide what went wrong first.
+                    self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
+                    self.run.log_event("stopped", step=self.step, reason=reason)
                 raise
             self.run.set_status("done")
             self.run.log_event("done", step=self.step, loss=self.last_loss)
@@ -153,10 +157,16 @@ class Trainer:
     def _resume_or_start(self) -> None:
         path = self.store.find_latest()
         if path is None:
+            self.run.cut_metrics_after(self.step)  # There are some where every checkpoint was damaged.
             self.run.log_event("start", parameters=sum(p.numel() for p in self.model.parameters()))
             self.save()
         else:
-            self._load(path)
+            before = self._load(path).get("num_threads", self.num_threads)
+            if before != self.num_threads:
+                # Sums over several threads are rounded differently; everything else stays the same.
+                say(f"warning: threads were {before}, now {self.num_threads}: the result will differ in rounding")
+            # A kill between the two renames of a save, or a damaged checkpoint, leaves `latest` at another one.
+            self.store.point_latest(path)
             self.run.cut_metrics_after(self.step)
             self.run.log_event("resume", step=self.step)
 
@@ -169,7 +179,18 @@ class Trainer:
             "tables": {name: tensor for name, tensor in parameters.items() if name in self.tables},
             "optimizer": {name: tensor.cpu() for name, tensor in self.optimizers.state().items()},
         }
-        self.store.save(self.step, groups, self._state())
+        try:
+            self.store.save(self.step, groups, self._state())
+        except OSError as error:
+            raise (
+                storage_error(
+                    error,
+                    f"the checkpoint of step {self.step} could not be written",
+                    allowed="the checkpoints before it are intact",
+                    fix=f"make room or mend the disk, then go on with: --resume {self.run.path}",
+                )
+                or error
+            ) from None
         self.run.log_event("checkpoint", step=self.step)
 
     def _state(self) -> dict[str, Any]:
@@ -179,6 +200,7 @@ class Trainer:
             "step": self.step,
             "data_step": self.data_step,
             "num_tokens": self.num_tokens,
+            "num_threads": self.num_threads,
             "last_loss": self.last_loss if self.step else None,
             "guard": self.guard.state(),
             "config": config_to_json(self.config),
@@ -188,8 +210,17 @@ class Trainer:
             "lineage": self.sequences.lineage(),
         }
 
-    def _load(self, path: Any) -> None:
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Takes over a checkpoint; returns its state."""
         checkpoint = load_checkpoint(path)
+        recorded = checkpoint.state["lineage"]["snapshot"]
+        if recorded != self.sequences.snapshot:
+            # Another snapshot has another order of data, and perhaps another vocabulary.
+            raise UsageError(
+                f"{self.run.path} was started on snapshot {recorded}, not on {self.sequences.snapshot}",
+                allowed="a run goes on with the data it was started on",
+                fix="start a new run with --resume never",
+            )
         self.model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
         self.optimizers.load_state(checkpoint.tensors["optimizer"])
         self.guard.load_state(checkpoint.state["guard"])
@@ -197,6 +228,7 @@ class Trainer:
         self.data_step = int(checkpoint.state["data_step"])
         self.num_tokens = int(checkpoint.state["num_tokens"])
         self.last_loss = checkpoint.state["last_loss"] if self.step else float("nan")
+        return checkpoint.state
 
     def _scan(self) -> None:
         """A non-finite row spreads slowly and shows late: refuse to publish a table that holds one."""
@@ -221,11 +253,15 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def _only_process(run: RunDirectory) -> Iterator[None]:
-    """Holds the run's lock; a second process on the same run would tear its files."""
+    """Holds the run's lock; a second process on the same run would tear its files.
+
+    It is a lock of this process alone. One of the file's descriptor (flock) would be shared with the loader workers,
+    which live a few seconds longer than a trainer that was killed, and would keep the run from being taken up again.
+    """
     with (run.path / "lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             raise UsageError(f"{run.path} is being trained by another process", fix="wait for it, or stop it") from None
         yield
 

@@ -1,0 +1,187 @@
+"""A run that is killed, at whatever instant, and taken up again ends in the same bits as one that was not.
+
+Twenty instants for each number of loader workers: twelve between the named points of the checkpoint writer, eight at
+random. `make test` takes five of them, `make test-slow` all, and every named point besides.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tackboard.core import keyed_random
+
+if TYPE_CHECKING:
+    from conftest import Nursery, Outcome, Reference, Runs
+else:
+    Nursery = Outcome = Reference = Runs = Any
+
+KILLED = -9
+STOPPED_BY_SIGTERM = -15
+RESUME_ME = 75
+NAMED = [
+    ("dense.safetensors:before-write", 1),
+    ("dense.safetensors:after-write", 3),
+    ("tables.safetensors:before-write", 2),
+    ("tables.safetensors:after-write", 4),
+    ("optimizer.safetensors:after-fsync", 3),
+    ("state.json:after-write", 2),
+    ("MANIFEST.json:before-write", 5),
+    ("MANIFEST.json:after-write", 3),
+    ("MANIFEST.json:after-rename", 2),
+    ("step-00000006:before-rename", 1),
+    ("step-00000009:after-rename", 1),
+    ("latest:before-rename", 4),
+]
+"""(point, which time the writer stands there). `latest` counts one more than checkpoints: runs/latest is the first."""
+NUM_RANDOM = 8
+WORKERS = (0, 1, 3)
+
+
+def instants() -> list[Any]:
+    """All 60; without the slow mark: four named points and one random instant, over all numbers of workers."""
+    quick = {(1, 0), (7, 1), (9, 0), (11, 3), (12, 3)}
+    return [
+        pytest.param(
+            number,
+            workers,
+            id=f"{'-'.join(map(str, NAMED[number])) if number < len(NAMED) else f'random-{number}'}-{workers}-workers",
+            marks=[] if (number, workers) in quick else [pytest.mark.slow],
+        )
+        for workers in WORKERS
+        for number in range(len(NAMED) + NUM_RANDOM)
+    ]
+
+
+def kill_at_random(nursery: Nursery, reference: Reference, workers: int, number: int) -> tuple[Runs, Outcome]:
+    """A run killed after a keyed share of the uninterrupted run's time; sooner, where the machine was quicker."""
+    delay = keyed_random.uniform(20, workers, number).item() * reference.seconds
+    while True:
+        runs = nursery.runs()
+        outcome = runs.train(workers, after_s=delay)
+        if outcome.code != 0:
+            return runs, outcome
+        delay *= 0.7
+
+
+def finish(runs: Runs, reference: Reference, workers: int = 0) -> None:
+    """Takes the run up again and compares what it ends in."""
+    resumed = runs.train(workers)
+    assert resumed.code == 0, resumed.log
+    assert runs.digest() == reference.digest
+    assert runs.metrics() == reference.metrics, "each step stands in metrics.jsonl once, with the same figures"
+    assert runs.leftovers() == []
+    runs.check_readable()
+
+
+@pytest.mark.parametrize(("number", "workers"), instants())
+def test_a_killed_run_resumes_to_the_same_bits(
+    nursery: Nursery, runs: Runs, reference: Reference, number: int, workers: int
+) -> None:
+    if number < len(NAMED):
+        outcome = runs.train(workers, at=NAMED[number], action="kill")
+    else:
+        runs, outcome = kill_at_random(nursery, reference, workers, number)
+    assert outcome.code == KILLED, outcome.log
+    runs.check_readable()
+    finish(runs, reference, workers)
+
+
+def test_the_named_points_surround_every_move_of_the_writer(reference: Reference) -> None:
+    passed = Counter(reference.points)
+    assert all(passed[point] >= occurrence for point, occurrence in NAMED)
+    for group in ("dense", "tables", "optimizer"):
+        assert {f"{group}.safetensors:{move}" for move in ("before-write", "after-write", "after-fsync")} <= set(passed)
+    for name in ("state.json", "MANIFEST.json"):
+        moves = ("before-write", "after-write", "after-fsync", "after-rename")
+        assert {f"{name}:{move}" for move in moves} <= set(passed)
+    for name in ("step-00000003", "latest"):
+        assert {f"{name}:before-rename", f"{name}:after-rename"} <= set(passed)
+    assert {"step-00000000:before-removal", "step-00000000:during-removal"} <= set(passed)
+
+
+@pytest.mark.slow
+def test_every_point_of_the_writer(nursery: Nursery, reference: Reference) -> None:
+    passed = Counter(reference.points)
+    for point, times in sorted(passed.items()):
+        runs = nursery.runs()
+        outcome = runs.train(at=[point, (times + 1) // 2], action="kill")
+        assert outcome.code == KILLED, f"{point}: {outcome.log}"
+        runs.check_readable()
+        finish(runs, reference)
+
+
+def test_many_kills_of_one_run_and_another_number_of_workers_each_time(runs: Runs, reference: Reference) -> None:
+    chain = [
+        (0, ["tables.safetensors:after-write", 2]),
+        (3, ["latest:before-rename", 2]),
+        (1, ["step-00000009:before-rename", 1]),
+    ]
+    for workers, at in chain:
+        outcome = runs.train(workers, at=at, action="kill")
+        assert outcome.code == KILLED, outcome.log
+        runs.check_readable()
+    finish(runs, reference, workers=3)
+    assert len(runs.all) == 1
+
+
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
+def test_sigterm_saves_and_asks_to_be_resumed(nursery: Nursery, reference: Reference, number: int) -> None:
+    workers = WORKERS[number % len(WORKERS)]
+    delay = keyed_random.uniform(21, number).item() * reference.seconds / 2
+    while True:
+        runs = nursery.runs()
+        started = f"{runs.name}/[0-9]*_small_*/checkpoints/step-00000000"
+        outcome = runs.train(workers, after_s=delay, signal="SIGTERM", **{"from": started})
+        if outcome.code != 0:
+            break
+        delay *= 0.7
+    assert outcome.code == RESUME_ME, outcome.log
+    (run,) = runs.all
+    assert (run / "STATUS").read_text() == "preempted\n"
+    assert len(outcome.error_lines) <= 3 and f"--resume {run.relative_to(nursery.folder)}" in outcome.error_lines[-1]
+    runs.check_readable()
+    finish(runs, reference, workers)
+
+
+def test_a_signal_before_the_first_step_loses_nothing(runs: Runs, reference: Reference) -> None:
+    outcome = runs.train(after_s=0.0, signal="SIGTERM")
+    assert outcome.code == STOPPED_BY_SIGTERM
+    finish(runs, reference)
+
+
+def test_another_number_of_threads_is_told(runs: Runs) -> None:
+    assert runs.train(at=["state.json:before-write", 3], action="kill").code == KILLED
+    resumed = runs.train(settings=["training.num_threads=2"])
+    assert resumed.code == 0, resumed.log
+    assert "warning: threads were 1, now 2: the result will differ in rounding" in resumed.log
+    assert runs.metrics()[-1]["step"] == 12
+
+
+def test_one_run_is_trained_by_one_process_at_a_time(runs: Runs, reference: Reference) -> None:
+    assert runs.train(at=["state.json:before-write", 2], action="kill").code == KILLED
+    (run,) = runs.all
+    with (run / "lock").open("r+") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        refused = runs.train()
+    assert refused.code == 2
+    assert "is being trained by another process" in refused.log
+    finish(runs, reference)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_written_again(runs: Runs, reference: Reference) -> None:
+    assert runs.train().code == 0
+    (run,) = runs.all
+    newest = run / "checkpoints" / "step-00000012" / "tables.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    (run / "STATUS").write_text("running\n")
+    resumed = runs.train()
+    assert resumed.code == 0, resumed.log
+    assert "passing over step-00000012" in resumed.log and "tables.safetensors" in resumed.log
+    assert runs.digest() == reference.digest
+    assert runs.metrics() == reference.metrics

@@ -1,0 +1,532 @@
+"""Mistakes that users make, and what they are told: at most three lines, the right exit code, never a traceback.
+
+This table is the documentation of our error texts. Each row plants one mistake in an otherwise working command. The
+first line names what was given, the others what is allowed and what to do; where a word was mistyped, the nearest right
+one is suggested. Exit codes: 2 wrong use, 3 data invalid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tackboard.core.manifest import MANIFEST, seal, unseal
+
+if TYPE_CHECKING:
+    from conftest import Answer
+else:
+    Answer = Any
+
+WRONG_USE, DATA_INVALID = 2, 3
+ROOT = Path(__file__).resolve().parents[2]
+GOOD_LOG = "user,item,time,action\n" + "".join(f"u{n % 7},i{n % 11},{1_700_000_000 + n},click\n" for n in range(60))
+INIT = "init --from log.csv --user user --item item --time time"
+GOOD_REQUEST = {
+    "history": [{"item": 100001, "action": "click", "surface": "home", "time_ms": 1_700_000_000_000}],
+    "candidates": [100001, 100002],
+}
+SCORE = "score request.json --offline --bundle {workspace}/bundle"
+TRAIN = "train {workspace}/recipe.py:recipe --set data.dataset={workspace}/datasets/tiny"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One row: what is typed, the exit code, fragments that the message must hold, and what is planted first."""
+
+    name: str
+    command: str
+    code: int
+    says: tuple[str, ...]
+    plant: Callable[[Path, Path], object] = lambda folder, workspace: None
+
+
+def file(name: str, content: str | bytes) -> Callable[[Path, Path], object]:
+    """Plants a file in the folder that the command runs in."""
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder, workspace: (folder / name).write_bytes(data)
+
+
+def log(content: str | bytes) -> Callable[[Path, Path], object]:
+    return file("log.csv", content)
+
+
+def request(**changes: Any) -> Callable[[Path, Path], object]:
+    return file("request.json", json.dumps(GOOD_REQUEST | changes))
+
+
+def copied(source: str, target: str, *damages: Callable[[Path], object]) -> Callable[[Path, Path], object]:
+    """Plants a copy of something in the workspace, damaged."""
+
+    def plant(folder: Path, workspace: Path) -> None:
+        shutil.copytree((workspace / source).resolve(), folder / target, symlinks=True)
+        for damage in damages:
+            damage(folder / target)
+
+    return plant
+
+
+def flip(pattern: str) -> Callable[[Path], object]:
+    """Flips one bit in the middle of the first file that matches."""
+
+    def damage(folder: Path) -> None:
+        path = sorted(folder.glob(pattern))[0]
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    return damage
+
+
+def newer_format(folder: Path) -> None:
+    content = unseal((folder / MANIFEST).read_bytes())
+    assert content is not None
+    del content["sha256_of_the_above"]
+    (folder / MANIFEST).write_bytes(seal(content | {"format_version": 2}))
+
+
+def signature_of_user_code(folder: Path) -> None:
+    """Makes a bundle look as if its model came from a user's file."""
+    from tackboard.core.manifest import write_manifest
+
+    path = folder / "signature.json"
+    signature = json.loads(path.read_text())
+    signature["model"]["config_class"] = "my_model.py:MyConfig"
+    path.write_text(json.dumps(signature))
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, "bundle")
+
+
+MISTAKES = [
+    # Importing one's own log.
+    Mistake(
+        "a column that is not there",
+        "init --from log.csv --user users --item item --time time",
+        DATA_INVALID,
+        ("log.csv has no column 'users' (given by --user)", "its columns: user, item", "did you mean --user user?"),
+        log(GOOD_LOG),
+    ),
+    Mistake("a log that does not exist", INIT, WRONG_USE, ("log.csv does not exist",)),
+    Mistake(
+        "a folder instead of a log",
+        INIT,
+        WRONG_USE,
+        ("log.csv is a folder", "one CSV or Parquet file"),
+        lambda folder, workspace: (folder / "log.csv").mkdir(),
+    ),
+    Mistake("an empty log", INIT, DATA_INVALID, ("log.csv has no header line",), log("")),
+    Mistake("a log of only a header", INIT, DATA_INVALID, ("log.csv", "no rows"), log("user,item,time\n")),
+    Mistake(
+        "times that are no times",
+        INIT,
+        DATA_INVALID,
+        ("log.csv", "60 of 60 rows", "time"),
+        log(GOOD_LOG.replace(",1700", ",soon1700")),
+    ),
+    Mistake(
+        "seconds and milliseconds in one column",
+        INIT,
+        DATA_INVALID,
+        ("'time' mixes seconds and milliseconds", "one unit"),
+        log(GOOD_LOG + "u1,i1,1700000000000,click\n"),
+    ),
+    Mistake(
+        "rows without a user",
+        INIT,
+        DATA_INVALID,
+        ("log.csv", "20 of 80 rows", "user"),
+        log(GOOD_LOG + ",i1,1700000000,click\n" * 20),
+    ),
+    Mistake(
+        "a log that is binary rubbish",
+        INIT,
+        DATA_INVALID,
+        ("log.csv is neither Parquet nor UTF-8 text", "CSV, gzipped CSV, Parquet"),
+        log(bytes(range(128, 256)) * 40),
+    ),
+    Mistake(
+        "a Parquet file that was cut",
+        INIT,
+        DATA_INVALID,
+        ("log.csv cannot be read",),
+        log(b"PAR1" + bytes(range(256)) * 4),
+    ),
+    Mistake(
+        "a recipe that exists already",
+        INIT,
+        WRONG_USE,
+        ("recipe.py exists already", "--force"),
+        lambda folder, workspace: (log(GOOD_LOG)(folder, workspace), (folder / "recipe.py").touch()),
+    ),
+    Mistake(
+        "a dataset name that is a path",
+        f"{INIT} --name ../mine",
+        WRONG_USE,
+        ("dataset name '../mine'", "letters, digits", "--name"),
+        log(GOOD_LOG),
+    ),
+    # Making a world.
+    Mistake("a world that does not exist", "data synth --world dmeo", WRONG_USE, ("'dmeo'", "did you mean demo?")),
+    Mistake("a world file that does not exist", "data synth --world my.json", WRONG_USE, ("my.json does not exist",)),
+    Mistake(
+        "a world file that is not JSON", "data synth --world my.json", DATA_INVALID, ("my.json",), file("my.json", "{")
+    ),
+    Mistake(
+        "a typo in a world's setting",
+        "data synth --set num_usres=5",
+        WRONG_USE,
+        ("unknown setting num_usres", "did you mean num_users?"),
+    ),
+    Mistake("fewer than no users", "data synth --set num_users=-5", WRONG_USE, ("num_users = -5", "1 or more")),
+    # Training.
+    Mistake(
+        "a recipe that does not exist",
+        "train dmeo",
+        WRONG_USE,
+        ("no recipe 'dmeo'", "allowed: demo", "did you mean demo?"),
+    ),
+    Mistake("a recipe file that does not exist", "train my.py:recipe", WRONG_USE, ("my.py is not a file",)),
+    Mistake(
+        "a recipe file with a syntax error",
+        "train my.py:recipe",
+        WRONG_USE,
+        ("my.py cannot be imported: SyntaxError",),
+        file("my.py", "def recipe(:\n"),
+    ),
+    Mistake(
+        "a recipe file without that function",
+        "train my.py:recipe",
+        WRONG_USE,
+        ("my.py has no function 'recipe'", "it defines: receipt", "did you mean my.py:receipt?"),
+        file("my.py", "def receipt(): ...\n"),
+    ),
+    Mistake(
+        "a recipe that returns something else",
+        "train my.py:recipe",
+        WRONG_USE,
+        ("my.py:recipe returned dict", "RunConfig"),
+        file("my.py", "def recipe(): return {}\n"),
+    ),
+    Mistake(
+        "a recipe that fails",
+        "train my.py:recipe",
+        WRONG_USE,
+        ("my.py:1 raised ZeroDivisionError: division by zero", "--debug"),
+        file("my.py", "def recipe(): return 1 / 0\n"),
+    ),
+    Mistake(
+        "a typo in a table of settings",
+        f"{TRAIN} --set trainning.steps=5",
+        WRONG_USE,
+        ("unknown setting trainning.steps", "did you mean training.steps?"),
+    ),
+    Mistake(
+        "a typo in a nested setting",
+        f"{TRAIN} --set model.hashing.num_row=5",
+        WRONG_USE,
+        ("unknown setting model.hashing.num_row", "did you mean model.hashing.num_rows?"),
+    ),
+    Mistake(
+        "a word for a number",
+        f"{TRAIN} --set training.steps=ten",
+        WRONG_USE,
+        ("training.steps = 'ten'", "a whole number"),
+    ),
+    Mistake("a negative size", f"{TRAIN} --set model.width=-8", WRONG_USE, ("model.width = -8", "1 or more")),
+    Mistake(
+        "a setting without a value", f"{TRAIN} --set training.steps", WRONG_USE, ("--set training.steps", "name=value")
+    ),
+    Mistake(
+        "sizes that do not fit each other",
+        f"{TRAIN} --set data.max_length=500",
+        WRONG_USE,
+        ("data.max_length = 500", "model.max_history = 12"),
+    ),
+    Mistake(
+        "a step that holds no segment",
+        f"{TRAIN} --set data.tokens_per_step=10",
+        WRONG_USE,
+        ("data.tokens_per_step = 10", "at least 24"),
+    ),
+    Mistake(
+        "a dataset that does not exist",
+        "train {workspace}/recipe.py:recipe --set data.dataset={workspace}/datasets/tiyn",
+        DATA_INVALID,
+        ("datasets/tiyn holds no dataset", "datasets in", "did you mean {workspace}/datasets/tiny?"),
+    ),
+    Mistake(
+        "a bundle instead of a dataset",
+        "train {workspace}/recipe.py:recipe --set data.dataset={workspace}/bundle",
+        DATA_INVALID,
+        ("{workspace}/bundle is a bundle", "allowed: a dataset"),
+    ),
+    Mistake(
+        "a dataset with a flipped bit",
+        "train {workspace}/recipe.py:recipe --set data.dataset=bad",
+        DATA_INVALID,
+        ("bad/events.parquet is corrupt",),
+        copied("datasets/tiny/latest", "bad", flip("events.parquet")),
+    ),
+    Mistake(
+        "an action that never occurs",
+        f"{TRAIN} --set 'data.positive_actions=[\"clik\"]'",
+        WRONG_USE,
+        ("'clik'", "click", "did you mean click?"),
+    ),
+    Mistake(
+        "more rows than a table can have",
+        f"{TRAIN} --set model.hashing.num_rows=4000000000",
+        WRONG_USE,
+        ("model.hashing.num_rows = 4000000000", "1 to 2147483647"),
+    ),
+    Mistake(
+        "a model larger than the machine",
+        f"{TRAIN} --set model.hashing.num_rows=2000000000 --set model.table_dim=1024",
+        WRONG_USE,
+        ("the model needs 164", "GB", "this machine has", "lower model.hashing.num_rows"),
+    ),
+    Mistake(
+        "runs in a place that is a file",
+        f"{TRAIN} --runs taken/runs",
+        WRONG_USE,
+        ("Not a directory", "taken"),
+        file("taken", ""),
+    ),
+    Mistake("a run that does not exist", f"{TRAIN} --resume runs/nope", DATA_INVALID, ("runs/nope is not a run",)),
+    Mistake(
+        "a resumed run with another setting",
+        f"{TRAIN} --set seed=7 --resume {{workspace}}/runs/latest",
+        WRONG_USE,
+        ("other settings: ", "seed", "--resume never"),
+    ),
+    Mistake(
+        "a run whose config is damaged",
+        f"{TRAIN} --resume bad",
+        DATA_INVALID,
+        ("bad/config.json cannot be read as JSON",),
+        copied("runs/latest", "bad", lambda run: (run / "config.json").write_text("{")),
+    ),
+    # Evaluating and exporting.
+    Mistake("a run to evaluate that does not exist", "evaluate runs/nope", DATA_INVALID, ("runs/nope does not exist",)),
+    Mistake(
+        "a run without a checkpoint",
+        "evaluate empty",
+        DATA_INVALID,
+        ("empty holds no complete checkpoint",),
+        lambda folder, workspace: (folder / "empty").mkdir(),
+    ),
+    Mistake(
+        "a checkpoint with a flipped bit",
+        "evaluate bad",
+        DATA_INVALID,
+        ("tables.safetensors is corrupt",),
+        copied("runs/latest", "bad", flip("checkpoints/latest/tables.safetensors")),
+    ),
+    Mistake(
+        "no users to rank",
+        "evaluate {workspace}/runs/latest --max-users 0",
+        WRONG_USE,
+        ("--max-users", "greater than or equal to 1"),
+    ),
+    Mistake(
+        "a bundle that exists already",
+        "export {workspace}/runs/latest --out {workspace}/bundle",
+        WRONG_USE,
+        ("{workspace}/bundle exists already",),
+    ),
+    Mistake(
+        "a precision that does not exist",
+        "export {workspace}/runs/latest --out b --tables fp61",
+        WRONG_USE,
+        ("--tables fp61", "fp32, fp16", "did you mean fp16?"),
+    ),
+    Mistake(
+        "a version that is no number",
+        "export {workspace}/runs/latest --out b --version one",
+        WRONG_USE,
+        ("--version one", "a whole number"),
+    ),
+    Mistake(
+        "a model name with a blank",
+        "export {workspace}/runs/latest --out b --name 'my model'",
+        WRONG_USE,
+        ("--name my model", "letters, digits"),
+    ),
+    # Serving and scoring.
+    Mistake(
+        "a checkpoint instead of a bundle",
+        "serve {workspace}/runs/latest/checkpoints/latest --port 0",
+        DATA_INVALID,
+        ("is a checkpoint", "allowed: a bundle"),
+    ),
+    Mistake("a bundle that does not exist", "serve nope --port 0", DATA_INVALID, ("nope is not a folder",)),
+    Mistake(
+        "a bundle with a flipped bit",
+        "serve bad --port 0",
+        DATA_INVALID,
+        ("bad/dense.safetensors is corrupt",),
+        copied("bundle", "bad", flip("dense.safetensors")),
+    ),
+    Mistake(
+        "a bundle of a newer version",
+        "serve bad --port 0",
+        DATA_INVALID,
+        ("format version 2", "up to 1", "use a newer tackboard"),
+        copied("bundle", "bad", newer_format),
+    ),
+    Mistake(
+        "a model of one's own without its code",
+        "serve bad --port 0",
+        WRONG_USE,
+        ("my_model.py", "never taken from a bundle", "--code my_model.py"),
+        copied("bundle", "bad", signature_of_user_code),
+    ),
+    Mistake(
+        "an open address without a token",
+        "serve {workspace}/bundle --host 0.0.0.0 --port 0",
+        WRONG_USE,
+        ("0.0.0.0", "TACKBOARD_TOKEN", "--insecure"),
+    ),
+    Mistake(
+        "a port that cannot be", "serve {workspace}/bundle --port 99999", WRONG_USE, ("port = 99999", "0 to 65535")
+    ),
+    Mistake("a negative queue", "serve {workspace}/bundle --max-queue -1", WRONG_USE, ("max_queue = -1",)),
+    Mistake("a request that does not exist", SCORE, WRONG_USE, ("request.json cannot be read: No such file",)),
+    Mistake(
+        "a file that cannot be read",
+        SCORE.replace("request.json", "/proc/self/mem"),
+        WRONG_USE,
+        ("/proc/self/mem cannot be read: Input/output error",),
+    ),
+    Mistake(
+        "a request that is not JSON", SCORE, WRONG_USE, ("not JSON", "candidates"), file("request.json", "{history}")
+    ),
+    Mistake(
+        "a typo in a request",
+        SCORE,
+        WRONG_USE,
+        ("unknown key 'candidate'", "did you mean 'candidates'?"),
+        file("request.json", '{"history": [], "candidate": [1]}'),
+    ),
+    Mistake("no candidates", SCORE, WRONG_USE, ("candidates is empty", "one or more"), request(candidates=[])),
+    Mistake(
+        "ids of the wrong type",
+        SCORE,
+        WRONG_USE,
+        ("candidate 1 is a string", "a whole number"),
+        request(candidates=[100001, "100002"]),
+    ),
+    Mistake(
+        "a server that does not answer",
+        "score request.json --url http://127.0.0.1:9",
+        WRONG_USE,
+        ("no tackboard server answers at http://127.0.0.1:9", "tackboard serve"),
+        request(),
+    ),
+    Mistake(
+        "an address that is none",
+        "score request.json --url ftp://here",
+        WRONG_USE,
+        ("ftp://here", "http://HOST:PORT"),
+        request(),
+    ),
+    Mistake(
+        "offline without a bundle",
+        "score request.json --offline",
+        WRONG_USE,
+        ("--offline and --bundle go together",),
+        request(),
+    ),
+    # Verifying.
+    Mistake("a file to verify", "verify log.csv", WRONG_USE, ("log.csv is not a folder", MANIFEST), log(GOOD_LOG)),
+    Mistake(
+        "a folder that was never finished",
+        "verify part",
+        DATA_INVALID,
+        (f"part/{MANIFEST} is missing",),
+        lambda folder, workspace: (folder / "part").mkdir(),
+    ),
+    # Typing.
+    Mistake("a command that does not exist", "trian demo", WRONG_USE, ("trian", "train")),
+    Mistake("an option that does not exist", "train demo --resum auto", WRONG_USE, ("--resum", "--resume")),
+    Mistake("a missing argument", "export", WRONG_USE, ("'run'", "tackboard export --help")),
+    Mistake("a missing option", "export {workspace}/runs/latest", WRONG_USE, ("--out", "tackboard export --help")),
+    Mistake("an option without its value", "train demo --set", WRONG_USE, ("--set", "requires an argument")),
+]
+
+
+def check(mistake: Mistake, answer: Answer, workspace: Path) -> None:
+    assert answer.code == mistake.code, answer.err
+    assert "Traceback" not in answer.err and "a bug in tackboard" not in answer.err
+    lines = answer.err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert len(lines) <= 3, answer.err
+    for fragment in mistake.says:
+        assert fragment.replace("{workspace}", str(workspace)) in answer.err, answer.err
+    assert answer.out == ""
+
+
+def words(mistake: Mistake, workspace: Path) -> list[str]:
+    return [word.replace("{workspace}", str(workspace)) for word in shlex.split(mistake.command)]
+
+
+def test_there_are_at_least_thirty() -> None:
+    assert len(MISTAKES) >= 30
+    assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "-"))
+def test_a_mistake_is_explained(
+    mistake: Mistake, tackboard: Callable[..., Answer], workspace: Path, tmp_path: Path
+) -> None:
+    mistake.plant(tmp_path, workspace)
+    before = sorted(tmp_path.rglob("*"))
+    check(mistake, tackboard(*words(mistake, workspace), cwd=tmp_path), workspace)
+    assert sorted(tmp_path.rglob("*")) == before, "a refused command leaves nothing behind"
+
+
+def test_a_port_that_is_taken(tackboard: Callable[..., Answer], workspace: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        mistake = Mistake("port", f"serve {{workspace}}/bundle --port {port}", WRONG_USE, (f"{port}", "--port"))
+        check(mistake, tackboard(*words(mistake, workspace), cwd=tmp_path), workspace)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_dataset_that_may_not_be_read(tackboard: Callable[..., Answer], workspace: Path, tmp_path: Path) -> None:
+    copied("datasets/tiny/latest", "mine")(tmp_path, workspace)
+    (tmp_path / "mine" / "events.parquet").chmod(0)
+    mistake = Mistake(
+        "unreadable",
+        "train {workspace}/recipe.py:recipe --set data.dataset=mine",
+        DATA_INVALID,
+        ("mine/events.parquet", "Permission denied"),
+    )
+    check(mistake, tackboard(*words(mistake, workspace), cwd=tmp_path), workspace)
+
+
+@pytest.mark.parametrize("name", ["a typo in a nested setting", "a bundle with a flipped bit"])
+def test_the_same_in_a_process_of_its_own(name: str, workspace: Path, tmp_path: Path) -> None:
+    mistake = next(mistake for mistake in MISTAKES if mistake.name == name)
+    mistake.plant(tmp_path, workspace)
+    done = subprocess.run(
+        [sys.executable, "-m", "tackboard", *words(mistake, workspace)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == mistake.code
+    assert len(done.stderr.splitlines()) <= 3
+    assert all(fragment in done.stderr for fragment in mistake.says)

@@ -1,0 +1,176 @@
+"""`tackboard train`: looking before running, the two-step run, and taking a run up again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tackboard.bundle.signature import read_bundle
+from tackboard.core.rundir import RunDirectory
+from tackboard.train.config import RunConfig, config_from_json
+from tackboard.train.trainer import Trainer
+
+Program = Callable[..., Any]
+
+
+@pytest.fixture
+def settings(tiny_dataset: Path) -> list[str]:
+    """Arguments that make the demo's recipe a run of seconds on the tiny dataset."""
+    changes = {
+        "data.dataset": tiny_dataset,
+        "data.positive_actions": '["click","save"]',
+        "data.max_length": 8,
+        "data.tokens_per_step": 64,
+        "model.hashing.num_rows": 16,
+        "model.table_dim": 4,
+        "model.width": 8,
+        "training.steps": 4,
+        "training.checkpoint_every": 2,
+        "training.num_threads": 1,
+        "training.device": "cpu",
+    }
+    return [argument for key, value in changes.items() for argument in ("--set", f"{key}={value}")]
+
+
+def test_print_config_is_the_resolved_config_and_runs_again(
+    tackboard: Program, settings: list[str], tmp_path: Path
+) -> None:
+    answer = tackboard("train", "demo", *settings, "--print-config", "--runs", tmp_path / "runs")
+    assert answer.code == 0
+    config = config_from_json(json.loads(answer.out))
+    assert (config.model.width, config.training.steps, config.data.max_length) == (8, 4, 8)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_reports_sizes_and_writes_nothing(tackboard: Program, settings: list[str], tmp_path: Path) -> None:
+    answer = tackboard("train", "demo", *settings, "--dry-run", "--json", "--runs", tmp_path / "runs")
+    assert answer.code == 0
+    assert answer.json()["table_parameters"] == 4 * 16 * 4
+    assert answer.json()["users"] == 14
+    assert list(tmp_path.iterdir()) == []
+    text = tackboard("train", "demo", *settings, "--dry-run", "--runs", tmp_path / "runs").out
+    assert "table_parameters  256" in text
+
+
+def test_fast_dev_run_goes_the_whole_way(tackboard: Program, settings: list[str], tmp_path: Path) -> None:
+    answer = tackboard("train", "demo", *settings, "--fast-dev-run", "--json", "--runs", tmp_path / "runs")
+    assert answer.code == 0, answer.err
+    result = answer.json()
+    assert (result["status"], result["step"], result["evaluated_users"]) == ("done", 2, 14)
+    run = Path(result["run"])
+    assert read_bundle(Path(result["bundle"])).lineage["run"] == run.name
+    assert Path(result["checkpoint"]).name == "step-00000002"
+    assert json.loads((run / "eval" / "metrics.json").read_text())["num_users"] == 14
+    assert {"config.json", "env.json", "metrics.jsonl", "events.jsonl", "log.txt", "STATUS"} <= set(os.listdir(run))
+    assert (tmp_path / "runs" / "latest").resolve() == run.resolve()
+    assert "\r" not in answer.err
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:
+    """Makes every trainer die in its `at_step`-th step."""
+    honest = Trainer._one_step
+
+    def one_step(self: Trainer, data_step: int, batch: Any) -> bool:
+        if self.step == at_step:
+            raise MemoryError
+        return honest(self, data_step, batch)
+
+    monkeypatch.setattr(Trainer, "_one_step", one_step)
+
+
+def test_resume_auto_takes_up_the_unfinished_run_of_this_config(
+    tackboard: Program, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["train", "demo", *settings, "--json", "--runs", tmp_path / "runs", "--resume", "auto"]
+    with monkeypatch.context() as patched:
+        interrupt(patched, at_step=3)
+        failed = tackboard(*command)
+        assert failed.code == 1
+        assert "nothing to resume" in failed.err
+    answer = tackboard(*command)
+    assert answer.code == 0, answer.err
+    assert answer.err.startswith("resuming ")
+    assert answer.json()["step"] == 4
+    assert len([path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]) == 1
+    again = tackboard(*command)  # that one is done: nothing is left to resume
+    assert again.json()["run"] != answer.json()["run"]
+
+
+def test_resume_of_a_named_run_refuses_other_settings_and_allows_free_ones(
+    tackboard: Program, settings: list[str], tmp_path: Path
+) -> None:
+    runs = ["--runs", tmp_path / "runs"]
+    run = tackboard("train", "demo", *settings, "--set", "training.steps=1", "--json", *runs).json()["run"]
+    answer = tackboard("train", "demo", *settings, "--set", "seed=1", *runs, "--resume", run)
+    assert answer.code == 2
+    assert "seed" in answer.err and "training.steps" in answer.err
+    assert len(answer.err.splitlines()) == 3
+    free = ["--set", "training.steps=1", "--set", "training.log_every=3"]
+    assert tackboard("train", "demo", *settings, *free, *runs, "--resume", run).code == 0
+    assert tackboard("train", "demo", *settings, *runs, "--resume", tmp_path).code == 3
+
+
+def test_a_resumed_run_reads_the_snapshot_it_was_started_on(
+    tackboard: Program,
+    settings: list[str],
+    tmp_path: Path,
+    make_dataset: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = [(user, item, "click", "home", item) for user in range(6) for item in range(6)]
+    dataset = make_dataset(tmp_path / "datasets", log)
+    changed = ["--set", f"data.dataset={dataset}", "--set", 'data.positive_actions=["click"]']
+    command = ["train", "demo", *settings, *changed, "--json", "--runs", tmp_path / "runs", "--resume", "auto"]
+    with monkeypatch.context() as patched:
+        interrupt(patched, at_step=3)
+        assert tackboard(*command).code == 1
+    make_dataset(tmp_path / "datasets", [(user, item, "buy", "tv", 1) for user, item, *_ in log])
+    answer = tackboard(*command)
+    assert answer.code == 0, answer.err
+    assert answer.err.startswith("resuming ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["dmeo"], 2, "did you mean demo"),
+        (["demo", "--set", "training.stepz=3"], 2, "did you mean training.steps"),
+        (["demo", "--set", "data.dataset=nowhere"], 3, "nowhere holds no dataset"),
+        (["demo", "--set", 'data.positive_actions=["clik"]'], 2, "did you mean click"),
+    ],
+)
+def test_mistakes(
+    tackboard: Program, tiny_dataset: Path, arguments: list[str], code: int, expected: str, tmp_path: Path
+) -> None:
+    recipe, *rest = arguments
+    dataset = ["--set", f"data.dataset={tiny_dataset}"] if recipe == "demo" else []
+    answer = tackboard("train", recipe, *dataset, *rest, "--runs", tmp_path / "runs")
+    assert answer.code == code
+    assert expected in answer.err
+    assert len(answer.err.splitlines()) <= 3
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_users_recipe_and_config(
+    tackboard: Program, tiny_config: Callable[..., RunConfig], tmp_path: Path, trained_run: RunDirectory
+) -> None:
+    """A file beside the user's data, with a RunConfig of its own."""
+    values = {"dataset": tiny_config().data.dataset}
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "from tackboard.train.config import RunConfig, TrainingConfig\n"
+        "from tackboard.data.loader import DataConfig\n"
+        "from tackboard.models.pinfm import PinFMConfig\n"
+        "def small():\n"
+        f"    return RunConfig(name='mine', data=DataConfig(dataset={values['dataset']!r}),\n"
+        "        model=PinFMConfig(width=8, num_layers=1),\n"
+        "        training=TrainingConfig(steps=1, num_threads=1, device='cpu'))\n"
+    )
+    answer = tackboard("train", f"{recipe}:small", "--json", "--runs", tmp_path / "runs")
+    assert answer.code == 0, answer.err
+    assert "_mine_" in answer.json()["run"]

@@ -1,0 +1,56 @@
+"""`tackboard verify`: the same check for a dataset, a checkpoint and a bundle."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tackboard.core.rundir import RunDirectory
+
+Program = Callable[..., Any]
+
+
+@pytest.mark.parametrize("kind", ["dataset", "checkpoint", "bundle"])
+def test_intact_and_damaged(
+    tackboard: Program, tmp_path: Path, tiny_dataset: Path, trained_run: RunDirectory, tiny_bundle: Path, kind: str
+) -> None:
+    sources = {
+        "dataset": tiny_dataset / "latest",
+        "checkpoint": trained_run.checkpoints / "latest",
+        "bundle": tiny_bundle,
+    }
+    answer = tackboard("verify", sources[kind], "--json")
+    assert answer.code == 0
+    files = [path for path in sources[kind].rglob("*") if path.is_file() and path.name != "MANIFEST.json"]
+    assert answer.json()["kind"] == kind
+    assert answer.json()["files"] == len(files)
+    assert answer.json()["bytes"] == sum(path.stat().st_size for path in files)
+    assert f"{kind} intact" in tackboard("verify", sources[kind]).out
+
+    copy = tmp_path / "copy"
+    shutil.copytree(sources[kind].resolve(), copy)
+    victim = copy / files[0].relative_to(sources[kind])
+    data = bytearray(victim.read_bytes())
+    data[0] ^= 1
+    victim.write_bytes(data)
+    answer = tackboard("verify", copy)
+    assert answer.code == 3
+    assert answer.err.startswith(f"error: {victim} is corrupt: its SHA-256 differs from the manifest's\n")
+
+
+def test_a_dataset_and_a_run_stand_for_their_latest(
+    tackboard: Program, tiny_dataset: Path, trained_run: RunDirectory
+) -> None:
+    assert tackboard("verify", tiny_dataset, "--json").json()["kind"] == "dataset"
+    assert tackboard("verify", trained_run.path, "--json").json()["kind"] == "checkpoint"
+
+
+def test_what_cannot_be_verified(tackboard: Program, tmp_path: Path) -> None:
+    assert tackboard("verify", tmp_path / "absent").code == 2
+    answer = tackboard("verify", tmp_path)
+    assert answer.code == 3
+    assert "never finished" in answer.err

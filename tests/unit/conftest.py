@@ -1,0 +1,161 @@
+"""A tiny dataset and a tiny run that many tests share. torch and Arrow are imported inside: not all tests need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tackboard.core.keyed_random import uniform
+from tackboard.core.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from tackboard.data.sequences import Sequences
+    from tackboard.train.config import RunConfig
+
+Event = tuple[Any, Any, str, str, int]
+"""user, item, action, surface, time in ms."""
+NUM_USERS, NUM_ITEMS = 14, 25
+
+
+def write_events(root: Path, events: Sequence[Event], name: str = "tiny") -> Path:
+    """A dataset of the given events under `root`; returns the folder that holds its snapshots."""
+    import pyarrow as pa
+
+    from tackboard.events.dataset import write_dataset
+
+    users, items, actions, surfaces, times = (list(column) for column in zip(*events, strict=True))
+
+    def ids(values: list[Any]) -> pa.Array:
+        return pa.array(values).dictionary_encode() if isinstance(values[0], str) else pa.array(values, type=pa.int64())
+
+    columns = {
+        "user": ids(users),
+        "item": ids(items),
+        "action": pa.array(actions).dictionary_encode(),
+        "surface": pa.array(surfaces).dictionary_encode(),
+        "time_ms": pa.array(times, type=pa.int64()),
+        "received_ms": pa.array(times, type=pa.int64()),
+        "order": pa.array(range(len(times)), type=pa.int64()),
+    }
+    write_dataset(root, name, pa.table(columns))
+    return root / name
+
+
+def tiny_events() -> list[Event]:
+    """Users with 5 to 16 events over 25 items, of which 24 occur; one event in six is a hide."""
+    events: list[Event] = []
+    for user in range(NUM_USERS):
+        for number in range(5 + user % 12):
+            draw = uniform(1, user, number, np.arange(3))
+            action = "hide" if draw[1] < 1 / 6 else "save" if draw[1] < 1 / 3 else "click"
+            surface = "home" if draw[2] < 0.7 else "search"
+            events.append((user + 100, int(draw[0] ** 2 * NUM_ITEMS), action, surface, 1_000_000 * number + user))
+    return events
+
+
+@pytest.fixture(scope="session")
+def make_dataset() -> Callable[..., Path]:
+    """`make_dataset(root, events, name=…)` writes a dataset of (user, item, action, surface, time_ms) rows."""
+    return write_events
+
+
+@pytest.fixture(scope="session")
+def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """datasets/tiny: 14 users, 24 items, 137 events. Do not change it."""
+    return write_events(tmp_path_factory.mktemp("datasets"), tiny_events())
+
+
+@pytest.fixture(scope="session")
+def tiny_sequences(tiny_dataset: Path) -> Sequences:
+    """The tiny dataset in memory, with hides as negatives."""
+    from tackboard.data.sequences import load_sequences
+
+    return load_sequences(tiny_dataset, ("click", "save"))
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_dataset: Path) -> Callable[..., RunConfig]:
+    """`tiny_config("training.steps=3", …)`: a run of seconds on the tiny dataset, with overrides."""
+    return lambda *overrides: _config(tiny_dataset, overrides)
+
+
+def _config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
+    from tackboard.batch import HashConfig
+    from tackboard.core.config import apply_overrides
+    from tackboard.data.loader import DataConfig
+    from tackboard.models.pinfm import PinFMConfig
+    from tackboard.train.config import EvaluationConfig, RunConfig, TrainingConfig
+    from tackboard.train.optimizers import OptimizerConfig
+
+    config = RunConfig(
+        name="tiny",
+        data=DataConfig(dataset=str(dataset), positive_actions=("click", "save"), max_length=8, tokens_per_step=48),
+        model=PinFMConfig(
+            hashing=HashConfig(num_hashes=2, num_rows=16),
+            table_dim=4,
+            width=8,
+            num_layers=1,
+            max_history=8,
+            num_time_buckets=12,
+            dropout=0.1,
+        ),
+        optimizer=OptimizerConfig(warmup_steps=2),
+        training=TrainingConfig(steps=6, checkpoint_every=2, log_every=1, num_threads=1, device="cpu"),
+        evaluation=EvaluationConfig(cutoffs=(1, 5)),
+    )
+    return apply_overrides(config, overrides)
+
+
+@pytest.fixture
+def torch_settings() -> Iterator[None]:
+    """Puts back what a trainer or scorer sets for the whole process."""
+    with kept_torch_settings():
+        yield
+
+
+def kept_torch_settings() -> Any:
+    """The context manager behind `torch_settings`."""
+    import contextlib
+
+    import torch
+
+    @contextlib.contextmanager
+    def keep() -> Iterator[None]:
+        threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic)
+
+    return keep()
+
+
+@pytest.fixture(scope="session")
+def trained_run(
+    tiny_config: Callable[..., RunConfig], tiny_sequences: Sequences, tmp_path_factory: pytest.TempPathFactory
+) -> RunDirectory:
+    """A finished run of six steps on the tiny dataset. Do not change it."""
+    from tackboard.train.config import config_to_json
+    from tackboard.train.trainer import Trainer
+
+    config = tiny_config()
+    run = RunDirectory.create(tmp_path_factory.mktemp("runs"), config.name, config_to_json(config))
+    with kept_torch_settings():
+        Trainer(config, run, tiny_sequences).train(quiet=True)
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(trained_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run as a bundle with fp32 tables. Do not change it."""
+    from tackboard.checkpoint.store import find_checkpoint
+    from tackboard.export.exporter import export_bundle
+
+    bundle = tmp_path_factory.mktemp("bundles") / "tiny"
+    export_bundle(find_checkpoint(trained_run.path), bundle, name="tiny", version="3", tables="fp32")
+    return bundle

@@ -1,0 +1,182 @@
+"""Durable writes: whatever point a writer dies at, readers find the old content or all of the new."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tackboard.core import files
+from tackboard.core.errors import CorruptFileError, UsageError
+
+
+class KilledError(BaseException):
+    """Stands for a kill: nothing between here and the caller may handle it."""
+
+
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The points that writers passed."""
+    passed: list[str] = []
+    monkeypatch.setattr(files, "observer", passed.append)
+    return passed
+
+
+@pytest.fixture
+def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes the writer die at a named point."""
+
+    def set_point(point: str) -> None:
+        def observe(reached: str) -> None:
+            if reached == point:
+                raise KilledError
+
+        monkeypatch.setattr(files, "observer", observe)
+
+    return set_point
+
+
+def test_points_of_a_write_come_in_order(tmp_path: Path, points: list[str]) -> None:
+    files.write_text_atomic(tmp_path / "state", "new")
+    assert points == ["state:before-write", "state:after-write", "state:after-fsync", "state:after-rename"]
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, points: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        points.append("fsync of " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.partition(".tmp")[0])
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write_text_atomic(tmp_path / "state", "new")
+    assert points[1:] == [
+        "state:after-write",
+        "fsync of .state",
+        "state:after-fsync",
+        "state:after-rename",
+        f"fsync of {tmp_path.name}",
+    ]
+
+
+@pytest.mark.parametrize("point", ["before-write", "after-write", "after-fsync", "after-rename"])
+def test_a_killed_write_leaves_old_or_new(tmp_path: Path, die_at: Callable[[str], None], point: str) -> None:
+    path = tmp_path / "state"
+    files.write_bytes_atomic(path, b"old")
+    die_at(f"state:{point}")
+    with pytest.raises(KilledError):
+        files.write_bytes_atomic(path, b"new and longer")
+    assert path.read_bytes() == (b"new and longer" if point == "after-rename" else b"old")
+    files.observer = None
+    files.remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["state"]
+
+
+@pytest.mark.parametrize(("point", "expected"), [("before-rename", "one"), ("after-rename", "two")])
+def test_a_killed_symlink_change_leaves_old_or_new(
+    tmp_path: Path, die_at: Callable[[str], None], point: str, expected: str
+) -> None:
+    link = tmp_path / "latest"
+    files.replace_symlink(link, "one")
+    die_at(f"latest:{point}")
+    with pytest.raises(KilledError):
+        files.replace_symlink(link, "two")
+    assert os.readlink(link) == expected
+    files.observer = None
+    files.replace_symlink(link, "three")  # a leftover of the killed one is no obstacle
+    assert os.readlink(link) == "three"
+
+
+def test_new_directory_appears_whole(tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "result"
+    with files.new_directory(final) as temporary:
+        (temporary / "part").write_text("x")
+        assert not final.exists()
+    assert (final / "part").read_text() == "x"
+    assert os.listdir(final.parent) == ["result"]
+
+
+def test_new_directory_vanishes_when_its_block_raises(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), files.new_directory(tmp_path / "result") as temporary:
+        (temporary / "part").write_text("x")
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+
+
+def test_new_directory_refuses_an_existing_one_and_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "result").mkdir()
+    with pytest.raises(UsageError, match="exists already"), files.new_directory(tmp_path / "result"):
+        pytest.fail("the block must not run")
+    assert (tmp_path / "result").is_dir()
+
+
+def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    dead, alive = 2**22 + 7, os.getppid()  # above the largest process id that Linux gives out
+    (tmp_path / f".a.tmp-{dead}").write_text("")
+    (tmp_path / f".b.tmp-{dead}").mkdir()
+    (tmp_path / f".b.tmp-{dead}" / "part").write_text("")
+    (tmp_path / f".c.tmp-{dead}").symlink_to("nowhere")
+    (tmp_path / f".d.tmp-{alive}").write_text("")
+    (tmp_path / "kept").write_text("")
+    assert files.remove_leftovers(tmp_path) == 3
+    assert sorted(os.listdir(tmp_path)) == [f".d.tmp-{alive}", "kept"]
+
+
+def test_leftovers_can_be_limited_to_one_name(tmp_path: Path) -> None:
+    dead = 2**22 + 7
+    (tmp_path / f".a.tmp-{dead}").mkdir()
+    (tmp_path / f".b.tmp-{dead}").mkdir()
+    with files.new_directory(tmp_path / "a"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == [f".b.tmp-{dead}", "a"]
+
+
+def test_a_removed_directory_is_gone_under_its_name_before_its_files_go(tmp_path: Path, points: list[str]) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "part").write_text("x")
+
+    def look(point: str) -> None:
+        points.append(point)
+        assert (folder / "part").exists() == (point == "old:before-removal")
+
+    files.observer = look
+    files.remove_directory(folder)
+    assert points == ["old:before-removal", "old:during-removal"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_faults_of_the_machine_are_told_from_bugs() -> None:
+    full = files.storage_error(OSError(errno.ENOSPC, "no space", "/disk/file"), "writing a checkpoint")
+    assert full is not None
+    assert str(full).splitlines()[0] == "writing a checkpoint: No space left on device: /disk/file"
+    assert "make room" in full.fix
+    assert files.storage_error(OSError(errno.EBADF, "bad descriptor")) is None
+
+
+def test_sha256_reads_past_one_chunk(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (files.CHUNK_BYTES // 256) + b"tail"
+    (tmp_path / "data").write_bytes(data)
+    assert files.sha256_file(tmp_path / "data") == hashlib.sha256(data).hexdigest()
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    value = {"a": [1, 2.5, None, "é"], "b": {"c": True}}
+    files.write_json_atomic(tmp_path / "x.json", value)
+    assert files.read_json(tmp_path / "x.json") == value
+    assert (tmp_path / "x.json").read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xfe"])
+def test_unreadable_json_names_the_file(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "broken.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CorruptFileError, match=r"broken\.json"):
+        files.read_json(path)
+    with pytest.raises(CorruptFileError):
+        files.read_json(tmp_path)  # a folder where a file should be

@@ -1,0 +1,63 @@
+"""What the machine has: the smaller of affinity and quota decides, and set variables are respected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tackboard.core import machine
+from tackboard.core.machine import (
+    THREAD_VARIABLES,
+    peak_rss_bytes,
+    set_thread_environment,
+    total_memory_bytes,
+    usable_cores,
+)
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "affinity", "expected"),
+    [
+        ("max 100000", 8, 8),
+        ("", 8, 8),
+        ("200000 100000", 8, 2),
+        ("350000 100000", 8, 3),
+        ("50000 100000", 8, 1),
+        ("800000 100000", 2, 2),
+    ],
+)
+def test_usable_cores(monkeypatch: pytest.MonkeyPatch, cpu_max: str, affinity: int, expected: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(affinity)), raising=False)
+    monkeypatch.setattr(machine, "_read_first_line", lambda _path: cpu_max)
+    assert usable_cores() == expected
+
+
+def test_thread_variables_are_set_unless_they_are_set_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*THREAD_VARIABLES, "KMP_BLOCKTIME"):
+        monkeypatch.setenv(name, "")  # so that the change is undone after the test
+        monkeypatch.delenv(name)
+    assert set_thread_environment(3) == 3
+    assert {os.environ[name] for name in THREAD_VARIABLES} == {"3"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert set_thread_environment(2) == 5
+    assert os.environ["MKL_NUM_THREADS"] == "3"
+
+
+def test_memory_is_the_smaller_of_machine_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_read_first_line", lambda _path: "max")
+    whole = total_memory_bytes()
+    assert whole > peak_rss_bytes() > 1_000_000
+    monkeypatch.setattr(machine, "_read_first_line", lambda _path: "123456")
+    assert total_memory_bytes() == 123456
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_peak_memory_is_what_the_kernel_says() -> None:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    assert peak_rss_bytes() == pytest.approx(int(lines["VmHWM"].split()[0]) * 1024, rel=0.05)
+
+
+def test_a_missing_file_reads_as_nothing(tmp_path: Path) -> None:
+    assert machine._read_first_line(tmp_path / "absent") == ""

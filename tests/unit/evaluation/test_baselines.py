@@ -1,0 +1,76 @@
+"""Popularity and item-to-item, by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.evaluation import baselines
+from tackboard.evaluation.baselines import ItemToItem, Popularity, training_events
+
+
+def test_training_events_end_before_the_target(hand_made: Sequences) -> None:
+    assert training_events(hand_made).tolist() == [0, 1, 2, 4, 5, 8, 11]
+
+
+def test_popularity_counts_positive_training_events(hand_made: Sequences) -> None:
+    scores = Popularity(hand_made).score(np.array([0, 2]))
+    assert scores.tolist() == [[3, 1, 1, 0], [3, 1, 1, 0]]
+    scores[0] = 0  # each row is the caller's own
+    assert scores[1].tolist() == [3, 1, 1, 0]
+
+
+def test_item_to_item_by_hand(hand_made: Sequences) -> None:
+    """User 1 read A B A, user 2 read A C. A occurs 3 times, B twice (once by user 5), C and D once.
+
+    A and B meet twice, A and C once; A meets itself, which does not count.
+    """
+    ab, ac = 2 / math.sqrt(6), 1 / math.sqrt(3)
+    scores = ItemToItem(hand_made).score(np.array([0, 1, 2, 3]))
+    assert scores[0].tolist() == pytest.approx([0.8 * ab, (1 + 0.64) * ab, (1 + 0.64) * ac, 0])
+    assert scores[1].tolist() == pytest.approx([1.0 * ac, 0.8 * ab, 0.8 * ac, 0])
+    assert scores[2].tolist() == [0, 0, 0, 0]  # D met nothing
+    assert scores[3].tolist() == [0, 0, 0, 0]  # no history
+
+
+def test_item_to_item_equals_a_plain_loop(tiny_sequences: Sequences) -> None:
+    data = tiny_sequences
+    num_items = len(data.catalogue)
+    pairs, occurrences = np.zeros((num_items, num_items)), np.zeros(num_items)
+    histories = []
+    for user in range(len(data.user_ids)):
+        history = np.searchsorted(data.catalogue, data.item_ids[data.offsets[user] : data.train_ends[user]])
+        histories.append(history)
+        for place, item in enumerate(history):
+            occurrences[item] += 1
+            for other in history[place + 1 : place + 1 + baselines.WINDOW]:
+                pairs[item, other] += 1
+                pairs[other, item] += 1
+    strength = pairs / np.sqrt(np.maximum(1, np.outer(occurrences, occurrences)))
+    np.fill_diagonal(strength, 0)
+    expected = [
+        sum(
+            (baselines.DECAY**age * strength[item] for age, item in enumerate(history[::-1][: baselines.NUM_RECENT])),
+            np.zeros(num_items),
+        )
+        for history in histories
+    ]
+    users = np.arange(len(data.user_ids))
+    assert np.allclose(ItemToItem(data).score(users), np.array(expected), atol=1e-5)
+
+
+def test_only_the_strongest_neighbours_are_kept(hand_made: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "NUM_NEIGHBOURS", 1)
+    scores = ItemToItem(hand_made).score(np.array([1]))  # A C: A keeps B, C keeps A
+    assert (scores[0] > 0).tolist() == [True, True, False, False]
+
+
+def test_users_next_to_each_other_do_not_co_occur(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    log = [(user, item, "click", "home", time) for user, item in ((1, 5), (2, 6)) for time in (1, 2)]
+    sequences = load_sequences(make_dataset(tmp_path, log, name="apart"))
+    assert not ItemToItem(sequences).score(np.array([0, 1])).any()

@@ -1,0 +1,137 @@
+"""Leave-last-out ranking: the table by hand, independent of chunks, equal to what a server would score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tackboard.batch import HashConfig
+from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.core.errors import DataError
+from tackboard.core.rundir import RunDirectory
+from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, history_batch, rank_model
+from tackboard.models.interface import build_model, restore_config
+from tackboard.scoring.request import ScoreRequest
+from tackboard.scoring.scorer import Scorer
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
+
+
+def evaluate(sequences: Sequences, rivals: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    return evaluate_rankings(sequences, rivals, **{"cutoffs": (1, 3), "filter_seen": False, "quiet": True, **settings})
+
+
+def trained_model(run: RunDirectory, sequences: Sequences) -> tuple[Any, Any]:
+    checkpoint = load_checkpoint(find_checkpoint(run.path))
+    config = restore_config(checkpoint.state["model"])
+    model = build_model(config, sequences.vocabulary)
+    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    return model, config
+
+
+def test_the_table_by_hand(hand_made: Sequences) -> None:
+    """Popularity gives A 3, B 1, C 1, D 0; the targets are C, B (tied with each other) and A."""
+    result = evaluate(hand_made, baselines(hand_made))
+    assert (result["num_users"], result["num_items"], result["filter_seen"]) == (3, 4, False)
+    popularity = result["rows"][0]
+    assert popularity["name"] == "popularity"
+    assert popularity["hr@1"] == pytest.approx(1 / 3, abs=1e-6)
+    assert popularity["hr@3"] == 1.0
+    assert popularity["ndcg@3"] == pytest.approx((0.5 + 0.5 + 1) / 3, abs=1e-6)
+
+
+def test_seen_items_leave_the_ranking_but_a_seen_target_stays(hand_made: Sequences) -> None:
+    filtered = evaluate(hand_made, baselines(hand_made), filter_seen=True)
+    assert filtered["filter_seen"] is True
+    assert filtered["rows"][0]["hr@1"] == 1.0  # A and B are gone for user 1, A and C for user 2
+
+    def favours_a(users: NDArray[np.int64]) -> NDArray[np.float32]:
+        return np.tile(np.array([9, 1, 2, 3], dtype=np.float32), (len(users), 1))
+
+    repeated = hand_made.item_ids.copy()
+    repeated[hand_made.targets[0]] = repeated[0]  # user 1 comes back to A
+    again = Sequences(**{**vars(hand_made), "item_ids": repeated})
+    assert evaluate(again, {"model": favours_a}, filter_seen=True, max_users=1)["rows"][0]["hr@1"] == 1.0
+
+
+def test_filtering_never_changes_the_scores_of_the_next_rival(hand_made: Sequences) -> None:
+    alone = evaluate(hand_made, {"item-to-item": baselines(hand_made)["item-to-item"]}, filter_seen=True)
+    assert evaluate(hand_made, baselines(hand_made), filter_seen=True)["rows"][1] == alone["rows"][0]
+
+
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_chunks_change_nothing(tiny_sequences: Sequences, trained_run: RunDirectory, filter_seen: bool) -> None:
+    model, config = trained_model(trained_run, tiny_sequences)
+    rivals = baselines(tiny_sequences)
+    rivals["model"] = rank_model(model, tiny_sequences, config.hashing, config.max_history)
+    small = evaluate(tiny_sequences, rivals, chunk_users=1, filter_seen=filter_seen)
+    large = evaluate(tiny_sequences, rivals, chunk_users=1000, filter_seen=filter_seen)
+    assert small["rows"] == large["rows"]
+    assert small["num_users"] == large["num_users"] == 14
+
+
+def test_no_more_users_than_a_chunk_are_scored_at_once(tiny_sequences: Sequences) -> None:
+    sizes: list[int] = []
+
+    def score(users: NDArray[np.int64]) -> NDArray[np.float32]:
+        sizes.append(len(users))
+        return np.zeros((len(users), len(tiny_sequences.catalogue)), dtype=np.float32)
+
+    result = evaluate(tiny_sequences, {"model": score}, chunk_users=4, max_users=10)
+    assert sizes == [4, 4, 2]
+    assert result["num_users"] == 10
+    assert result["rows"][0]["hr@3"] == 0  # a model without an opinion ranks every target last
+
+
+def test_a_model_is_ranked_by_the_scores_a_server_would_give(
+    tiny_sequences: Sequences, trained_run: RunDirectory, tiny_bundle: Path
+) -> None:
+    model, config = trained_model(trained_run, tiny_sequences)
+    users = np.arange(len(tiny_sequences.user_ids))
+    ranked = rank_model(model, tiny_sequences, config.hashing, config.max_history)(users)
+    scorer = Scorer.load(tiny_bundle, num_threads=1)
+    data = tiny_sequences
+    for user in users:
+        events = slice(max(data.offsets[user], data.train_ends[user] - 8), data.train_ends[user])
+        request = ScoreRequest(
+            data.item_ids[events], data.actions[events], data.surfaces[events], data.times_ms[events], data.catalogue
+        )
+        assert scorer.score(request) == pytest.approx(ranked[user], abs=1e-4)
+
+
+def test_a_history_is_the_newest_events_before_the_target(hand_made: Sequences) -> None:
+    batch = history_batch(hand_made, np.array([0, 3, 1]), HashConfig(), max_history=2)
+    assert batch.lengths().tolist() == [2, 0, 2]
+    assert batch.item_ids[batch.items].tolist() == [11, 10, 10, 12]
+    assert batch.times_ms.tolist() == [2, 3, 1, 2]
+    assert batch.users.tolist() == [1, 4, 2]
+    assert not batch.is_positive.any()
+
+
+def test_nobody_to_evaluate_is_an_error(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    sequences = load_sequences(make_dataset(tmp_path, [(1, 5, "click", "home", 1)], name="single"))
+    with pytest.raises(DataError, match="no user to evaluate"):
+        evaluate(sequences, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"popularity": 0.1, "item-to-item": 0.2, "model": 0.3, "oracle": 0.6}, 0.25),
+        ({"popularity": 0.3, "item-to-item": 0.2, "model": 0.2, "oracle": 0.5}, -0.5),
+        ({"popularity": 0.3, "model": 0.2, "oracle": 0.3}, None),  # nothing to close
+        ({"popularity": 0.1, "item-to-item": 0.2, "model": 0.3}, None),
+    ],
+)
+def test_gap_closed(values: dict[str, float], expected: float | None) -> None:
+    assert gap_closed([{"name": name, "hr@10": value} for name, value in values.items()]) == expected
+
+
+def test_gap_needs_its_metric() -> None:
+    assert gap_closed([{"name": "model", "hr@5": 1.0}, {"name": "oracle", "hr@5": 1.0}]) is None

@@ -1,0 +1,58 @@
+"""The oracle's row: the world's own probabilities, in the catalogue's order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.evaluation.truth import oracle
+from tackboard.events.oracle import oracle_item_ids, oracle_scores
+from tackboard.events.world_config import WorldConfig
+from tackboard.events.world_dataset import write_world
+
+WORLD = WorldConfig(num_users=8, num_items=30, num_topics=4, median_events=8.0, max_events=15)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    root = tmp_path_factory.mktemp("worlds")
+    write_world(WORLD, root, "small")
+    return load_sequences(root / "small", ("click", "save", "share"))
+
+
+def test_real_data_has_no_oracle(tiny_sequences: Sequences) -> None:
+    assert oracle(tiny_sequences) is None
+
+
+def test_scores_are_the_probabilities_of_the_held_out_event(world: Sequences) -> None:
+    score = oracle(world)
+    assert score is not None
+    users = np.flatnonzero(world.targets >= 0)[::-1]
+    scores = score(users)
+    assert scores.sum(axis=1) == pytest.approx(np.ones(len(users)))
+    columns = {item: column for column, item in enumerate(oracle_item_ids(WORLD).tolist())}
+    for row, user in enumerate(users):
+        index = int(world.targets[user] - world.offsets[user])
+        exact = oracle_scores(WORLD, world.user_ids[[user]], index, given_kept=True)[0]
+        for place, item in enumerate(world.catalogue.tolist()):
+            assert scores[row, place] == pytest.approx(exact[columns[item]])
+
+
+def test_columns_follow_the_catalogue(world: Sequences) -> None:
+    half = dataclasses.replace(world, catalogue=world.catalogue[1::2])
+    whole_scores, half_scores = oracle(world), oracle(half)
+    assert whole_scores is not None
+    assert half_scores is not None
+    users = np.flatnonzero(world.targets >= 0)
+    assert np.array_equal(half_scores(users), whole_scores(users)[:, 1::2])
+
+
+def test_what_happened_was_possible(world: Sequences) -> None:
+    score = oracle(world)
+    assert score is not None
+    users = np.flatnonzero(world.targets >= 0)
+    columns = np.searchsorted(world.catalogue, world.item_ids[world.targets[users]])
+    assert (score(users)[np.arange(len(users)), columns] > 0).all()

@@ -1,0 +1,120 @@
+"""Export: the bundle holds the checkpoint's model and nothing that runs; what cannot be served is never left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tackboard.bundle.signature import read_bundle
+from tackboard.checkpoint.store import CheckpointStore, find_checkpoint, load_checkpoint
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.rundir import RunDirectory
+from tackboard.export.exporter import export_bundle
+
+
+@pytest.fixture
+def remake(trained_run: RunDirectory, tmp_path: Path) -> Callable[..., Path]:
+    """`remake(state=…, table=…)`: a copy of the trained checkpoint with a changed state or item table."""
+
+    def make(state: dict[str, Any] | None = None, table: torch.Tensor | None = None) -> Path:
+        checkpoint = load_checkpoint(find_checkpoint(trained_run.path))
+        if table is not None:
+            checkpoint.tensors["tables"]["item_tables.weight"] = table
+        store = CheckpointStore(tmp_path / "copy" / "checkpoints")
+        return store.save(6, checkpoint.tensors, checkpoint.state | (state or {}))
+
+    return make
+
+
+def test_the_bundle_holds_the_checkpoints_parameters(trained_run: RunDirectory, tiny_bundle: Path) -> None:
+    checkpoint = load_checkpoint(find_checkpoint(trained_run.path))
+    dense = load_file(tiny_bundle / "dense.safetensors")
+    assert set(dense) == set(checkpoint.tensors["dense"])
+    assert all(torch.equal(dense[name], tensor) for name, tensor in checkpoint.tensors["dense"].items())
+    table = load_file(tiny_bundle / "tables" / "item_tables.weight.safetensors")["item_tables.weight"]
+    assert torch.equal(table, checkpoint.tensors["tables"]["item_tables.weight"])
+
+
+def test_the_signature_says_where_it_came_from(trained_run: RunDirectory, tiny_bundle: Path) -> None:
+    signature = read_bundle(tiny_bundle)
+    assert (signature.name, signature.version, signature.id_type) == ("tiny", "3", "int64")
+    assert (signature.actions, signature.surfaces) == (("click", "hide", "save"), ("home", "search"))
+    assert signature.max_history == 8
+    assert signature.lineage["run"] == trained_run.path.name
+    assert signature.lineage["step"] == 6
+    card = (tiny_bundle / "card.md").read_text()
+    assert "# tiny, version 3" in card
+    assert "128 table parameters" in card
+
+
+def test_only_data_lies_in_a_bundle_and_nothing_of_this_machine(trained_run: RunDirectory, tiny_bundle: Path) -> None:
+    files = {path.relative_to(tiny_bundle).as_posix() for path in tiny_bundle.rglob("*") if path.is_file()}
+    assert files == {
+        "MANIFEST.json",
+        "card.md",
+        "dense.safetensors",
+        "signature.json",
+        "tables/item_tables.weight.safetensors",
+    }
+    assert str(trained_run.path.parent) not in (tiny_bundle / "signature.json").read_text()
+
+
+def test_fp16_halves_the_tables_and_stays_close(trained_run: RunDirectory, tiny_bundle: Path, tmp_path: Path) -> None:
+    result = export_bundle(
+        find_checkpoint(trained_run.path), tmp_path / "half", name="tiny", version="1", tables="fp16"
+    )
+    stored, exact = (
+        load_file(folder / "tables" / "item_tables.weight.safetensors")["item_tables.weight"]
+        for folder in (tmp_path / "half", tiny_bundle)
+    )
+    assert stored.dtype == torch.float16
+    assert torch.allclose(stored.float(), exact, rtol=1e-3, atol=1e-4)
+    assert result["bytes"] == sum(path.stat().st_size for path in (tmp_path / "half").rglob("*") if path.is_file())
+
+
+def test_values_beyond_fp16_are_refused_and_leave_nothing(remake: Callable[..., Path], tmp_path: Path) -> None:
+    path = remake(table=torch.full((32, 4), 1e6))
+    with pytest.raises(DataError, match=r"item_tables\.weight does not fit into fp16"):
+        export_bundle(path, tmp_path / "out", name="x", version="1", tables="fp16")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+    export_bundle(path, tmp_path / "out", name="x", version="1", tables="fp32")
+
+
+def test_parameters_that_do_not_fit_the_model_are_refused(remake: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"does not fit its model: item_tables\.weight"):
+        export_bundle(remake(table=torch.zeros(3, 4)), tmp_path / "out", name="x", version="1", tables="fp32")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_folder_is_never_overwritten(trained_run: RunDirectory, tiny_bundle: Path) -> None:
+    before = (tiny_bundle / "MANIFEST.json").read_bytes()
+    with pytest.raises(UsageError, match="exists already"):
+        export_bundle(find_checkpoint(trained_run.path), tiny_bundle, name="x", version="9", tables="fp32")
+    assert (tiny_bundle / "MANIFEST.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"), [({"tables": "f16"}, "did you mean fp16"), ({"version": "1.0"}, "a whole number")]
+)
+def test_wrong_settings_are_refused(
+    trained_run: RunDirectory, tmp_path: Path, setting: dict[str, str], expected: str
+) -> None:
+    arguments = {"name": "x", "version": "1", "tables": "fp32"} | setting
+    with pytest.raises(UsageError, match=expected):
+        export_bundle(find_checkpoint(trained_run.path), tmp_path / "out", **arguments)
+
+
+def test_a_damaged_checkpoint_is_not_exported(trained_run: RunDirectory, tmp_path: Path) -> None:
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(find_checkpoint(trained_run.path), copy)
+    state = json.loads((copy / "state.json").read_text())
+    (copy / "state.json").write_text(json.dumps(state, indent=2).replace('"step": 6', '"step": 7') + "\n")
+    with pytest.raises(CorruptFileError, match=r"state\.json"):
+        export_bundle(copy, tmp_path / "out", name="x", version="1", tables="fp32")

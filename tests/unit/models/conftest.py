@@ -1,0 +1,54 @@
+"""Batches of made-up histories, and a small PinFM to feed them to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.core.keyed_random import uniform
+from tackboard.data.loader import ItemFrequencies
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.models.pinfm import PinFM, PinFMConfig
+
+VOCABULARY = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
+HASHING = HashConfig(num_hashes=3, num_rows=32)
+
+
+def histories(lengths: list[int], users: list[int] | None = None, seed: int = 0) -> SequenceBatch:
+    """Histories of items 0 to 11; about two events in three are positive."""
+    events = np.arange(sum(lengths))
+    draw = uniform(seed, events[:, None], np.arange(4))
+    items = (draw[:, 0] * 12).astype(np.int64) - 3
+    return make_batch(
+        lengths=np.array(lengths, dtype=np.int64),
+        users=np.array(users if users is not None else range(len(lengths)), dtype=np.int64),
+        item_ids=items,
+        actions=(draw[:, 1] * 4).astype(np.int64),
+        surfaces=(draw[:, 2] * 3).astype(np.int64),
+        times_ms=np.cumsum(draw[:, 3] * 1e6).astype(np.int64),
+        is_positive=draw[:, 1] > 1 / 3,
+        hashing=HASHING,
+        log_q=ItemFrequencies(items).log_share,
+    )
+
+
+@pytest.fixture
+def make_histories() -> Callable[..., SequenceBatch]:
+    """`make_histories(lengths, users=None, seed=0)`."""
+    return histories
+
+
+@pytest.fixture
+def make_model() -> Callable[..., PinFM]:
+    """`make_model(width=16, …)`: a PinFM with parameters drawn from one fixed seed, in evaluation mode."""
+
+    def make(**settings: object) -> PinFM:
+        torch.manual_seed(0)
+        values = {"table_dim": 4, "width": 16, "num_layers": 2, "max_history": 10, **settings}
+        return PinFMConfig(hashing=HASHING, **values).build(VOCABULARY).eval()  # type: ignore[arg-type]
+
+    return make

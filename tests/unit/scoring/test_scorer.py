@@ -1,0 +1,159 @@
+"""The scorer: a bundle scores as the model it was made of, and nothing damaged or foreign is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from tackboard.batch import item_rows, make_batch
+from tackboard.bundle.signature import KIND
+from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.core.errors import CorruptFileError, UsageError
+from tackboard.core.manifest import MANIFEST, write_manifest
+from tackboard.core.rundir import RunDirectory
+from tackboard.data.sequences import Sequences
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.export.exporter import export_bundle
+from tackboard.models.interface import build_model, load_code, restore_config
+from tackboard.scoring.request import ScoreRequest
+from tackboard.scoring.scorer import Scorer
+from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
+
+REQUEST = ScoreRequest(
+    history_items=np.array([3, 17, 3, 999]),
+    history_actions=np.array([1, 2, 3, 0]),
+    history_surfaces=np.array([1, 2, 0, 1]),
+    history_times_ms=np.array([0, 1000, 60_000, 10**9]),
+    candidate_items=np.array([5, 3, 12345678901234, -7, 5]),
+)
+NOTHING = np.zeros(0, dtype=np.int64)
+EMPTY = ScoreRequest(NOTHING, NOTHING, NOTHING, NOTHING, candidate_items=REQUEST.candidate_items)
+
+
+def scores_of_the_model(run: RunDirectory, request: ScoreRequest) -> NDArray[np.float32]:
+    """The same by way of the checkpoint: no bundle, no scorer."""
+    checkpoint = load_checkpoint(find_checkpoint(run.path))
+    config = restore_config(checkpoint.state["model"])
+    names = checkpoint.state["vocabulary"]
+    model = build_model(config, Vocabulary(actions=tuple(names["actions"]), surfaces=tuple(names["surfaces"])))
+    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    model.eval()
+    history = make_batch(
+        lengths=np.array([len(request.history_items)]),
+        users=np.zeros(1, dtype=np.int64),
+        item_ids=request.history_items,
+        actions=request.history_actions,
+        surfaces=request.history_surfaces,
+        times_ms=request.history_times_ms,
+        hashing=config.hashing,
+    )
+    with torch.no_grad():
+        items = model.encode_items(item_rows(request.candidate_items, config.hashing))  # type: ignore[operator]
+        return model.score(model.encode_users(history), items)[0].numpy()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("request_", [REQUEST, EMPTY], ids=["history", "no history"])
+def test_a_bundle_scores_as_its_model(trained_run: RunDirectory, tiny_bundle: Path, request_: ScoreRequest) -> None:
+    scores = Scorer.load(tiny_bundle, num_threads=1).score(request_)
+    assert scores.dtype == np.float32
+    assert scores == pytest.approx(scores_of_the_model(trained_run, request_), abs=1e-6)
+    assert scores[0] == pytest.approx(scores[4], abs=1e-6)  # the same item twice
+    assert len(np.unique(scores.round(4))) == 4
+
+
+def test_half_precision_tables_score_close(trained_run: RunDirectory, tmp_path: Path) -> None:
+    export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
+    scores = Scorer.load(tmp_path / "half", num_threads=1).score(REQUEST)
+    assert scores == pytest.approx(scores_of_the_model(trained_run, REQUEST), abs=0.05)
+
+
+def test_a_candidate_scores_the_same_in_any_company(tiny_bundle: Path) -> None:
+    scorer = Scorer.load(tiny_bundle, num_threads=1)
+    together = scorer.score(REQUEST)
+    for place, item in enumerate(REQUEST.candidate_items):
+        history = (REQUEST.history_items, REQUEST.history_actions, REQUEST.history_surfaces, REQUEST.history_times_ms)
+        alone = scorer.score(ScoreRequest(*history, candidate_items=np.array([item])))
+        assert alone[0] == pytest.approx(together[place], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense.safetensors", "tables/item_tables.weight.safetensors", "card.md", MANIFEST])
+def test_one_flipped_bit_is_found_on_load_and_the_file_named(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, copy)
+    data = bytearray((copy / name).read_bytes())
+    data[len(data) // 2] ^= 8
+    (copy / name).write_bytes(data)
+    with pytest.raises(CorruptFileError, match=Path(name).name.replace(".", r"\.")):
+        Scorer.load(copy)
+
+
+def test_parameters_that_do_not_fit_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    """A manifest proves that files are as written, not that they belong together."""
+    copy = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, copy)
+    dense = load_file(copy / "dense.safetensors")
+    dense["start"] = torch.zeros(3)
+    save_file(dense, copy / "dense.safetensors")
+    (copy / MANIFEST).unlink()
+    write_manifest(copy, KIND)
+    with pytest.raises(CorruptFileError, match="does not fit its model") as caught:
+        Scorer.load(copy)
+    assert "start" in caught.value.got
+
+
+OWN_MODEL = """
+import dataclasses, torch
+from torch import nn
+from tackboard.batch import HashConfig
+from tackboard.models.interface import LossOutput
+from tackboard.models.tables import HashedTables
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MineConfig:
+    hashing: HashConfig = dataclasses.field(default_factory=lambda: HashConfig(num_hashes=2, num_rows=16))
+    max_history: int = 8
+    def build(self, vocabulary):
+        return Mine(self)
+
+class Mine(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.items = HashedTables(config.hashing, 4)
+        self.bias = nn.Parameter(torch.zeros(8))
+    def loss(self, batch):
+        return LossOutput((self.items(batch.item_rows) + self.bias).square().mean(), {})
+    def encode_users(self, batch):
+        return self.bias.expand(batch.num_rows, -1) + 1
+    def encode_items(self, item_rows):
+        return self.items(item_rows)
+    def score(self, users, items):
+        return users @ items.T
+"""
+
+
+def test_a_users_model_is_served_only_with_its_file(
+    tmp_path: Path, tiny_config: Callable[..., RunConfig], tiny_sequences: Sequences
+) -> None:
+    code = tmp_path / "mine.py"
+    code.write_text(OWN_MODEL)
+    config = dataclasses.replace(tiny_config("training.steps=2"), model=load_code(code).MineConfig())
+    run = RunDirectory.create(tmp_path / "runs", "own", config_to_json(config))
+    Trainer(config, run, tiny_sequences).train(quiet=True)
+    export_bundle(find_checkpoint(run.path), tmp_path / "bundle", name="own", version="1", tables="fp32")
+    with pytest.raises(UsageError, match=r"--code mine\.py"):
+        Scorer.load(tmp_path / "bundle")
+    scores = Scorer.load(tmp_path / "bundle", code_file=code, num_threads=1).score(REQUEST)
+    assert scores.shape == (5,)
+    assert np.isfinite(scores).all()
+    assert str(tmp_path) not in (tmp_path / "bundle" / "signature.json").read_text()

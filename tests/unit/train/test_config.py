@@ -1,0 +1,86 @@
+"""The run's config: it survives JSON, brings a user's model back, and refuses what cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tackboard.core.config import apply_overrides
+from tackboard.core.errors import ConfigError
+from tackboard.models.interface import load_code
+from tackboard.train.config import EvaluationConfig, RunConfig, TrainingConfig, config_from_json, config_to_json
+
+OWN_MODEL = """
+import dataclasses
+from tackboard.batch import HashConfig
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mine:
+    hashing: HashConfig = dataclasses.field(default_factory=HashConfig)
+    max_history: int = 50
+    depth: int = 1
+
+    def build(self, vocabulary):
+        raise NotImplementedError
+"""
+
+
+def test_round_trip_through_json(tiny_config: Callable[..., RunConfig]) -> None:
+    config = tiny_config("seed=5", "optimizer.weight_decay=0.25", "evaluation.cutoffs=[3]")
+    data = json.loads(json.dumps(config_to_json(config)))
+    assert data["model"]["config_class"] == "tackboard.models.pinfm:PinFMConfig"
+    assert config_from_json(data) == config
+
+
+def test_a_users_model_comes_back_from_its_file(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_MODEL)
+    config = dataclasses.replace(tiny_config(), model=load_code(path).Mine(depth=7))
+    assert config_from_json(config_to_json(config)) == config
+
+
+def test_settings_of_a_users_model_can_be_overridden(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_MODEL)
+    config = dataclasses.replace(tiny_config(), model=load_code(path).Mine())
+    assert apply_overrides(config, ["model.depth=3", "model.hashing.num_rows=9"]).model.depth == 3
+    with pytest.raises(ConfigError, match=r"did you mean model\.depth"):
+        apply_overrides(config, ["model.dept=3"])
+
+
+def test_segments_longer_than_the_model_reads_are_refused(tiny_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"data\.max_length = 9") as caught:
+        tiny_config("data.max_length=9")
+    assert "data.max_length=8" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "-x", "a b", "x" * 65])
+def test_names_that_are_no_folder_names_are_refused(tiny_config: Callable[..., RunConfig], name: str) -> None:
+    with pytest.raises(ConfigError, match="name = "):
+        tiny_config(f"name={name}")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"checkpoint_every": 0},
+        {"log_every": 0},
+        {"num_threads": -1},
+        {"device": "gpu"},
+        {"device": "cuda:x"},
+    ],
+)
+def test_impossible_training_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"training\.{next(iter(wrong))}"):
+        TrainingConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"cutoffs": ()}, {"cutoffs": (5, 0)}, {"chunk_users": 0}])
+def test_impossible_evaluation_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"evaluation\.{next(iter(wrong))}"):
+        EvaluationConfig(**wrong)  # type: ignore[arg-type]

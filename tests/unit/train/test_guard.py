@@ -1,0 +1,82 @@
+"""The guard: when a number is bad, when there were too many, and that its memory survives a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tackboard.core.errors import ConfigError, DivergedError
+from tackboard.train.guard import Guard, GuardConfig
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_bad(loss: float) -> None:
+    guard = Guard(GuardConfig())
+    assert guard.judge_loss(loss) == f"loss is {loss}"
+    assert guard.judge_loss(1e30) is None
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_is_bad_from_the_first_step(norm: float) -> None:
+    guard = Guard(GuardConfig(settle_steps=1000))
+    assert guard.judge_norm(norm) == f"gradient norm is {norm}"
+    assert (guard.num_norms, guard.mean_norm) == (0, 0.0)
+
+
+def test_spikes_count_only_after_settling_and_never_enter_the_mean() -> None:
+    guard = Guard(GuardConfig(spike_factor=3.0, settle_steps=3))
+    for norm in (1.0, 50.0, 3.0):  # still settling: anything finite passes
+        assert guard.judge_norm(norm) is None
+    assert guard.mean_norm == pytest.approx(18.0)
+    assert guard.judge_norm(54.1) == "gradient norm 54.1 is above 54"
+    assert guard.mean_norm == pytest.approx(18.0)
+    assert guard.judge_norm(53.9) is None  # at the limit is not above it
+    assert guard.num_norms == 4
+
+
+def test_the_mean_follows_recent_norms() -> None:
+    guard = Guard(GuardConfig())
+    for _ in range(100):
+        guard.judge_norm(1.0)
+    for _ in range(200):
+        guard.judge_norm(10.0)
+    assert 9.5 < guard.mean_norm < 10.0
+
+
+def test_too_many_bad_steps_within_the_window_end_the_run() -> None:
+    guard = Guard(GuardConfig(max_bad_steps=2, window=10))
+    guard.skip(1, "x")
+    guard.skip(5, "x")
+    guard.skip(11, "x")  # step 1 has left the window
+    with pytest.raises(DivergedError, match="3 bad steps within 10: loss is nan"):
+        guard.skip(14, "loss is nan")
+    assert guard.skipped == [1, 5, 11, 14]
+
+
+def test_no_bad_step_may_be_borne() -> None:
+    with pytest.raises(DivergedError):
+        Guard(GuardConfig(max_bad_steps=0)).skip(0, "x")
+
+
+def test_state_round_trips_through_json_and_keeps_later_skips() -> None:
+    guard = Guard(GuardConfig())
+    guard.judge_norm(0.1)
+    guard.judge_norm(1 / 3)
+    guard.skip(4, "x")
+    state = json.loads(json.dumps(guard.state()))
+    other = Guard(GuardConfig())
+    other.load_state(state)
+    assert other.state() == guard.state()
+    guard.judge_norm(100.0)
+    guard.skip(9, "x")
+    guard.load_state(state)  # a roll-back: the mean goes back, what was found bad stays so
+    assert guard.mean_norm == other.mean_norm
+    assert guard.skipped == [4, 9]
+
+
+@pytest.mark.parametrize("wrong", [{"spike_factor": 1.0}, {"settle_steps": 0}, {"max_bad_steps": -1}, {"window": 0}])
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        GuardConfig(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,163 @@
+"""Optimisers: row-wise Adagrad against a plain loop, clipping, the schedule, and state that comes back exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tackboard.batch import HashConfig
+from tackboard.core.errors import ConfigError
+from tackboard.models.tables import HashedTables
+from tackboard.train.optimizers import OptimizerConfig, Optimizers, RowWiseAdagrad, learning_rate_share
+
+
+class Model(nn.Module):
+    """One table, one matrix, one vector, one frozen matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = HashedTables(HashConfig(num_hashes=2, num_rows=6), dim=3)
+        self.linear = nn.Linear(6, 4)
+        self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+
+    def loss(self, rows: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return scale * self.linear(self.table(rows)).square().sum()
+
+
+def batch_of(step: int) -> torch.Tensor:
+    return torch.tensor([[step % 6, 1], [2, (3 * step) % 6], [2, 1]])
+
+
+def train(model: Model, optimizers: Optimizers, steps: range) -> None:
+    for step in steps:
+        optimizers.prepare(step)
+        model.loss(batch_of(step)).backward()
+        optimizers.clip()
+        optimizers.step()
+
+
+def test_row_wise_adagrad_equals_a_plain_loop() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(5, 3))
+    expected, sums = weight.detach().clone().double(), [0.0] * 5
+    adagrad = RowWiseAdagrad(weight, clip_element=0.8)
+    for step in range(4):
+        adagrad.learning_rate = 0.1 * (step + 1)
+        rows = torch.tensor([step, 3, 3])
+        factors = torch.randn(3, 3)
+        (nn.functional.embedding(rows, weight, sparse=True) * factors).sum().backward()
+        gradient = torch.zeros(5, 3, dtype=torch.float64)
+        for row, factor in zip(rows.tolist(), factors, strict=True):
+            gradient[row] += factor
+        for row in {step, 3}:
+            clipped = [max(-0.8, min(0.8, float(value))) for value in gradient[row]]
+            sums[row] += sum(value * value for value in clipped) / 3
+            for column, value in enumerate(clipped):
+                expected[row, column] -= 0.1 * (step + 1) * value / (math.sqrt(sums[row]) + 1e-8)
+    assert torch.allclose(weight.detach().double(), expected, atol=1e-6)
+    assert adagrad.sums.tolist() == pytest.approx(sums, abs=1e-6)
+    assert weight.grad is None  # dropped the moment it was used
+
+
+def test_sparse_and_dense_gradients_give_the_same_update() -> None:
+    weights = [nn.Parameter(torch.arange(12.0).view(4, 3)) for _ in range(2)]
+    for weight, sparse in zip(weights, (True, False), strict=True):
+        RowWiseAdagrad(weight, clip_element=1.0).learning_rate = 0.5
+        nn.functional.embedding(torch.tensor([1, 1, 3]), weight, sparse=sparse).square().sum().backward()
+    assert torch.equal(weights[0], weights[1])
+
+
+def test_table_gradients_are_clipped_element_by_element() -> None:
+    weight = nn.Parameter(torch.zeros(2, 3))
+    adagrad = RowWiseAdagrad(weight, clip_element=1.0)
+    adagrad.learning_rate = 1.0
+    factors = torch.tensor([[1e6, -1e6, 0.5]])
+    (nn.functional.embedding(torch.tensor([0]), weight, sparse=True) * factors).sum().backward()
+    assert float(adagrad.sums[0]) == pytest.approx((1 + 1 + 0.25) / 3)
+    assert weight[0].tolist() == pytest.approx([-1 / math.sqrt(0.75), 1 / math.sqrt(0.75), -0.5 / math.sqrt(0.75)])
+
+
+def test_schedule_rises_then_falls_to_its_share() -> None:
+    config = OptimizerConfig(warmup_steps=4, final_share=0.1)
+    shares = [learning_rate_share(step, 104, config) for step in range(105)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert shares[4] == 1.0
+    assert shares[54] == pytest.approx(0.1 + 0.9 / 2)
+    assert shares[104] == pytest.approx(0.1)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(shares[4:]))
+    assert learning_rate_share(0, 1, OptimizerConfig(warmup_steps=0)) == 1.0
+    assert 0 < learning_rate_share(9, 10, OptimizerConfig(warmup_steps=50)) < 1  # shorter than its warm-up
+
+
+def test_rates_reach_both_optimisers() -> None:
+    config = OptimizerConfig(warmup_steps=2, dense_learning_rate=0.01, table_learning_rate=0.2)
+    optimizers = Optimizers(Model(), config, total_steps=10)
+    assert optimizers.prepare(0) == 0.5
+    assert optimizers.tables["table"].learning_rate == 0.1
+    assert [group["lr"] for group in optimizers.adamw.param_groups] == [0.005, 0.005]
+
+
+def test_only_dense_matrices_are_decayed_and_frozen_ones_left_out() -> None:
+    optimizers = Optimizers(Model(), OptimizerConfig(weight_decay=0.3), total_steps=10)
+    matrices, others = optimizers.adamw.param_groups
+    assert [tuple(p.shape) for p in matrices["params"]] == [(4, 6)]
+    assert [tuple(p.shape) for p in others["params"]] == [(4,)]
+    assert (matrices["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert set(optimizers.dense) == {"linear.weight", "linear.bias"}
+
+
+def test_dense_gradients_are_clipped_by_global_norm_and_the_norm_before_is_returned() -> None:
+    model = Model()
+    optimizers = Optimizers(model, OptimizerConfig(clip_norm=0.5), total_steps=10)
+    optimizers.prepare(0)
+    model.loss(batch_of(0), scale=100.0).backward()
+    gradients = [p.grad for p in optimizers.dense.values() if p.grad is not None]
+    before = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+    assert optimizers.clip() == pytest.approx(before, rel=1e-5)
+    assert math.sqrt(sum(float(g.square().sum()) for g in gradients)) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_run_continued_from_its_state_is_bit_identical() -> None:
+    config = OptimizerConfig(warmup_steps=3)
+    straight = Model()
+    train(straight, Optimizers(straight, config, 10), range(10))
+
+    first = Model()
+    optimizers = Optimizers(first, config, 10)
+    train(first, optimizers, range(4))
+    state = {name: tensor.clone() for name, tensor in optimizers.state().items()}
+    parameters = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    train(first, optimizers, range(4, 6))  # goes on, so that a shared tensor would spoil the copy below
+
+    second = Model()
+    second.load_state_dict(parameters)
+    resumed = Optimizers(second, config, 10)
+    resumed.load_state(state)
+    assert {name: t.tolist() for name, t in resumed.state().items()} == {name: t.tolist() for name, t in state.items()}
+    train(second, resumed, range(4, 10))
+    for name, tensor in straight.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+
+
+def test_going_back_to_a_state_without_moments_forgets_them() -> None:
+    """A roll-back to step 0 must not keep the moments of the steps that are taken back."""
+    model = Model()
+    optimizers = Optimizers(model, OptimizerConfig(), 10)
+    fresh = {name: tensor.clone() for name, tensor in optimizers.state().items()}
+    train(model, optimizers, range(3))
+    optimizers.load_state(fresh)
+    assert set(optimizers.state()) == set(fresh) == {"adagrad.table"}
+    assert not optimizers.tables["table"].sums.any()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dense_learning_rate": 0.0}, {"clip_norm": -1.0}, {"final_share": 1.5}, {"warmup_steps": -1}]
+)
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        OptimizerConfig(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,301 @@
+"""The loop: a run is a function of its config, whatever interrupts it and whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.core.errors import DivergedError, Preempted, UsageError
+from tackboard.core.rundir import RunDirectory
+from tackboard.data.sequences import Sequences
+from tackboard.models.interface import LossOutput
+from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.trainer import Trainer, choose_device
+
+Config = Callable[..., RunConfig]
+MakeTrainer = Callable[..., Trainer]
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, tiny_config: Config, tiny_sequences: Sequences) -> MakeTrainer:
+    """`make_trainer("a.b=c", run=None)`: a trainer of the tiny config, on a new run or on an old one."""
+
+    def make(*overrides: str, run: RunDirectory | None = None) -> Trainer:
+        config = tiny_config(*overrides)
+        run = run or RunDirectory.create(tmp_path / "runs", config.name, config_to_json(config))
+        return Trainer(config, RunDirectory.open(run.path), tiny_sequences)
+
+    return make
+
+
+def plant(trainer: Trainer, fault: Callable[[int], str | None]) -> list[int]:
+    """Spoils the data steps that `fault` names (`loss`, `nan gradient`, `spike`); returns the steps read, growing."""
+    read: list[int] = []
+    honest_step, honest_loss = trainer._one_step, trainer.model.loss
+
+    def one_step(data_step: int, batch: Any) -> bool:
+        read.append(data_step)
+        return honest_step(data_step, batch)
+
+    def loss(batch: Any) -> LossOutput:
+        value, metrics = honest_loss(batch)
+        kind = fault(read[-1])
+        if kind == "loss":
+            value = value * float("nan")
+        elif kind is not None:
+            factor = float("nan") if kind == "nan gradient" else 1e6
+            value.register_hook(lambda gradient: gradient * factor)
+        return LossOutput(value, metrics)
+
+    trainer._one_step = one_step  # type: ignore[method-assign]
+    trainer.model.loss = loss
+    return read
+
+
+def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def outcome(run: RunDirectory) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """All that a run computed: tensors, state and metrics, without clocks."""
+    checkpoint = load_checkpoint(find_checkpoint(run.path))
+    tensors = {f"{group}/{key}": t.tolist() for group, named in checkpoint.tensors.items() for key, t in named.items()}
+    metrics = [{k: v for k, v in line.items() if k not in ("time", "tokens_per_s")} for line in run.read_metrics()]
+    return tensors, checkpoint.state, metrics
+
+
+def events(run: RunDirectory, name: str) -> list[dict[str, Any]]:
+    lines = (run.path / "events.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == name]
+
+
+def test_two_runs_are_bit_identical(make_trainer: MakeTrainer, trained_run: RunDirectory) -> None:
+    trainer = make_trainer()
+    trainer.train(quiet=True)
+    assert outcome(trainer.run) == outcome(trained_run)
+    assert trainer.run.status == "done"
+    tensors, state, metrics = outcome(trainer.run)
+    assert (state["step"], state["data_step"], [line["step"] for line in metrics]) == (6, 6, [1, 2, 3, 4, 5, 6])
+    assert all(np.isfinite(line["loss"]) and np.isfinite(line["grad_norm"]) for line in metrics)
+    assert metrics[-1]["tokens"] == state["num_tokens"] > 100
+    assert {name.partition("/")[0] for name in tensors} == {"dense", "tables", "optimizer"}
+
+
+def test_the_seed_decides(make_trainer: MakeTrainer, trained_run: RunDirectory) -> None:
+    trainer = make_trainer("seed=1")
+    trainer.train(quiet=True)
+    assert outcome(trainer.run)[2] != outcome(trained_run)[2]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # Python 3.12 says so of every fork
+def test_workers_change_nothing(make_trainer: MakeTrainer, trained_run: RunDirectory) -> None:
+    trainer = make_trainer("data.num_workers=1")
+    trainer.train(quiet=True)
+    assert outcome(trainer.run)[0] == outcome(trained_run)[0]
+
+
+@pytest.mark.parametrize("dies_in", [0, 3, 4])
+def test_an_interrupted_run_ends_in_the_same_bits(
+    make_trainer: MakeTrainer, trained_run: RunDirectory, dies_in: int
+) -> None:
+    """Before the first step, one step past a checkpoint, right on one. Kills at other instants: tests/chaos."""
+    trainer = make_trainer()
+
+    def die(data_step: int) -> None:
+        if data_step == dies_in:
+            raise MemoryError
+
+    plant(trainer, die)
+    with pytest.raises(MemoryError):
+        trainer.train(quiet=True)
+    assert trainer.run.status.startswith("failed: MemoryError")
+    resumed = make_trainer(run=trainer.run)
+    resumed.train(quiet=True)
+    assert outcome(resumed.run) == outcome(trained_run)
+    assert events(resumed.run, "resume")[0]["step"] == dies_in // 2 * 2
+
+
+def test_a_finished_run_trains_no_further(make_trainer: MakeTrainer, trained_run: RunDirectory) -> None:
+    trainer = make_trainer("training.steps=2")
+    trainer.train(quiet=True)
+    before = outcome(trainer.run)
+    again = make_trainer("training.steps=2", run=trainer.run)
+    again.train(quiet=True)
+    assert outcome(again.run) == before
+    assert again.last_loss == trainer.last_loss
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_and_says_how_to_go_on(
+    make_trainer: MakeTrainer, trained_run: RunDirectory, number: signal.Signals
+) -> None:
+    trainer = make_trainer()
+    previous = signal.getsignal(number)
+
+    def stop(data_step: int) -> None:
+        if data_step == 2:
+            os.kill(os.getpid(), number)
+
+    plant(trainer, stop)
+    with pytest.raises(Preempted, match="at step 3") as caught:
+        trainer.train(quiet=True)
+    assert f"--resume {trainer.run.path}" in caught.value.fix
+    assert trainer.run.status == "preempted"
+    assert find_checkpoint(trainer.run.path).name == "step-00000003"
+    assert signal.getsignal(number) is previous
+    resumed = make_trainer(run=trainer.run)
+    resumed.train(quiet=True)
+    assert outcome(resumed.run) == outcome(trained_run)
+
+
+def test_a_second_signal_is_not_waited_for(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+
+    def stop_twice(data_step: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    plant(trainer, stop_twice)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(quiet=True)
+
+
+def test_a_loss_that_is_not_finite_skips_its_data_and_touches_nothing(
+    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer("training.steps=4")
+    read = plant(trainer, lambda data_step: "loss" if data_step == 1 else None)
+    seen: list[dict[str, torch.Tensor]] = []
+    judge = trainer.guard.judge_loss
+
+    def spy(loss: float) -> str | None:
+        seen.append(parameters(trainer))
+        return judge(loss)
+
+    trainer.guard.judge_loss = spy  # type: ignore[method-assign]
+    trainer.train(quiet=True)
+    assert read == [0, 1, 2, 3, 4]
+    assert trainer.guard.skipped == [1]
+    assert all(torch.equal(seen[1][name], seen[2][name]) for name in seen[1])  # before the bad step and after it
+    assert (trainer.step, trainer.data_step) == (4, 5)
+    assert events(trainer.run, "rolled_back") == []
+    assert "loss is nan at step 1: skipping data step 1" in capsys.readouterr().err
+
+    clean = make_trainer("training.steps=4")
+    clean.guard.skipped = [1]
+    clean.train(quiet=True)
+    assert outcome(clean.run) == outcome(trainer.run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"), [("nan gradient", 0), ("nan gradient", 3), ("nan gradient", 4), ("spike", 3), ("spike", 4)]
+)
+def test_a_bad_gradient_rolls_back_as_if_the_data_had_never_been_there(
+    make_trainer: MakeTrainer, kind: str, bad: int
+) -> None:
+    trainer = make_trainer("guard.settle_steps=1")
+    plant(trainer, lambda data_step: kind if data_step == bad else None)
+    trainer.train(quiet=True)
+    assert trainer.guard.skipped == [bad]
+    assert [event["step"] for event in events(trainer.run, "rolled_back")] == [bad // 2 * 2]
+
+    clean = make_trainer("guard.settle_steps=1")
+    clean.guard.skipped = [bad]
+    clean.train(quiet=True)
+    assert outcome(clean.run) == outcome(trainer.run)
+
+
+def test_too_many_bad_steps_end_the_run(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("guard.max_bad_steps=2")
+    plant(trainer, lambda data_step: "loss" if data_step >= 2 else None)
+    with pytest.raises(DivergedError, match="3 bad steps"):
+        trainer.train(quiet=True)
+    assert trainer.run.status.startswith("failed: 3 bad steps")
+    assert find_checkpoint(trainer.run.path).name == "step-00000002"
+
+
+def test_a_table_that_is_not_finite_is_never_checkpointed(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    trainer.save()
+    with torch.no_grad():
+        trainer.model.item_tables.weight[5, 1] = float("inf")
+    trainer.step = 1
+    with pytest.raises(DivergedError, match=r"item_tables\.weight holds non-finite values at step 1"):
+        trainer.save()
+    assert find_checkpoint(trainer.run.path).name == "step-00000000"
+
+
+def test_steps_with_nothing_to_predict_are_passed(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("training.steps=3")
+    honest = trainer.steps.plan.segments_of
+    nothing = np.zeros(0, dtype=np.int64)
+    trainer.steps.plan.segments_of = lambda step: nothing if step in (0, 2) else honest(step)  # type: ignore[method-assign]
+    trainer.train(quiet=True)
+    assert (trainer.step, trainer.data_step) == (3, 5)
+    assert trainer.guard.skipped == []
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_starts_again(
+    make_trainer: MakeTrainer, trained_run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer()
+    trainer.train(quiet=True)
+    for state in trainer.run.checkpoints.glob("step-*/state.json"):
+        state.write_text("{}")
+    again = make_trainer(run=trainer.run)
+    again.train(quiet=True)
+    assert capsys.readouterr().err.count("passing over") == 2
+    assert outcome(again.run) == outcome(trained_run)
+
+
+def test_a_run_goes_on_with_its_own_snapshot_only(
+    make_trainer: MakeTrainer, tmp_path: Path, make_dataset: Callable[..., Path], tiny_config: Config
+) -> None:
+    from tackboard.data.sequences import load_sequences
+
+    trainer = make_trainer("training.steps=1")
+    trainer.train(quiet=True)
+    other = make_dataset(tmp_path, [(1, item, "click", "home", item) for item in range(9)])
+    with pytest.raises(UsageError, match="was started on snapshot"):
+        Trainer(tiny_config("training.steps=1"), trainer.run, load_sequences(other)).train(quiet=True)
+
+
+def test_one_run_is_trained_by_one_process(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held'); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-u", "-c", hold, str(trainer.run.path / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(UsageError, match="another process"):
+            trainer.train(quiet=True)
+        other.communicate(b"")
+    assert trainer.run.status == "new"
+
+
+def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(UsageError, match=r"training\.device = cuda"):
+        choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto").type == "cuda"
