@@ -152,10 +152,7 @@ def prefixes_of(batch: SequenceBatch, steps: TrainingSteps) -> SequenceBatch:
     """For each positive event, in order, the events of its history before it, as a batch of their own."""
     offsets, positive = batch.offsets.tolist(), batch.is_positive.tolist()
     spans = [
-        (begin, event)
-        for begin, end in itertools.pairwise(offsets)
-        for event in range(begin, end)
-        if positive[event]
+        (begin, event) for begin, end in itertools.pairwise(offsets) for event in range(begin, end) if positive[event]
     ]
     events = np.concatenate([np.arange(begin, event) for begin, event in spans])
     return make_batch(

@@ -45,7 +45,9 @@ def fresh_model() -> PinFM:
 
 
 def test_row_ids_are_equal_bit_for_bit() -> None:
-    ids = np.concatenate([[0, 1, -1, 2**63 - 1, -(2**63)], np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 9999)])
+    ids = np.concatenate(
+        [[0, 1, -1, 2**63 - 1, -(2**63)], np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 9999)]
+    )
     on_device = row_ids(torch.from_numpy(ids).cuda(), 8, 80_000_000, seed=3)
     assert np.array_equal(on_device.cpu().numpy(), hashing.row_ids(ids, 8, 80_000_000, seed=3))
 

@@ -17,6 +17,8 @@ from tackboard.core.errors import EXIT_BUG, TackboardError, UsageError, line_of_
 from tackboard.core.files import storage_error
 from tackboard.core.machine import set_thread_environment
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="tackboard",
     help="Turns logs of user activity into recommendations: pretrain, evaluate, export, serve.",
@@ -97,12 +99,11 @@ def _run_command() -> int:
         _explain(error, str(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
+        code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): not an error of ours, and nothing can be printed to it.
+        # The reader of our output went away (`| head`): it has what it wanted, and nothing can be printed to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BUG
+        return 0
     except OSError as error:
         return _report_os_error(error)
     except Exception as error:  # noqa: BLE001 - the last catch: whatever it is, a user gets a sentence.
@@ -111,6 +112,8 @@ def _run_command() -> int:
             _print_usage_error(error)
             return UsageError.exit_code
         return _report_bug(error)
+    if code == INTERRUPTED:  # typer turns Ctrl-C into this number itself
+        print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 

@@ -60,15 +60,19 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
 
 
 def apply_overrides(config: C, overrides: Sequence[str]) -> C:
-    """A copy of `config` with each `a.b=c` applied in order. Values are JSON, or bare words for strings."""
+    """A copy of `config` with every `a.b=c` applied; the last one of a key counts. Values are JSON, or bare words.
+
+    All are applied before anything is checked, so settings that only fit together may come in any order.
+    """
+    wanted: dict[str, str] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise ConfigError(
                 f"--set {override}", allowed="allowed: --set name=value", fix="e.g. --set training.steps=200"
             )
-        config = _with_value(config, key.split("."), text, key)
-    return config
+        wanted[key] = text
+    return _with_values(config, wanted, "")
 
 
 def field_docs(cls: type) -> dict[str, str]:
@@ -132,25 +136,35 @@ def _convert_union(value: Any, hint: Any, path: str) -> Any:
     return convert(value, inner[0], path)
 
 
-def _with_value(config: C, keys: list[str], text: str, path: str) -> C:
+def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
+    """`config`, which stands at `path`, with settings replaced in one go; the keys of `wanted` begin here."""
+    if not wanted:
+        return config
     hints = typing.get_type_hints(type(config))
     fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    head, rest = keys[0], keys[1:]
-    if head not in fields:
-        raise _unknown_key(path.removesuffix(".".join(keys)).rstrip("."), head, ".".join(rest), fields)
-    current = getattr(config, head)
-    if rest:
-        if not dataclasses.is_dataclass(current):
-            raise ConfigError(f"{path} does not exist", allowed=f"{head} is a single value, not a table of settings")
-        value: Any = _with_value(current, rest, text, path)
-    else:
-        if dataclasses.is_dataclass(current):
-            inside = ", ".join(field.name for field in dataclasses.fields(current))
+    below: dict[str, dict[str, str]] = {}
+    values: dict[str, Any] = {}
+    for key, text in wanted.items():
+        head, _, rest = key.partition(".")
+        if head not in fields:
+            raise _unknown_key(path, head, rest, fields)
+        is_table = dataclasses.is_dataclass(getattr(config, head))
+        here = _join(path, head)
+        if rest and not is_table:
             raise ConfigError(
-                f"{path} is a table of settings", allowed=f"it holds: {inside}", fix=f"set {path}.NAME=value"
+                f"{here}.{rest} does not exist", allowed=f"{head} is a single value, not a table of settings"
             )
-        value = convert(_parse(text, hints[head]), hints[head], path)
-    return dataclasses.replace(config, **{head: value})  # type: ignore[type-var]
+        if is_table and not rest:
+            inside = ", ".join(field.name for field in dataclasses.fields(getattr(config, head)))
+            raise ConfigError(
+                f"{here} is a table of settings", allowed=f"it holds: {inside}", fix=f"set {here}.NAME=value"
+            )
+        if rest:
+            below.setdefault(head, {})[rest] = text
+        else:
+            values[head] = convert(_parse(text, hints[head]), hints[head], here)
+    values |= {head: _with_values(getattr(config, head), inner, _join(path, head)) for head, inner in below.items()}
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
 def _parse(text: str, hint: Any) -> Any:

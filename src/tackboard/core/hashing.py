@@ -9,7 +9,6 @@ unsigned 64-bit division; it needs rows < 2^31, far above the largest published 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -66,20 +65,3 @@ def string_id(text: str) -> int:
     """The int64 of a string: the first 8 bytes of BLAKE2b over its UTF-8 form, little-endian, signed."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def ids_from_values(values: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
-    """int64 ids of integers (unchanged) or strings (hashed). Anything else, or more than 64 bits, raises DataError."""
-    if isinstance(values, np.ndarray) and values.dtype.kind == "i":
-        return values.astype(np.int64, copy=False)
-    # Not through a NumPy string array: that drops trailing NULs, and two ids would become one.
-    plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if all(isinstance(value, str) for value in plain):
-        hashed = {text: string_id(text) for text in set(plain)}
-        return np.array([hashed[text] for text in plain], dtype=np.int64)
-    if not all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in plain):
-        raise DataError("ids that are neither whole numbers nor strings", allowed="allowed: int64 or string ids")
-    try:
-        return np.array(plain, dtype=np.int64)
-    except OverflowError:
-        raise DataError("an id past 64 bits", allowed="allowed: int64 or string", fix="give them as strings") from None

@@ -2,9 +2,9 @@
 
     <bundle>/  dense.safetensors · tables/<name>.safetensors · signature.json · card.md · MANIFEST.json
 
-Tables are stored in fp16 by default, as the published system keeps them; dense parameters stay fp32. The bundle is
-written into a temporary folder and renamed, and it is loaded back once before that: one that does not load is never
-left behind.
+Tables are stored in fp16 by default, as the published system keeps them; dense parameters stay fp32. The parameters
+are checked against the model they claim to be before anything is written, and the bundle is written into a temporary
+folder and renamed: a half one is never left behind.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from torch import nn
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.config import from_dict, to_dict
 from tackboard.core.errors import USER_MODULE_PREFIX, ConfigError, DataError, UsageError
+from tackboard.core.progress import say
 from tackboard.events.vocabulary import Vocabulary
 
 OWN_PREFIX = "tackboard.models."
@@ -119,6 +120,8 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None) -
         )
     else:
         module = load_code(code_file)
+        if hashlib.sha256(code_file.read_bytes()).hexdigest() != description.get("code_sha256"):
+            say(f"warning: {code_file} is not the file this model was trained with; its scores may differ")
     cls = getattr(module, name, None)
     if not dataclasses.is_dataclass(cls):
         raise DataError(f"{place} has no config class {name}", fix="use the file this model was trained with")

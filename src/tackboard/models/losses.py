@@ -13,6 +13,8 @@ Shapes: P predictions, M distinct items, D width, B rows.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -34,11 +36,16 @@ def same_user_items(batch: SequenceBatch) -> torch.Tensor:
     return engaged[user_of_row]
 
 
+def log_count(batch: SequenceBatch) -> torch.Tensor:
+    """log c of each distinct item [M], c its positives in this batch: -inf for an item that has none."""
+    counts = torch.bincount(batch.items[batch.is_positive], minlength=len(batch.item_ids))
+    return counts.float().log()
+
+
 def log_expected_weight(batch: SequenceBatch) -> torch.Tensor:
-    """log(c / (n·q)) of each distinct item [M]: -inf for an item that is no positive in this batch."""
-    positives = batch.items[batch.is_positive]
-    counts = torch.bincount(positives, minlength=len(batch.item_ids)).float()
-    return counts.log() - batch.item_log_q - torch.log(torch.tensor(float(max(1, len(positives)))))
+    """log(c / (n·q)) of each distinct item [M]: its count over its expected count among n positives."""
+    num_positives = max(1, int(batch.is_positive.sum()))
+    return log_count(batch) - batch.item_log_q - math.log(num_positives)
 
 
 def next_item_loss(
@@ -52,16 +59,12 @@ def next_item_loss(
 ) -> torch.Tensor:
     """Mean InfoNCE over the batch's positive events; `hidden_PD` holds their predictions, in event order."""
     targets_P = batch.items[batch.is_positive]
-    logits_PM = (hidden_PD @ items_MD.T) * inverse_temperature
-    weight_M = log_expected_weight(batch)
-    if not correct_popularity:
-        weight_M = weight_M + batch.item_log_q + torch.log(torch.tensor(float(max(1, len(targets_P)))))
-    target_logit_P = logits_PM.gather(1, targets_P[:, None]).squeeze(1)
-    negatives_PM = logits_PM + weight_M
+    bias_M = log_expected_weight(batch) if correct_popularity else log_count(batch)
+    bias_BM = bias_M.expand(batch.num_rows, -1)
     if mask_same_user:
-        excluded_PM = same_user_items(batch)[row_of_event(batch)[batch.is_positive]]
-    else:
-        excluded_PM = functional.one_hot(targets_P, len(batch.item_ids)).bool()
-    negatives_PM = negatives_PM.masked_fill(excluded_PM, float("-inf"))
-    everything = torch.cat([target_logit_P[:, None], negatives_PM], dim=1)
-    return (torch.logsumexp(everything, dim=1) - target_logit_P).mean()
+        bias_BM = bias_BM.masked_fill(same_user_items(batch), float("-inf"))
+    # One additive bias says it all: log-weight of a negative, -inf where it is none, 0 at the right item.
+    bias_PM = bias_BM.index_select(0, row_of_event(batch)[batch.is_positive])
+    bias_PM.scatter_(1, targets_P[:, None], 0.0)
+    logits_PM = torch.addmm(bias_PM, hidden_PD * inverse_temperature, items_MD.T)
+    return functional.cross_entropy(logits_PM, targets_P)

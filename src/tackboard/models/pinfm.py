@@ -11,7 +11,8 @@ begins with a learned start token, so the first event is predicted too and an em
 enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off); φ_in's unit vectors are
 scaled by √width, so that they meet the residual stream at its own scale.
 
-Shapes: B rows, S positions, N packed events, M distinct items, D width, E width of the concatenated tables.
+Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
+E width of the concatenated tables.
 """
 
 from __future__ import annotations
@@ -110,9 +111,10 @@ class PinFM(nn.Module):
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """InfoNCE of every positive event, predicted from what its user did before it."""
         items_ME = self.item_tables(batch.item_rows)
-        hidden_BSD = self._hidden(batch, items_ME)
-        predicting = batch.is_positive.nonzero().squeeze(1)
-        hidden_PD = self._project(hidden_BSD[self._event_places(batch, predicting)])
+        hidden_TD = self._hidden(batch, items_ME)
+        # The token before event n is number n + row: one start token for its own row and for each row before.
+        before_N = torch.arange(batch.num_events, device=batch.items.device) + row_of_event(batch)
+        hidden_PD = self._project(hidden_TD.index_select(0, before_N[batch.is_positive]))
         loss = next_item_loss(
             hidden_PD,
             functional.normalize(self.psi(items_ME), dim=-1),
@@ -125,9 +127,9 @@ class PinFM(nn.Module):
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
-        hidden_BSD = self._hidden(batch, self.item_tables(batch.item_rows))
-        rows = torch.arange(batch.num_rows, device=batch.items.device)
-        return self._project(hidden_BSD[rows, batch.lengths()])
+        hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows))
+        last_B = batch.offsets[1:] + torch.arange(batch.num_rows, device=batch.items.device)
+        return self._project(hidden_TD.index_select(0, last_B))
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         """One unit vector per item [M, D]."""
@@ -138,25 +140,20 @@ class PinFM(nn.Module):
         return (users @ items.T) * self._inverse_temperature()
 
     def _hidden(self, batch: SequenceBatch, items_ME: torch.Tensor) -> torch.Tensor:
-        """Hidden vectors [B, 1 + S, D]; position s has seen the start token and the first s events of its row."""
+        """Hidden vectors [N + B, D] of the packed tokens: each row's start token, then its events."""
         # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
         events_NE = functional.embedding(batch.items, items_ME)
         events_NE = events_NE + self.actions(batch.actions) + self.surfaces(batch.surfaces)
         if self.config.num_time_buckets:
             events_NE = events_NE + self.time_gaps(self._gap_buckets(batch))
-        tokens_ND = functional.normalize(self.phi_in(events_NE), dim=-1) * math.sqrt(self.config.width)
-        longest = int(batch.lengths().max()) if batch.num_rows else 0
-        padded = tokens_ND.new_zeros(batch.num_rows, 1 + longest, self.config.width)
-        padded[:, 0] = self.start
-        rows, places = self._event_places(batch, torch.arange(batch.num_events, device=batch.items.device))
-        padded[rows, places + 1] = tokens_ND
-        hidden: torch.Tensor = self.decoder(padded)
+        events_ND = functional.normalize(self.phi_in(events_NE), dim=-1) * math.sqrt(self.config.width)
+        rows_B = torch.arange(batch.num_rows, device=batch.items.device)
+        places_N = torch.arange(batch.num_events, device=batch.items.device) + row_of_event(batch) + 1
+        tokens_TD = events_ND.new_empty(batch.num_events + batch.num_rows, self.config.width)
+        tokens_TD = tokens_TD.index_copy(0, batch.offsets[:-1] + rows_B, self.start.expand(batch.num_rows, -1))
+        tokens_TD = tokens_TD.index_copy(0, places_N, events_ND)
+        hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1)
         return hidden
-
-    def _event_places(self, batch: SequenceBatch, events: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(row, number within its history) of events given by their packed index."""
-        rows = row_of_event(batch)[events]
-        return rows, events - batch.offsets[rows]
 
     def _gap_buckets(self, batch: SequenceBatch) -> torch.Tensor:
         """Bucket of log2(1 + seconds since the previous event) [N]; a row's first event has gap 0."""

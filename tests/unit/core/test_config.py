@@ -166,3 +166,18 @@ def test_flatten_names_every_leaf_in_order() -> None:
 def test_suggest_is_silent_when_nothing_is_near() -> None:
     assert suggest("stpes", ["steps", "rate"]) == "steps"
     assert suggest("zzz", ["steps", "rate"]) is None
+
+
+def test_settings_that_fit_only_together_may_come_in_any_order() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Pair:
+        low: int = 1
+        high: int = 2
+
+        def __post_init__(self) -> None:
+            check(self.low < self.high, "low", self.low, f"below {self.high}")
+
+    for overrides in (["low=5", "high=9"], ["high=9", "low=5"], ["low=8", "high=9", "low=5"]):
+        assert apply_overrides(Pair(), overrides) == Pair(low=5, high=9)
+    with pytest.raises(ConfigError):
+        apply_overrides(Pair(), ["low=5"])

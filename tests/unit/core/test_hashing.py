@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.core.errors import DataError
-from tackboard.core.hashing import MASK_64, MAX_ROWS, ids_from_values, mix64, row_ids, seed_offset, string_id
+from tackboard.core.hashing import MASK_64, MAX_ROWS, mix64, row_ids, seed_offset, string_id
 
 # Changing any value below moves every id to other rows: all stored tables, checkpoints and bundles become noise.
 EXTREMES = np.array([0, 1, -1, -(2**63), 2**63 - 1], dtype=np.int64)
@@ -82,21 +82,3 @@ def test_adjacent_ids_spread_evenly_and_tables_are_unrelated() -> None:
     collisions = (rows[:, 0] == rows[:, 1]).mean()
     assert abs(collisions - 1 / num_rows) < 0.003
     assert (row_ids(np.arange(num_ids), 1, num_rows, seed=4)[:, 0] == rows[:, 0]).mean() < 0.02
-
-
-def test_ids_of_integers_are_the_integers() -> None:
-    assert ids_from_values([3, -4, 2**63 - 1]).tolist() == [3, -4, 2**63 - 1]
-    assert ids_from_values(np.array([3, 250], dtype=np.uint8)).tolist() == [3, 250]
-    assert ids_from_values(np.array([-3], dtype=np.int32)).dtype == np.int64
-    assert ids_from_values([]).dtype == np.int64
-
-
-def test_ids_of_strings_are_their_hashes_even_with_trailing_nulls() -> None:
-    texts = ["a", "b", "a", "a\0", ""]
-    assert ids_from_values(texts).tolist() == [string_id(text) for text in texts]
-
-
-@pytest.mark.parametrize("values", [[1.5], [True], [None, "a"], [1, "a"], [2**63], np.array([2**63], dtype=np.uint64)])
-def test_values_that_are_no_ids_are_refused(values: list[object]) -> None:
-    with pytest.raises(DataError):
-        ids_from_values(values)

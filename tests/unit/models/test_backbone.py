@@ -1,4 +1,4 @@
-"""The decoder: causal, blind to padding, equal to plain attention written out."""
+"""The decoder: causal, blind to company, equal to plain attention written out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tackboard.models.backbone import Block, Decoder
+from tackboard.models.backbone import Block, Decoder, Packing
 
 
 @pytest.fixture
@@ -20,51 +20,67 @@ def decoder() -> Decoder:
     return decoder
 
 
+def packed(decoder: Decoder, *rows: torch.Tensor) -> list[torch.Tensor]:
+    """The decoder's output for rows of different lengths, given and returned one by one."""
+    lengths = torch.tensor([len(row) for row in rows])
+    return list(decoder(torch.cat(rows), lengths).detach().split(lengths.tolist()))
+
+
 def test_a_position_sees_itself_and_what_came_before(decoder: Decoder) -> None:
-    x = torch.randn(2, 6, 8)
+    x = torch.randn(6, 8)
     changed = x.clone()
-    changed[:, 3] = torch.randn(2, 8)
-    before, after = decoder(x), decoder(changed)
-    assert torch.allclose(before[:, :3], after[:, :3], atol=1e-6)
-    assert ((before[:, 3:] - after[:, 3:]).abs().amax(dim=(0, 2)) > 1e-4).all()
+    changed[3] = torch.randn(8)
+    (before,), (after,) = packed(decoder, x), packed(decoder, changed)
+    assert torch.allclose(before[:3], after[:3], atol=1e-6)
+    assert ((before[3:] - after[3:]).abs().amax(dim=1) > 1e-4).all()
 
 
-def test_right_padding_changes_nothing(decoder: Decoder) -> None:
-    x = torch.randn(1, 4, 8)
-    padded = torch.cat([x, torch.full((1, 3, 8), 99.0)], dim=1)
-    assert torch.allclose(decoder(x), decoder(padded)[:, :4], atol=1e-6)
+def test_company_changes_nothing(decoder: Decoder) -> None:
+    rows = [torch.randn(length, 8) for length in (4, 7, 1, 2)]
+    for together, row in zip(packed(decoder, *rows), rows, strict=True):
+        assert torch.allclose(together, packed(decoder, row)[0], atol=1e-6)
 
 
 def test_positions_matter(decoder: Decoder) -> None:
-    x = torch.randn(1, 1, 8).repeat(1, 4, 1)
-    hidden = decoder(x)
-    assert (hidden[0, 1:] - hidden[0, :-1]).abs().amax(dim=1).min() > 1e-3
+    (hidden,) = packed(decoder, torch.randn(1, 8).repeat(4, 1))
+    assert (hidden[1:] - hidden[:-1]).abs().amax(dim=1).min() > 1e-3
+
+
+def test_packing_spreads_and_collects() -> None:
+    packing = Packing.from_lengths(torch.tensor([2, 0, 3]))
+    x = torch.arange(10.0).view(5, 2) + 1
+    grid = packing.spread(x)
+    assert grid[:, :, 0].tolist() == [[1, 3, 0], [0, 0, 0], [5, 7, 9]]
+    assert torch.equal(packing.collect(grid), x)
+    assert packing.places.tolist() == [0, 1, 0, 1, 2]
 
 
 def test_attention_equals_its_definition() -> None:
     torch.manual_seed(1)
     block = Block(width=6, num_heads=2, mlp_ratio=2, dropout=0.0)
-    x = torch.randn(2, 5, 6)
-    q, k, v = block.attention_in(x).split(6, dim=-1)
-    expected = torch.zeros(2, 5, 6)
-    for row in range(2):
+    lengths = [5, 3]
+    x = torch.randn(sum(lengths), 6)
+    expected = torch.zeros(sum(lengths), 6)
+    for first, length in ((0, 5), (5, 3)):
+        q, k, v = block.attention_in(x[first : first + length]).split(6, dim=-1)
         for head in range(2):
             part = slice(3 * head, 3 * head + 3)
-            for place in range(5):
-                weights = (k[row, : place + 1, part] @ q[row, place, part] / math.sqrt(3)).softmax(0)
-                expected[row, place, part] = weights @ v[row, : place + 1, part]
-    assert torch.allclose(block._attend(x), block.attention_out(expected), atol=1e-5)
+            for place in range(length):
+                weights = (k[: place + 1, part] @ q[place, part] / math.sqrt(3)).softmax(0)
+                expected[first + place, part] = weights @ v[: place + 1, part]
+    found = block._attend(x, Packing.from_lengths(torch.tensor(lengths)))
+    assert torch.allclose(found, block.attention_out(expected), atol=1e-5)
 
 
 def test_dropout_acts_in_training_only(decoder: Decoder) -> None:
-    x = torch.randn(1, 4, 8)
-    assert torch.equal(decoder(x), decoder(x))
+    x = torch.randn(4, 8)
+    assert torch.equal(packed(decoder, x)[0], packed(decoder, x)[0])
     decoder.train()
     torch.manual_seed(0)
-    first = decoder(x)
-    assert not torch.allclose(first, decoder(x))
+    (first,) = packed(decoder, x)
+    assert not torch.allclose(first, packed(decoder, x)[0])
     torch.manual_seed(0)
-    assert torch.equal(first, decoder(x))
+    assert torch.equal(first, packed(decoder, x)[0])
 
 
 def test_initial_parameters_follow_gpt2() -> None:

@@ -29,7 +29,7 @@ def one_history(items: list[int], actions: list[int], surfaces: list[int], times
 
 
 def predictions(model: PinFM, batch: SequenceBatch) -> torch.Tensor:
-    """The projected hidden vectors of all positions [B, 1 + S, D]."""
+    """The projected hidden vectors of all tokens [T, D], the start token first."""
     with torch.no_grad():
         return model._project(model._hidden(batch, model.item_tables(batch.item_rows)))
 
@@ -43,10 +43,10 @@ def test_a_later_event_never_changes_an_earlier_prediction(make_model: Model, fi
         "times_ms": [0, 1000, 9000, 10_000, 11_000],
     }
     model = make_model()
-    before = predictions(model, one_history(**columns))[0]
+    before = predictions(model, one_history(**columns))
     values = list(columns[field])
     values[3:] = [5_000_000, 6_000_000] if field == "times_ms" else [0, values[4]]
-    after = predictions(model, one_history(**(columns | {field: values})))[0]
+    after = predictions(model, one_history(**(columns | {field: values})))
     assert torch.allclose(before[:4], after[:4], atol=1e-6)  # the start token and events 0 to 2
     assert (before[4] - after[4]).abs().max() > 1e-5
 
