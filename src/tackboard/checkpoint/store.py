@@ -116,6 +116,8 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
     except SafetensorError as error:
         number = re.search(r"(?:os error|code:) (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+    # The library leaves files that only their owner can read; a server runs as somebody else.
+    path.chmod(0o644)
 
 
 def _is_intact(path: Path) -> bool:

@@ -6,7 +6,12 @@ batches come and never what is in them. torch's DataLoader moves them between pr
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
+import os
+import signal
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -41,6 +46,10 @@ class DataConfig:
         check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more events")
         check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
+
+
+PR_SET_PDEATHSIG = 1
+"""Linux: the signal that a process gets when its parent dies."""
 
 
 class ItemFrequencies:
@@ -115,9 +124,21 @@ class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
                 num_workers=num_workers,
                 prefetch_factor=4 if num_workers else None,
                 collate_fn=_unchanged,
+                worker_init_fn=functools.partial(_end_with_trainer, os.getpid()),
             )
             batches = iter(loader)
         yield from zip(numbers, batches, strict=True)
+
+
+def _end_with_trainer(trainer: int, _worker: int) -> None:
+    """Called in a worker as it starts: makes it end when the process `trainer` does.
+
+    torch looks for that every five seconds, and never finds it where the trainer was killed while the worker started.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != trainer:
+        os._exit(1)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The demo's run: a small PinFM on the synthetic world, learnt in about a minute and a half on two cores.
+"""The demo's run: a small PinFM on the synthetic world, learnt in about a minute on two cores.
 
 Its sizes were chosen on worlds of other seeds than the demo's (docs/log.md).
 """
@@ -28,5 +28,5 @@ def demo() -> RunConfig:
             num_time_buckets=0,
         ),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=40),
-        training=TrainingConfig(steps=400, checkpoint_every=100),
+        training=TrainingConfig(steps=300, checkpoint_every=100),
     )

@@ -256,7 +256,7 @@ def _only_process(run: RunDirectory) -> Iterator[None]:
     """Holds the run's lock; a second process on the same run would tear its files.
 
     It is a lock of this process alone. One of the file's descriptor (flock) would be shared with the loader workers,
-    which live a few seconds longer than a trainer that was killed, and would keep the run from being taken up again.
+    which may outlive a trainer that was killed, and would keep the run from being taken up again.
     """
     with (run.path / "lock").open("w") as file:
         try:

@@ -1,0 +1,52 @@
+"""What older versions wrote is read today. One small folder of each kind and format version stays here for ever.
+
+They were made by `tackboard init`, `train` and `export` from nine events of three users. A reader that fails here
+would lose people's data: give the new format a new version and teach the reader both.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+GOLDEN = Path(__file__).parent
+SCORES_V1 = [3.375640630722046, 1.8154712915420532, -1.4119033813476562, 3.30361008644104]
+"""Scores of request.json's candidates by bundle-v1 on the day it was made."""
+
+
+def test_dataset_version_1() -> None:
+    from tackboard.data.sequences import load_sequences
+
+    sequences = load_sequences(GOLDEN / "dataset-v1", ("view", "save"))
+    assert len(sequences.item_ids) == 9
+    assert sequences.vocabulary.actions == ("hide", "save", "view")
+    assert sequences.id_type == "string"
+    assert sorted(np.diff(sequences.offsets).tolist()) == [2, 3, 4]
+
+
+def test_checkpoint_version_1() -> None:
+    from tackboard.checkpoint.store import load_checkpoint
+    from tackboard.events.vocabulary import Vocabulary
+    from tackboard.models.interface import build_model
+    from tackboard.train.config import config_from_json
+
+    checkpoint = load_checkpoint(GOLDEN / "checkpoint-v1")
+    config = config_from_json(checkpoint.state["config"])
+    vocabulary = Vocabulary(**{key: tuple(names) for key, names in checkpoint.state["vocabulary"].items()})
+    model = build_model(config.model, vocabulary)
+    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    assert checkpoint.state["step"] == 3
+    assert set(checkpoint.tensors) == {"dense", "tables", "optimizer"}
+
+
+def test_bundle_version_1() -> None:
+    from tackboard.scoring.request import parse_request
+    from tackboard.scoring.scorer import Scorer
+
+    scorer = Scorer.load(GOLDEN / "bundle-v1", num_threads=1)
+    request = json.loads((GOLDEN / "request.json").read_text())
+    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
+    scores = scorer.score(parse_request(scorer.signature, history, request["candidates"]))
+    assert np.allclose(scores, SCORES_V1, atol=1e-5)
