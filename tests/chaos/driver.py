@@ -61,6 +61,9 @@ def observe(order: dict[str, Any]) -> None:
     files.observer = stand
     # Loader workers are forked too: the trainer can be killed right after it has made one.
     os.register_at_fork(after_in_parent=lambda: stand("fork"))
+    if wanted == "fork":
+        # The worker comes to itself when the trainer is gone.
+        os.register_at_fork(after_in_child=lambda: time.sleep(0.3))
 
 
 def run_trial(order: dict[str, Any]) -> None:

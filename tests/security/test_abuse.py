@@ -144,7 +144,9 @@ def test_ten_thousand_headers(port: int) -> None:
 def test_a_body_said_to_be_a_gigabyte(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
         client.sendall(INFER + b"Content-Length: 1073741824\r\n\r\n" + bytes(1000))
-        answer = client.recv(65536)
+        answer = b""
+        while not answer.endswith(b"}") and (chunk := client.recv(65536)):  # headers and body may come apart
+            answer += chunk
     assert_refused(answer, 413)
 
 
