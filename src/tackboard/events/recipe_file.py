@@ -29,16 +29,23 @@ def recipe() -> RunConfig:
         num_items={num_items},
         num_events={num_events},
         name={quoted_name},
+        # What the model learns to predict: leave out actions that users regret, such as a hide.
+        positive_actions={positive_actions},
     )
 '''
+MAX_NAMED_ACTIONS = 20
+"""A log with more actions than this gets `()`, which means all of them."""
 
 
 def recipe_text(path: Path, dataset: str, name: str, statistics: Mapping[str, Any]) -> str:
     """The recipe file's text for a dataset given by its folder (the one that holds `latest`)."""
+    actions = sorted(statistics["actions"])
+    named = "".join(f"{json.dumps(action, ensure_ascii=False)}, " for action in actions)
     return _TEMPLATE.format(
         file=path.as_posix(),
         dataset=json.dumps(dataset),
         quoted_name=json.dumps(name),
+        positive_actions=f"({named.rstrip()})" if len(actions) <= MAX_NAMED_ACTIONS else "()",
         name=name,
         num_events=statistics["num_events"],
         num_users=statistics["num_users"],

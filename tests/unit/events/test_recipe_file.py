@@ -2,22 +2,39 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tackboard.core.errors import UsageError
 from tackboard.events.recipe_file import check_recipe_path, recipe_text, write_recipe
 
-STATISTICS = {"num_events": 1234, "num_users": 10, "num_items_listed": 99}
+STATISTICS = {"num_events": 1234, "num_users": 10, "num_items_listed": 99, "actions": {"see": 0.9, '"buy"': 0.1}}
 
 
 def test_the_recipe_is_python_that_calls_pretrain_recipe_with_the_sizes() -> None:
-    tree = ast.parse(recipe_text(Path("recipe.py"), 'data"sets/x', "x", STATISTICS))
+    assert call_of(STATISTICS) == {
+        "dataset": 'data"sets/x',
+        "num_items": 99,
+        "num_events": 1234,
+        "name": "x",
+        "positive_actions": ('"buy"', "see"),
+    }
+
+
+def test_one_action_is_still_a_tuple_and_very_many_mean_all() -> None:
+    assert call_of(STATISTICS | {"actions": {"see": 1.0}})["positive_actions"] == ("see",)
+    many = {f"action {number}": 0.01 for number in range(100)}
+    assert call_of(STATISTICS | {"actions": many})["positive_actions"] == ()
+
+
+def call_of(statistics: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with which the written recipe calls pretrain_recipe."""
+    tree = ast.parse(recipe_text(Path("recipe.py"), 'data"sets/x', "x", statistics))
     (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     assert function.name == "recipe"
     (call,) = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-    assert given == {"dataset": 'data"sets/x', "num_items": 99, "num_events": 1234, "name": "x"}
+    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
 
 
 def test_an_existing_recipe_is_kept_unless_forced(tmp_path: Path) -> None:
