@@ -1,8 +1,9 @@
 """A model of your own in one file: a config, the four methods that training and serving call, and a recipe.
 
-    tackboard train examples/own_model.py:recipe --set data.dataset=datasets/mine
-    tackboard export runs/latest --out bundle
-    tackboard serve bundle --code examples/own_model.py
+    tackboard data synth                                # or `tackboard init` and --set data.dataset=datasets/NAME
+    tackboard train examples/own_model.py:recipe
+    tackboard export runs/latest --out own-bundle
+    tackboard serve own-bundle --code examples/own_model.py
 
 A user is the sum of the vectors of what they did, newer events weighing more: hard to beat on short histories.
 """

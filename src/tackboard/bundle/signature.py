@@ -44,6 +44,10 @@ def write_signature(folder: Path, signature: Signature) -> None:
 
 def read_bundle(folder: Path) -> Signature:
     """Verifies every byte of a bundle and returns its signature. Needs no torch."""
+    if (folder / "checkpoints").is_dir():
+        raise DataError(
+            f"{folder} is a run", allowed="allowed: a bundle", fix=f"make one: tackboard export {folder} --out BUNDLE"
+        )
     verify_manifest(folder, KIND)
     data = read_json(folder / "signature.json")
     version = data.get("format_version") if isinstance(data, dict) else None

@@ -19,6 +19,8 @@ def evaluate(
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """HR@k and NDCG@k of a trained model, popularity, item-to-item and, on a synthetic world, the oracle."""
+    from tackboard.evaluation.ranking import better_baseline
+
     result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users)
     if json_output:
         typer.echo(json.dumps(result))
@@ -33,6 +35,8 @@ def evaluate(
         typer.echo(
             f"the model goes {result['gap_closed']:.0%} of the way from the better baseline to the oracle (HR@10)"
         )
+    if better := better_baseline(result["rows"]):
+        typer.echo(f"{better} ranks better than the model here (HR@10); docs/training.md says what to try")
 
 
 def evaluate_run(

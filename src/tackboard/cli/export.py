@@ -30,4 +30,5 @@ def export(
         typer.echo(json.dumps(result))
     else:
         typer.echo(f"{out}: {name} version {version}, {result['bytes']:,} bytes, tables in {tables}")
-        typer.echo(f"serve it with: tackboard serve {out}")
+        code = f" --code {result['code_file']}" if result["code_file"] else ""
+        typer.echo(f"serve it with: tackboard serve {out}{code}")

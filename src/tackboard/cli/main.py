@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from tackboard.core.errors import EXIT_BUG, TackboardError, UsageError, line_of_user_code, one_line
+from tackboard.core.errors import EXIT_BUG, Preempted, TackboardError, UsageError, line_of_user_code, one_line
 from tackboard.core.files import storage_error
 from tackboard.core.machine import set_thread_environment
 
@@ -153,7 +153,9 @@ def _report_bug(error: Exception) -> int:
 def _explain(error: BaseException, text: str) -> None:
     if _debugging():
         traceback.print_exception(error)
-    print("error: " + text.replace("\n", "\n  "), file=sys.stderr)
+    # A stop that was asked for is no error.
+    prefix = "" if isinstance(error, Preempted) else "error: "
+    print(prefix + text.replace("\n", "\n  "), file=sys.stderr)
 
 
 def _debugging() -> bool:

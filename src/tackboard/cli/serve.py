@@ -52,6 +52,9 @@ def serve(
         protocol=ProtocolLimits(max_body_bytes=max_body_mib << 20),
         connection=ConnectionLimits(max_body_bytes=max_body_mib << 20),
     )
+    if port_file is not None:
+        # One that a killed server left behind would send a script to the wrong port.
+        port_file.unlink(missing_ok=True)
     # A taken port is told before torch is imported and the model loaded, which may take long.
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer

@@ -20,6 +20,7 @@ def train(
     resume: str = typer.Option("never", "--resume", help="auto (newest unfinished run), never, or a run."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check config, data and sizes; train nothing."),
     fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Two steps, then evaluation and export."),
+    settings: bool = typer.Option(False, "--settings", help="List every setting with its value and meaning, and stop."),
     print_config: bool = typer.Option(False, "--print-config", help="Print the resolved config and stop."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
@@ -33,6 +34,9 @@ def train(
     if fast_dev_run:
         overrides = [*overrides, "training.steps=2", "training.checkpoint_every=1", "training.log_every=1"]
     config = apply_overrides(config, overrides)
+    if settings:
+        _print_settings(config)
+        return
     if print_config:
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
@@ -58,6 +62,8 @@ def train(
     trainer = Trainer(config, run, sequences)
     if is_new:
         run.write(config_to_json(config))
+    else:
+        run.make_latest()
     trainer.train()
     result: dict[str, Any] = {
         "run": str(run.path),
@@ -73,6 +79,15 @@ def train(
     _report(result, json_output)
 
 
+def _print_settings(config: RunConfig) -> None:
+    from tackboard.core.config import explain
+
+    rows = explain(config)
+    width = max(len(f"{name}={value}") for name, value, _ in rows)
+    for name, value, meaning in rows:
+        typer.echo(f"{f'{name}={value}':<{width}}  {meaning}")
+
+
 def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None:
     """The run to continue, or None for a new one. Continuing with settings that change the result is refused."""
     from tackboard.core.errors import UsageError
@@ -85,8 +100,8 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
         return None
     wanted = config_to_json(config)
     if resume == "auto":
-        found = find_unfinished(runs, wanted)
-        say(f"resuming {found.path}" if found else f"nothing to resume in {runs}: starting a new run")
+        found, sentence = find_unfinished(runs, wanted)
+        say(sentence)
         return found
     run = RunDirectory.open(Path(resume))
     if changed := changed_settings(run.config, wanted):

@@ -99,6 +99,19 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
+def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
+    """Every leaf setting as (name, value as `--set` takes it, meaning), in declaration order."""
+    rows = []
+    meanings = field_docs(type(config))
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), _join(prefix, field.name)
+        if dataclasses.is_dataclass(value):
+            rows += explain(value, name)
+        else:
+            rows.append((name, value if isinstance(value, str) else json.dumps(value), meanings.get(field.name, "")))
+    return rows
+
+
 def convert(value: Any, hint: Any, path: str) -> Any:
     """`value` as the annotated type, or ConfigError naming `path`. Ints pass as floats, never the reverse."""
     origin = typing.get_origin(hint)
@@ -147,6 +160,9 @@ def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
     for key, text in wanted.items():
         head, _, rest = key.partition(".")
         if head not in fields:
+            elsewhere = [name for name in flatten(config) if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            if path == "" and len(elsewhere) == 1:
+                raise ConfigError(f"unknown setting {key}", fix=f"did you mean {elsewhere[0]}?")
             raise _unknown_key(path, head, rest, fields)
         is_table = dataclasses.is_dataclass(getattr(config, head))
         here = _join(path, head)

@@ -121,8 +121,10 @@ def new_directory(final: Path) -> Iterator[Path]:
         os.rename(temporary, final)
         reach(f"{final.name}:after-rename")
         fsync_path(final.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(final)  # Libraries that write do not always say where.
         raise
 
 

@@ -11,6 +11,7 @@ stands in the file once.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -62,7 +63,7 @@ class RunDirectory:
             (folder / "checkpoints").mkdir()
             write_json_atomic(folder / "config.json", config)
             write_json_atomic(folder / "env.json", describe_environment())
-        replace_symlink(runs / "latest", self.path.name)
+        self.make_latest()
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -74,6 +75,10 @@ class RunDirectory:
         for name in ("metrics.jsonl", "events.jsonl"):
             _cut_torn_line(run.path / name)
         return run
+
+    def make_latest(self) -> None:
+        """Points `latest` of the folder of runs at this one."""
+        replace_symlink(self.path.parent / "latest", self.path.name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -120,6 +125,8 @@ class RunDirectory:
             write_text_atomic(path, "".join(line + "\n" for line in kept))
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
+        # JSON has no infinity: a figure that is not finite is written as null.
+        value = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in value.items()}
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(value) + "\n")
 

@@ -120,6 +120,14 @@ def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | Non
     return round((by_name["model"][metric] - floor) / (ceiling - floor), 4) if ceiling > floor else None
 
 
+def better_baseline(rows: list[dict[str, Any]], metric: str = "hr@10") -> str | None:
+    """The name of a baseline that ranks better than the model, or None."""
+    figures = {row["name"]: row[metric] for row in rows if metric in row}
+    ahead = {name: figure for name, figure in figures.items() if name not in ("model", "oracle")}
+    best = max(ahead, key=lambda name: ahead[name], default=None)
+    return best if best and "model" in figures and ahead[best] > figures["model"] else None
+
+
 def _remove_seen(
     scores: NDArray[np.floating], sequences: Sequences, users: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> None:

@@ -219,7 +219,8 @@ class _HashSink(io.RawIOBase):
 
 
 def _no_dataset(path: Path) -> DataError:
-    siblings = sorted(p.name for p in path.parent.iterdir() if (p / LATEST).exists()) if path.parent.is_dir() else []
+    folders = path.parent.iterdir() if path.parent.is_dir() else ()
+    siblings = sorted(p.name for p in folders if (p / LATEST / "events.parquet").exists())
     close = suggest(path.name, siblings)
     make_one = "make one with `tackboard init` or `tackboard data synth`"
     return DataError(

@@ -51,7 +51,15 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
         write_text_atomic(folder / "card.md", _card(signature, checkpoint))
         write_manifest(folder, KIND, {"name": name, "version": version})
     num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
-    return {"bundle": str(bundle), "name": name, "version": version, "tables": tables, "bytes": num_bytes}
+    code_file = _code_file(checkpoint.state["model"])
+    return {
+        "bundle": str(bundle),
+        "name": name,
+        "version": version,
+        "tables": tables,
+        "bytes": num_bytes,
+        "code_file": str(code_file) if code_file else None,
+    }
 
 
 def _signature(checkpoint: Checkpoint, name: str, version: str, tables: str) -> Signature:

@@ -36,7 +36,7 @@ class Display:
             )
 
             self._progress = Progress(
-                SpinnerColumn(finished_text="[green]✓[/green]"),
+                SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TaskProgressColumn(),
@@ -69,11 +69,13 @@ class Display:
 
     def end(self, outcome: str) -> None:
         """The stage is over; `outcome` says in a few words what came of it."""
+        line = f"{self._label()}  {time.monotonic() - self._started:6.1f} s  {outcome}"
         if self._progress is not None:
-            self._progress.update(self._task, total=1, completed=1, note=outcome)
-            self._progress.stop_task(self._task)
+            # The live line gives way to a plain one, which a narrow terminal wraps instead of cutting.
+            self._progress.remove_task(self._task)
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            say(f"{self._label()}  {time.monotonic() - self._started:6.1f} s  {outcome}")
+            say(line)
 
     def _label(self) -> str:
         return f"[{self.index}/{self.num_stages}] {self._name:<9}"

@@ -123,7 +123,7 @@ class PinFM(nn.Module):
             correct_popularity=self.config.correct_popularity,
             mask_same_user=self.config.mask_same_user,
         )
-        return LossOutput(loss, {"temperature": 1.0 / float(self._inverse_temperature().detach())})
+        return LossOutput(loss, {"temperature": float(1.0 / self._inverse_temperature().detach())})
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""

@@ -20,6 +20,7 @@ from tackboard.core.config import suggest
 from tackboard.core.errors import TackboardError, UsageError
 from tackboard.scoring.request import HISTORY_FIELDS
 
+DEFAULT_PORT = 8000
 REQUEST_SHAPE = 'allowed: {"history": [{"item", "action", "surface", "time_ms"}, ...], "candidates": [item, ...]}'
 
 
@@ -48,14 +49,8 @@ class ScoringClient:
     """Talks to one server. `timeout_s` bounds each call; `token` is sent as a bearer token."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 30.0) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        try:
-            self._host, self._port = parts.hostname, parts.port or 8000
-        except ValueError:
-            self._host = None
-        if parts.scheme != "http" or not self._host:
-            raise UsageError(f"--url {url} is no address of a server", allowed="allowed: http://HOST:PORT")
-        self.url = f"http://{parts.netloc}"
+        self._host, self._port = _address(url)
+        self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
         self._timeout_s = timeout_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._id_datatype = ""
@@ -99,7 +94,7 @@ class ScoringClient:
     def _call(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
-        connection = http.client.HTTPConnection(self._host or "", self._port, timeout=self._timeout_s)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, body=body, headers={**self._headers, **(headers or {})})
             response = connection.getresponse()
@@ -114,6 +109,19 @@ class ScoringClient:
         if response.status == 200:
             return answer, {name.lower(): value for name, value in response.headers.items()}
         raise _refusal(response.status, answer)
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Host and port of `url`. The error does not repeat it: it may hold a password."""
+    wrong = UsageError("--url is no address of a server", allowed="allowed: http://HOST:PORT, without user or path")
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:
+        raise wrong from None
+    if parts.scheme != "http" or not host or "@" in parts.netloc or not host.isascii() or any(c <= " " for c in host):
+        raise wrong
+    return host, port
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str, needed: Sequence[str]) -> None:

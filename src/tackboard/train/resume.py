@@ -21,17 +21,22 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in FREE_SETTINGS)
 
 
-def find_unfinished(runs: Path, config: dict[str, Any]) -> RunDirectory | None:
-    """The newest run under `runs` with this config that is not done, or None."""
+def find_unfinished(runs: Path, config: dict[str, Any]) -> tuple[RunDirectory | None, str]:
+    """The newest unfinished run under `runs` with this config, or None, and a sentence that says what was found."""
     remove_leftovers(runs)
+    passed_over = ""
     # A digit first: a run that was killed while it was created is a folder with a dot.
     for path in sorted(runs.glob(f"[0-9]*_{config['name']}_*"), reverse=True):
         if not (path / "config.json").is_file():
             continue
         run = RunDirectory.open(path)
-        if run.status != "done" and not changed_settings(run.config, config):
-            return run
-    return None
+        if run.status == "done":
+            continue
+        changed = changed_settings(run.config, config)
+        if not changed:
+            return run, f"resuming {run.path}"
+        passed_over = passed_over or f" ({path} is unfinished, but with another {', '.join(changed)[:120]})"
+    return None, f"nothing to resume in {runs} with these settings{passed_over}: a new run"
 
 
 def snapshot_of(run: RunDirectory) -> Path | None:

@@ -96,3 +96,10 @@ def test_reading_needs_no_torch(folder: Path) -> None:
     )
     source = Path(__file__).parents[3] / "src"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, check=False).returncode == 0
+
+
+def test_a_run_given_as_a_bundle_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(DataError, match="is a run") as caught:
+        read_bundle(tmp_path)
+    assert "tackboard export" in caught.value.fix

@@ -111,7 +111,9 @@ def test_resume_of_a_named_run_refuses_other_settings_and_allows_free_ones(
     assert "seed" in answer.err and "training.steps" in answer.err
     assert len(answer.err.splitlines()) == 3
     free = ["--set", "training.steps=1", "--set", "training.log_every=3"]
+    tackboard("train", "demo", *settings, "--set", "seed=7", *runs)
     assert tackboard("train", "demo", *settings, *free, *runs, "--resume", run).code == 0
+    assert (tmp_path / "runs" / "latest").resolve() == Path(run).resolve()  # what README's next lines will read
     assert tackboard("train", "demo", *settings, *runs, "--resume", tmp_path).code == 3
 
 

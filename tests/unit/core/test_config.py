@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tackboard.core.config import apply_overrides, check, field_docs, flatten, from_dict, suggest, to_dict
+from tackboard.core.config import apply_overrides, check, explain, field_docs, flatten, from_dict, suggest, to_dict
 from tackboard.core.errors import ConfigError
 
 
@@ -181,3 +181,17 @@ def test_settings_that_fit_only_together_may_come_in_any_order() -> None:
         assert apply_overrides(Pair(), overrides) == Pair(low=5, high=9)
     with pytest.raises(ConfigError):
         apply_overrides(Pair(), ["low=5"])
+
+
+def test_a_leaf_given_without_its_table_is_found() -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides(Outer(name="x"), ["steps=3"])
+    assert caught.value.fix == "did you mean inner.steps?"
+
+
+def test_explain_lists_every_setting_with_its_meaning() -> None:
+    rows = {name: (value, meaning) for name, value, meaning in explain(Outer(name="x"))}
+    assert rows["name"] == ("x", "A word.")
+    assert rows["inner.steps"] == ("10", "How many steps.")
+    assert rows["cutoffs"] == ("[1, 5]", "Several.")
+    assert rows["inner.undocumented"][1] == ""

@@ -91,3 +91,16 @@ def test_environment_survives_without_git(monkeypatch: pytest.MonkeyPatch) -> No
     environment = describe_environment()
     assert environment["commit"] is None
     assert environment["packages"]["no-such-package"] is None
+
+
+def test_figures_that_are_not_finite_become_null(run: RunDirectory) -> None:
+    run.log_metrics(1, loss=float("inf"), norm=float("nan"), tokens=3)
+    (line,) = run.read_metrics()
+    assert (line["loss"], line["norm"], line["tokens"]) == (None, None, 3)
+
+
+def test_an_older_run_can_become_the_latest_again(run: RunDirectory) -> None:
+    newer = RunDirectory.create(run.path.parent, "newer", {})
+    assert (run.path.parent / "latest").resolve() == newer.path.resolve()
+    run.make_latest()
+    assert (run.path.parent / "latest").resolve() == run.path.resolve()

@@ -15,7 +15,14 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import DataError
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.sequences import Sequences, load_sequences
-from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, history_batch, rank_model
+from tackboard.evaluation.ranking import (
+    baselines,
+    better_baseline,
+    evaluate_rankings,
+    gap_closed,
+    history_batch,
+    rank_model,
+)
 from tackboard.models.interface import build_model, restore_config
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
@@ -135,3 +142,15 @@ def test_gap_closed(values: dict[str, float], expected: float | None) -> None:
 
 def test_gap_needs_its_metric() -> None:
     assert gap_closed([{"name": "model", "hr@5": 1.0}, {"name": "oracle", "hr@5": 1.0}]) is None
+
+
+def test_a_baseline_that_wins_is_named() -> None:
+    rows = [
+        {"name": "popularity", "hr@10": 0.1},
+        {"name": "item-to-item", "hr@10": 0.3},
+        {"name": "oracle", "hr@10": 1},
+    ]
+    assert better_baseline([*rows, {"name": "model", "hr@10": 0.2}]) == "item-to-item"
+    assert better_baseline([*rows, {"name": "model", "hr@10": 0.3}]) is None
+    assert better_baseline(rows) is None
+    assert better_baseline([{"name": "model", "hr@5": 0.2}, {"name": "popularity", "hr@5": 0.4}]) is None

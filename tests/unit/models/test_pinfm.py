@@ -176,3 +176,10 @@ def test_every_parameter_takes_part_in_the_loss(make_model: Model, make_historie
 def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         PinFMConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_temperature_without_end_is_reported_not_raised(make_model: Model, make_histories: Histories) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.log_inverse_temperature.fill_(-1e6)
+    assert model.loss(make_histories([3, 2])).metrics["temperature"] == float("inf")

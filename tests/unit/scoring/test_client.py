@@ -113,7 +113,20 @@ def test_someone_else_answers() -> None:
         thread.join(5)
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "http://", "http://127.0.0.1:port", "http://x:99999"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1:1",
+        "http://",
+        "",
+        "http://127.0.0.1:port",
+        "http://x:99999",
+        "not a url",
+        "http://exa mple:80",
+        "http://[::1",
+        "http://user:secret@127.0.0.1:1",
+    ],
+)
 def test_wrong_addresses(url: str) -> None:
     with pytest.raises(UsageError, match="no address of a server"):
         ScoringClient(url)

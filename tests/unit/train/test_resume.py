@@ -45,20 +45,25 @@ def test_a_setting_that_one_side_lacks_counts_as_changed() -> None:
 
 def test_the_newest_unfinished_run_of_this_config_is_found(tmp_path: Path, tiny_config: Config) -> None:
     config = config_to_json(tiny_config())
-    assert find_unfinished(tmp_path / "absent", config) is None
+    assert find_unfinished(tmp_path / "absent", config)[0] is None
     make_run(tmp_path, "2024-01-01", config, "preempted")
     wanted = make_run(tmp_path, "2024-01-02", config, "failed: disk full")
     make_run(tmp_path, "2024-01-03", config_to_json(tiny_config("seed=9")), "preempted")
     make_run(tmp_path, "2024-01-04", config, "done")
     make_run(tmp_path, "2024-01-05", config | {"name": "other"}, "preempted")
     (tmp_path / "2024-01-06_tiny_abc").mkdir()  # killed before it had a config
-    found = find_unfinished(tmp_path, config_to_json(tiny_config("data.num_workers=2")))
+    found, sentence = find_unfinished(tmp_path, config_to_json(tiny_config("data.num_workers=2")))
     assert found is not None
+    assert sentence == f"resuming {wanted.path}"
     assert found.path == wanted.path
     wanted.set_status("done")
-    found = find_unfinished(tmp_path, config)
+    found, _ = find_unfinished(tmp_path, config)
     assert found is not None
     assert found.path.name.startswith("2024-01-01")
+    nothing, sentence = find_unfinished(tmp_path, config_to_json(tiny_config("seed=5")))
+    assert nothing is None
+    assert "2024-01-03_tiny" in sentence  # the newest that is unfinished is named, with what differs
+    assert "with another seed" in sentence
 
 
 def test_the_snapshot_of_a_run_is_the_one_it_was_started_on(
