@@ -238,7 +238,7 @@ class Trainer:
                     raise DivergedError(
                         f"{name} holds non-finite values at step {self.step}",
                         allowed="the last checkpoint is intact",
-                        fix="lower the learning rates, then resume",
+                        fix="start a new run with lower learning rates",
                     )
 
 
