@@ -199,7 +199,8 @@ def test_right_python_gets_none(install: ModuleType, version: tuple[int, ...]) -
 
 
 def test_old_pythons_can_parse_the_installer() -> None:
-    ast.parse((ROOT / "scripts" / "install.py").read_text(), feature_version=(3, 7))
+    tree = ast.parse((ROOT / "scripts" / "install.py").read_text(), feature_version=(3, 7))
+    assert any(isinstance(node, ast.FunctionDef) and node.name == "unsupported_python" for node in tree.body)
 
 
 def test_stamp_holds_until_something_changes(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
