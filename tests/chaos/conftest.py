@@ -34,9 +34,9 @@ class Outcome:
 
     @property
     def error_lines(self) -> list[str]:
-        """The lines of the error message, from `error:` on."""
+        """The lines of the message, from `error:` on, or from `stopped by` where the stop was asked for."""
         lines = self.log.splitlines()
-        starts = [number for number, line in enumerate(lines) if line.startswith("error:")]
+        starts = [number for number, line in enumerate(lines) if line.startswith(("error:", "stopped by"))]
         return lines[starts[-1] :] if starts else []
 
 

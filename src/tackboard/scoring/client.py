@@ -112,8 +112,9 @@ class ScoringClient:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Host and port of `url`. The error does not repeat it: it may hold a password."""
-    wrong = UsageError("--url is no address of a server", allowed="allowed: http://HOST:PORT, without user or path")
+    """Host and port of `url`. The error repeats it unless it may hold a password."""
+    shown = "" if "@" in url else f" {url}"
+    wrong = UsageError(f"--url{shown} is no address of a server", allowed="allowed: http://HOST:PORT, without user")
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT

@@ -40,7 +40,6 @@ def fail_with(tackboard: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[[
         (errors.DataError, 3),
         (errors.CorruptFileError, 3),
         (errors.DivergedError, 4),
-        (errors.Preempted, 75),
     ],
 )
 def test_our_errors_print_their_lines_and_exit_with_their_code(
@@ -50,6 +49,12 @@ def test_our_errors_print_their_lines_and_exit_with_their_code(
     assert answer.code == code
     assert answer.out == ""
     assert answer.err == "error: what was given\n  what is allowed\n  what to do\n"
+
+
+def test_a_stop_that_was_asked_for_is_not_called_an_error(fail_with: Callable[[BaseException], Any]) -> None:
+    answer = fail_with(errors.Preempted("stopped at step 3", fix="go on with --resume auto"))
+    assert answer.code == 75
+    assert answer.err == "stopped at step 3\n  go on with --resume auto\n"
 
 
 def test_a_bug_says_that_it_is_one_in_two_lines(fail_with: Callable[[BaseException], Any]) -> None:
