@@ -34,7 +34,7 @@ def test_checkpoint_version_1() -> None:
 
     checkpoint = load_checkpoint(GOLDEN / "checkpoint-v1")
     config = config_from_json(checkpoint.state["config"])
-    vocabulary = Vocabulary(**{key: tuple(names) for key, names in checkpoint.state["vocabulary"].items()})
+    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     model = build_model(config.model, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
     assert checkpoint.state["step"] == 3

@@ -53,19 +53,18 @@ def evaluate_run(
     from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
-    from tackboard.data.sequences import load_sequences
+    from tackboard.data.sequences import load_sequences, snapshot_path
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
     from tackboard.events.vocabulary import Vocabulary
     from tackboard.models.interface import build_model
     from tackboard.train.config import config_from_json
-    from tackboard.train.resume import snapshot_path
 
     torch.set_num_threads(usable_cores())
     checkpoint = load_checkpoint(find_checkpoint(run), groups=("dense", "tables"))
     config = config_from_json(checkpoint.state["config"])
     trained_on = checkpoint.state["lineage"]
-    vocabulary = Vocabulary(**{key: tuple(names) for key, names in checkpoint.state["vocabulary"].items()})
+    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     source = dataset or snapshot_path(trained_on)
     sequences = load_sequences(source, config.data.positive_actions, vocabulary=vocabulary)
     model = build_model(config.model, vocabulary)

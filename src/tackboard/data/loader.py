@@ -24,7 +24,7 @@ from tackboard.batch import HashConfig, SequenceBatch, make_batch
 from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.data.plan import StepPlan, cut_segments
-from tackboard.data.sequences import Sequences
+from tackboard.data.sequences import Sequences, ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,9 @@ class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
                 fix="use users with at least two events",
             )
         self.plan = StepPlan(self.segments.lengths, tokens_per_step=config.tokens_per_step, seed=seed)
-        in_training = np.zeros(len(sequences.item_ids), dtype=bool)
-        in_training[_ranges(self.segments.starts, self.segments.lengths)] = True
-        positives = in_training & sequences.is_positive
-        if not positives.any():
+        events = sequences.training_events()
+        positives = events[sequences.is_positive[events]]
+        if len(positives) == 0:
             raise DataError(
                 f"{config.dataset} has no positive event to train on",
                 allowed="each user's last positive event is held out for evaluation",
@@ -96,19 +95,14 @@ class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
 
     def __getitem__(self, step: int) -> SequenceBatch:
         chosen = self.plan.segments_of(step)
-        lengths = self.segments.lengths[chosen]
-        events = _ranges(self.segments.starts[chosen], lengths)
-        data = self.sequences
-        return make_batch(
-            lengths=lengths,
-            users=data.user_ids[self.segments.users[chosen]],
-            item_ids=data.item_ids[events],
-            actions=data.actions[events],
-            surfaces=data.surfaces[events],
-            times_ms=data.times_ms[events],
-            is_positive=data.is_positive[events],
-            hashing=self.hashing,
-            log_q=self.frequencies.log_share,
+        segments = self.segments
+        return stored_batch(
+            self.sequences,
+            segments.users[chosen],
+            segments.starts[chosen],
+            segments.lengths[chosen],
+            self.hashing,
+            self.frequencies,
         )
 
     def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, SequenceBatch]]:
@@ -130,6 +124,33 @@ class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
         yield from zip(numbers, batches, strict=True)
 
 
+def stored_batch(
+    sequences: Sequences,
+    users: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    hashing: HashConfig,
+    frequencies: ItemFrequencies | None = None,
+) -> SequenceBatch:
+    """The batch of runs of stored events: `lengths` events from index `starts` on, each of the user at `users` [B].
+
+    With `frequencies` it carries what a loss needs: which events are positive, and the items' shares. Without, it is
+    what a server would build of these histories, so that evaluation sees nothing that a request does not hold.
+    """
+    events = ranges(starts, lengths)
+    return make_batch(
+        lengths=lengths,
+        users=sequences.user_ids[users],
+        item_ids=sequences.item_ids[events],
+        actions=sequences.actions[events],
+        surfaces=sequences.surfaces[events],
+        times_ms=sequences.times_ms[events],
+        is_positive=sequences.is_positive[events] if frequencies else None,
+        hashing=hashing,
+        log_q=frequencies.log_share if frequencies else None,
+    )
+
+
 def _end_with_trainer(trainer: int, _worker: int) -> None:
     """Called in a worker as it starts: makes it end when the process `trainer` does.
 
@@ -143,9 +164,3 @@ def _end_with_trainer(trainer: int, _worker: int) -> None:
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The indices start, start + 1, … of every run, end to end."""
-    before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)

@@ -8,6 +8,7 @@ evaluation ranks the catalogue for it. Decided: events after the target (a trail
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ class Sequences:
     def train_ends(self) -> NDArray[np.int64]:
         """Where each user's training events end [U], as an index into the events."""
         return np.where(self.targets >= 0, self.targets, self.offsets[1:])
+
+    def training_events(self) -> NDArray[np.int64]:
+        """Indices of the events that training may see, user after user."""
+        return ranges(self.offsets[:-1], self.train_ends - self.offsets[:-1])
 
     def lineage(self) -> dict[str, Any]:
         """What a checkpoint records about where its data came from."""
@@ -91,6 +96,18 @@ def load_sequences(
         catalogue=np.unique(items),
         targets=targets,
     )
+
+
+def snapshot_path(lineage: Mapping[str, Any]) -> Path:
+    """The folder of the snapshot that `Sequences.lineage` recorded."""
+    dataset = Path(lineage["dataset"])
+    return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
+
+
+def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The indices start, start + 1, … of every run of events, end to end."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
 
 
 def last_positive(offsets: NDArray[np.int64], is_positive: NDArray[np.bool_]) -> NDArray[np.int64]:

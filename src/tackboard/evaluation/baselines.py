@@ -19,18 +19,11 @@ NUM_RECENT = 10
 DECAY = 0.8
 
 
-def training_events(sequences: Sequences) -> NDArray[np.int64]:
-    """Indices of the events that training may see, user after user."""
-    lengths = sequences.train_ends - sequences.offsets[:-1]
-    inside = np.arange(len(sequences.item_ids)) - np.repeat(sequences.offsets[:-1], np.diff(sequences.offsets))
-    return np.flatnonzero(inside < np.repeat(lengths, np.diff(sequences.offsets)))
-
-
 class Popularity:
     """Scores an item by how many positive training events it has."""
 
     def __init__(self, sequences: Sequences) -> None:
-        events = training_events(sequences)
+        events = sequences.training_events()
         events = events[sequences.is_positive[events]]
         columns = np.searchsorted(sequences.catalogue, sequences.item_ids[events])
         self.counts = np.bincount(columns, minlength=len(sequences.catalogue)).astype(np.float32)
@@ -45,7 +38,7 @@ class ItemToItem:
 
     def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences
-        events = training_events(sequences)
+        events = sequences.training_events()
         num_items = len(sequences.catalogue)
         items = np.searchsorted(sequences.catalogue, sequences.item_ids[events])
         users = np.repeat(np.arange(len(sequences.user_ids)), np.diff(sequences.offsets))[events]

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, item_rows, make_batch
+from tackboard.batch import HashConfig, SequenceBatch, item_rows
 from tackboard.core.errors import DataError
 from tackboard.core.progress import Progress
+from tackboard.data.loader import stored_batch
 from tackboard.data.sequences import Sequences
 from tackboard.evaluation.baselines import ItemToItem, Popularity
 from tackboard.metrics.ranking import RankingMetrics, ranks_of_targets
@@ -48,18 +49,7 @@ def history_batch(
     """The newest `max_history` events before each user's held-out event, as a batch."""
     ends = sequences.train_ends[users]
     starts = np.maximum(sequences.offsets[:-1][users], ends - max_history)
-    lengths = ends - starts
-    before = np.cumsum(lengths) - lengths
-    events = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
-    return make_batch(
-        lengths=lengths,
-        users=sequences.user_ids[users],
-        item_ids=sequences.item_ids[events],
-        actions=sequences.actions[events],
-        surfaces=sequences.surfaces[events],
-        times_ms=sequences.times_ms[events],
-        hashing=hashing,
-    )
+    return stored_batch(sequences, users, starts, ends - starts, hashing)
 
 
 def evaluate_rankings(

@@ -220,7 +220,7 @@ class _HashSink(io.RawIOBase):
 
 def _no_dataset(path: Path) -> DataError:
     folders = path.parent.iterdir() if path.parent.is_dir() else ()
-    siblings = sorted(p.name for p in folders if (p / LATEST / "events.parquet").exists())
+    siblings = sorted(p.name for p in folders if (p / LATEST / EVENTS).exists())
     close = suggest(path.name, siblings)
     make_one = "make one with `tackboard init` or `tackboard data synth`"
     return DataError(

@@ -8,7 +8,7 @@ indices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,11 @@ class Vocabulary:
     def from_names(cls, actions: Iterable[str], surfaces: Iterable[str]) -> Vocabulary:
         """A vocabulary of the distinct names, sorted."""
         return cls(actions=tuple(sorted(set(actions))), surfaces=tuple(sorted(set(surfaces))))
+
+    @classmethod
+    def from_dict(cls, names: Mapping[str, Sequence[str]]) -> Vocabulary:
+        """A vocabulary from what a checkpoint recorded: its names, in their order."""
+        return cls(actions=tuple(names["actions"]), surfaces=tuple(names["surfaces"]))
 
     @property
     def num_actions(self) -> int:

@@ -37,8 +37,10 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     if not version.isdigit():
         raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
     checkpoint = load_checkpoint(checkpoint_path, groups=("dense", "tables"))
-    signature = _signature(checkpoint, name, version, tables)
-    _check_parameters(checkpoint)
+    code_file = _code_file(checkpoint.state["model"])
+    config = restore_config(checkpoint.state["model"], code_file)
+    _check_parameters(checkpoint, config)
+    signature = _signature(checkpoint, config.max_history, name, version, tables)
     with new_directory(bundle) as folder:
         save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")
         (folder / "tables").mkdir()
@@ -51,7 +53,6 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
         write_text_atomic(folder / "card.md", _card(signature, checkpoint))
         write_manifest(folder, KIND, {"name": name, "version": version})
     num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
-    code_file = _code_file(checkpoint.state["model"])
     return {
         "bundle": str(bundle),
         "name": name,
@@ -62,10 +63,9 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     }
 
 
-def _signature(checkpoint: Checkpoint, name: str, version: str, tables: str) -> Signature:
+def _signature(checkpoint: Checkpoint, max_history: int, name: str, version: str, tables: str) -> Signature:
     state = checkpoint.state
     model = {key: value for key, value in state["model"].items() if key != "code_file"}
-    config = restore_config(state["model"], _code_file(state["model"]))
     return Signature(
         format_version=FORMAT_VERSION,
         name=name,
@@ -73,7 +73,7 @@ def _signature(checkpoint: Checkpoint, name: str, version: str, tables: str) -> 
         id_type=state["id_type"],
         actions=tuple(state["vocabulary"]["actions"]),
         surfaces=tuple(state["vocabulary"]["surfaces"]),
-        max_history=config.max_history,
+        max_history=max_history,
         model=model,
         tables={
             parameter: {"file": f"tables/{parameter}.safetensors", "dtype": tables, "shape": list(weight.shape)}
@@ -88,13 +88,9 @@ def _signature(checkpoint: Checkpoint, name: str, version: str, tables: str) -> 
     )
 
 
-def _check_parameters(checkpoint: Checkpoint) -> None:
+def _check_parameters(checkpoint: Checkpoint, config: Any) -> None:
     """Proves that the checkpoint's parameters are those of the model it names, before anything is written."""
-    state = checkpoint.state
-    vocabulary = Vocabulary(
-        actions=tuple(state["vocabulary"]["actions"]), surfaces=tuple(state["vocabulary"]["surfaces"])
-    )
-    config = restore_config(state["model"], _code_file(state["model"]))
+    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     with torch.device("meta"):
         expected = {name: tensor.shape for name, tensor in build_model(config, vocabulary).state_dict().items()}
     found = {name: tensor.shape for group in checkpoint.tensors.values() for name, tensor in group.items()}

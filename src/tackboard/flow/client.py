@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import TackboardError, UsageError
 from tackboard.core.keyed_random import permutation
+from tackboard.scoring.request import HISTORY_FIELDS
 
 DRAW_SEED = 20_240_917
 TOLERANCE = 1e-5
-HISTORY_COLUMNS = ("item", "action", "surface", "time_ms")
 
 
 class RequestError(TackboardError):
@@ -38,8 +38,8 @@ class UserRequest:
 
     def document(self) -> dict[str, Any]:
         """The request as `tackboard score` reads it from a file."""
-        columns = zip(*(self.history[name] for name in HISTORY_COLUMNS), strict=True)
-        events = [dict(zip(HISTORY_COLUMNS, values, strict=True)) for values in columns]
+        columns = zip(*(self.history[name] for name in HISTORY_FIELDS), strict=True)
+        events = [dict(zip(HISTORY_FIELDS, values, strict=True)) for values in columns]
         return {"history": events, "candidates": self.candidates}
 
 
@@ -58,7 +58,7 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int, max_
     """
     import pyarrow.parquet as parquet
 
-    events = parquet.read_table(dataset / "events.parquet", columns=["user_id", *HISTORY_COLUMNS])
+    events = parquet.read_table(dataset / "events.parquet", columns=["user_id", *HISTORY_FIELDS])
     catalogue = parquet.read_table(dataset / "items.parquet", columns=["item"])["item"]
     user_ids = events["user_id"].to_numpy()
     # Events are sorted by user, so a user's are one slice.
@@ -71,7 +71,7 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int, max_
         chosen = np.resize(permutation(len(catalogue), DRAW_SEED, int(user)), num_candidates)
         requests.append(
             UserRequest(
-                history={name: newest[name].to_pylist() for name in HISTORY_COLUMNS},
+                history={name: newest[name].to_pylist() for name in HISTORY_FIELDS},
                 candidates=catalogue.take(chosen).to_pylist(),
             )
         )
@@ -163,7 +163,7 @@ def largest_difference(left: NDArray[Any], right: NDArray[Any]) -> float:
 def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) -> list[Any]:
     from tritonclient.http import InferInput
 
-    columns = {f"history_{name}": request.history[name] for name in HISTORY_COLUMNS}
+    columns = {f"history_{name}": request.history[name] for name in HISTORY_FIELDS}
     columns["candidate_item"] = request.candidates
     inputs = []
     for name, values in columns.items():

@@ -8,6 +8,7 @@ from typing import Any
 from tackboard.checkpoint.store import CheckpointStore
 from tackboard.core.files import read_json, remove_leftovers
 from tackboard.core.rundir import RunDirectory
+from tackboard.data.sequences import snapshot_path
 
 FREE_SETTINGS = frozenset(
     {"data.num_workers", "training.log_every", "training.checkpoint_every", "training.num_threads"}
@@ -45,12 +46,6 @@ def snapshot_of(run: RunDirectory) -> Path | None:
     if latest is None:
         return None
     return snapshot_path(read_json(latest / "state.json")["lineage"])
-
-
-def snapshot_path(lineage: dict[str, Any]) -> Path:
-    """The folder of the snapshot that a checkpoint's lineage names."""
-    dataset = Path(lineage["dataset"])
-    return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -11,11 +11,11 @@ import pytest
 
 from tackboard.data.sequences import Sequences, load_sequences
 from tackboard.evaluation import baselines
-from tackboard.evaluation.baselines import ItemToItem, Popularity, training_events
+from tackboard.evaluation.baselines import ItemToItem, Popularity
 
 
 def test_training_events_end_before_the_target(hand_made: Sequences) -> None:
-    assert training_events(hand_made).tolist() == [0, 1, 2, 4, 5, 8, 11]
+    assert hand_made.training_events().tolist() == [0, 1, 2, 4, 5, 8, 11]
 
 
 def test_popularity_counts_positive_training_events(hand_made: Sequences) -> None:
