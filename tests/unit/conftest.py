@@ -87,8 +87,9 @@ def _config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
     from tackboard.batch import HashConfig
     from tackboard.core.config import apply_overrides
     from tackboard.data.loader import DataConfig
+    from tackboard.evaluation.ranking import EvaluationConfig
     from tackboard.models.pinfm import PinFMConfig
-    from tackboard.train.config import EvaluationConfig, RunConfig, TrainingConfig
+    from tackboard.train.config import RunConfig, TrainingConfig
     from tackboard.train.optimizers import OptimizerConfig
 
     config = RunConfig(

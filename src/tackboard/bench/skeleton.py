@@ -3,17 +3,15 @@
 A folder comes in; the demo runs there, by the same code as `tackboard demo`, and one object of numbers goes out. All
 values were checked by the demo before they are reported: server and offline scores agree, and so do binary and JSON.
 Decided: a rate counts the whole process, start-up and imports included, wherever it is per CPU-second, so that nothing
-can be hidden in a warm-up. Tokens per second are counted between the first and the last line of the run's metrics, with
-data loading and checkpoints; users per second are those that evaluation reports.
+can be hidden in a warm-up. Tokens per second are those of the whole run from its first step to its last, with data
+loading and checkpoints; users per second are those that the model's ranking takes, of all users.
 """
 
-import math
 import time
 from pathlib import Path
 from typing import Any
 
 from tackboard.core.files import write_text_atomic
-from tackboard.core.rundir import RunDirectory
 from tackboard.flow.demo import DemoConfig, run_demo
 from tackboard.flow.outcome import Outcome, hardware_words
 
@@ -47,7 +45,7 @@ def measurement(outcome: Outcome) -> dict[str, Any]:
         "bench": "skeleton",
         "quick": outcome.quick,
         "events_per_cpu_s": round(data.require("num_events") / data.cpu_seconds, 1),
-        "train_tokens_per_s": round(training_tokens_per_s(RunDirectory(Path(train.require("run")))), 1),
+        "train_tokens_per_s": train.require("tokens_per_s"),
         "evaluate_users_per_s": round(float(evaluate.require("users_per_s")), 1),
         "serve_cpu_ms_per_request_binary": round(cpu_ms["binary"], 3),
         "serve_cpu_ms_per_request_json": round(cpu_ms["JSON"], 3),
@@ -73,13 +71,6 @@ def measurement(outcome: Outcome) -> dict[str, Any]:
         "commit": outcome.environment["commit"],
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-
-
-def training_tokens_per_s(run: RunDirectory) -> float:
-    """Tokens per second from the first metrics line of a run to its last; nan where there are not two."""
-    lines = [line for line in run.read_metrics() if "tokens" in line]
-    seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0
-    return (lines[-1]["tokens"] - lines[0]["tokens"]) / seconds if seconds > 0 else math.nan
 
 
 def table_rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -71,7 +71,7 @@ def train(
         "step": trainer.step,
         "checkpoint": str((run.checkpoints / "latest").resolve()),
         "tokens": trainer.num_tokens,
-        "tokens_per_s": _median_speed(run),
+        "tokens_per_s": round(trainer.tokens_per_s, 1),
         "final_loss": trainer.last_loss,
     }
     if fast_dev_run:
@@ -122,11 +122,6 @@ def _after_training(run: RunDirectory) -> dict[str, Any]:
     table = evaluate_run(run.path, max_users=32, quiet=True)
     exported = export_bundle(find_checkpoint(run.path), run.path / "bundle", name="dev", version="1", tables="fp16")
     return {"evaluated_users": table["num_users"], "bundle": exported["bundle"]}
-
-
-def _median_speed(run: RunDirectory) -> float:
-    speeds = sorted(line["tokens_per_s"] for line in run.read_metrics() if "tokens_per_s" in line)
-    return float(speeds[len(speeds) // 2]) if speeds else 0.0
 
 
 def _report(result: dict[str, Any], json_output: bool) -> None:

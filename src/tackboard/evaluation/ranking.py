@@ -7,6 +7,7 @@ setting and stands in the result. Users are ranked in chunks, so memory does not
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, SequenceBatch, item_rows
+from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.core.progress import Progress
 from tackboard.data.loader import stored_batch
@@ -25,6 +27,22 @@ from tackboard.metrics.ranking import RankingMetrics, ranks_of_targets
 
 ScoreUsers = Callable[[NDArray[np.int64]], NDArray[np.floating]]
 """Positions of users in the sequences [U] → scores over the catalogue [U, items]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How a run of this recipe is evaluated."""
+
+    cutoffs: tuple[int, ...] = (1, 5, 10, 50)
+    """The k of HR@k and NDCG@k."""
+    filter_seen: bool = False
+    """Whether items of the history are taken out of the ranking. Keep them where users come back to items."""
+    chunk_users: int = 256
+    """Users ranked at once; bounds memory."""
+
+    def __post_init__(self) -> None:
+        check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
+        check(self.chunk_users >= 1, "evaluation.chunk_users", self.chunk_users, "1 or more")
 
 
 def rank_model(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> ScoreUsers:

@@ -22,7 +22,7 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, write_text_atomic
 from tackboard.core.manifest import write_manifest
 from tackboard.events.vocabulary import Vocabulary
-from tackboard.models.interface import build_model, restore_config
+from tackboard.models.interface import build_model, recorded_code_file, restore_config
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -37,7 +37,7 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     if not version.isdigit():
         raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
     checkpoint = load_checkpoint(checkpoint_path, groups=("dense", "tables"))
-    code_file = _code_file(checkpoint.state["model"])
+    code_file = recorded_code_file(checkpoint.state["model"])
     config = restore_config(checkpoint.state["model"], code_file)
     _check_parameters(checkpoint, config)
     signature = _signature(checkpoint, config.max_history, name, version, tables)
@@ -97,10 +97,6 @@ def _check_parameters(checkpoint: Checkpoint, config: Any) -> None:
     if expected != found:
         differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
         raise DataError(f"{checkpoint.path} does not fit its model: {differing}", fix="was the model's code changed?")
-
-
-def _code_file(description: dict[str, Any]) -> Path | None:
-    return Path(description["code_file"]) if "code_file" in description else None
 
 
 def _card(signature: Signature, checkpoint: Checkpoint) -> str:

@@ -100,6 +100,11 @@ def describe_model(config: Any) -> dict[str, Any]:
     return description
 
 
+def recorded_code_file(description: dict[str, Any]) -> Path | None:
+    """Where the file of a user's own model lay when its run described it; None for a model of this package."""
+    return Path(description["code_file"]) if "code_file" in description else None
+
+
 def restore_config(description: dict[str, Any], code_file: Path | None = None) -> Any:
     """The config object that `describe_model` described.
 

@@ -10,7 +10,8 @@ from typing import Any
 from tackboard.core.config import check, from_dict, to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.data.loader import DataConfig
-from tackboard.models.interface import describe_model, restore_config
+from tackboard.evaluation.ranking import EvaluationConfig
+from tackboard.models.interface import describe_model, recorded_code_file, restore_config
 from tackboard.train.guard import GuardConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -38,22 +39,6 @@ class TrainingConfig:
         check(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)), "training.device", self.device, "auto, cpu, cuda"
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """How a run of this recipe is evaluated."""
-
-    cutoffs: tuple[int, ...] = (1, 5, 10, 50)
-    """The k of HR@k and NDCG@k."""
-    filter_seen: bool = False
-    """Whether items of the history are taken out of the ranking. Keep them where users come back to items."""
-    chunk_users: int = 256
-    """Users ranked at once; bounds memory."""
-
-    def __post_init__(self) -> None:
-        check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
-        check(self.chunk_users >= 1, "evaluation.chunk_users", self.chunk_users, "1 or more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,8 +86,6 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
     """The config that `config_to_json` wrote. A user's own model is imported from where the run found it."""
     description = data["model"]
-    if code_file is None and "code_file" in description:
-        code_file = Path(description["code_file"])
-    model = restore_config(description, code_file)
+    model = restore_config(description, code_file or recorded_code_file(description))
     rest = from_dict(RunConfig, data | {"model": None})
     return dataclasses.replace(rest, model=model)

@@ -61,6 +61,8 @@ class Trainer:
         self.data_step = 0
         self.num_tokens = 0
         self.last_loss = float("nan")
+        self.tokens_per_s = 0.0
+        """Of this process from its first step to its last: loading, checkpoints and steps taken back included."""
 
     def train(self, *, quiet: bool = False) -> None:
         """Trains to the last step, or raises: DivergedError, Preempted (state saved), or what went wrong."""
@@ -81,6 +83,7 @@ class Trainer:
     def _train_until_done(self, stop: list[int], *, quiet: bool) -> None:
         total = self.config.training.steps
         every = self.config.training.checkpoint_every
+        started, tokens_before = time.perf_counter(), self.num_tokens
         with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
             progress.advance(self.step)
             while self.step < total:
@@ -97,6 +100,7 @@ class Trainer:
                             fix=f"go on with: --resume {self.run.path}",
                         )
                 progress.advance(self.step - progress.done)
+        self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
 
     def _upcoming(self) -> list[int]:
         """The data steps to read next, one for each step that is left."""

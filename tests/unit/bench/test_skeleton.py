@@ -1,7 +1,6 @@
 """The skeleton bench: its numbers come from the demo's stages, and its result names machine, commit and date."""
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from tackboard.bench.skeleton import (
     measurement,
     result_path,
     table_rows,
-    training_tokens_per_s,
     write_result,
 )
-from tackboard.core.rundir import RunDirectory
 from tackboard.flow.demo import DemoConfig
 from tackboard.flow.outcome import Exchange, Outcome
 from tackboard.flow.process import Finished
@@ -27,13 +24,10 @@ from tackboard.flow.process import Finished
 @pytest.fixture
 def outcome(tmp_path: Path) -> Outcome:
     """One demo with round numbers."""
-    lines = [{"step": 1, "time": 10.0, "tokens": 5000}, {"step": 2, "time": 11.0, "tokens": 15_000}]
-    lines.append({"step": 3, "time": 12.0, "tokens": 105_000})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     row = {"hr@10": 0.5}
     answers: dict[str, dict[str, Any]] = {
         "data": {"num_events": 100_000},
-        "train": {"run": str(tmp_path)},
+        "train": {"run": str(tmp_path), "tokens_per_s": 50_000.0},
         "evaluate": {"users_per_s": 800.0, "gap_closed": 0.6, "rows": [{"name": "model", **row}]},
     }
     stages = {
@@ -75,11 +69,6 @@ def test_measurement_has_every_promised_number(outcome: Outcome) -> None:
     assert result["commit"] == "abc"
     assert result["hardware"]["cpu"] == "some CPU"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
-
-
-def test_training_speed_needs_two_lines(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 10.0, "tokens": 5000}\n')
-    assert math.isnan(training_tokens_per_s(RunDirectory(tmp_path)))
 
 
 def test_table_has_a_unit_for_every_number(outcome: Outcome) -> None:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
-from tackboard.core.errors import DataError
+from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.sequences import Sequences, load_sequences
 from tackboard.evaluation.ranking import (
+    EvaluationConfig,
     baselines,
     better_baseline,
     evaluate_rankings,
@@ -154,3 +155,9 @@ def test_a_baseline_that_wins_is_named() -> None:
     assert better_baseline([*rows, {"name": "model", "hr@10": 0.3}]) is None
     assert better_baseline(rows) is None
     assert better_baseline([{"name": "model", "hr@5": 0.2}, {"name": "popularity", "hr@5": 0.4}]) is None
+
+
+@pytest.mark.parametrize("wrong", [{"cutoffs": ()}, {"cutoffs": (5, 0)}, {"chunk_users": 0}])
+def test_impossible_evaluation_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"evaluation\.{next(iter(wrong))}"):
+        EvaluationConfig(**wrong)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 from tackboard.core.config import apply_overrides
 from tackboard.core.errors import ConfigError
 from tackboard.models.interface import load_code
-from tackboard.train.config import EvaluationConfig, RunConfig, TrainingConfig, config_from_json, config_to_json
+from tackboard.train.config import RunConfig, TrainingConfig, config_from_json, config_to_json
 
 OWN_MODEL = """
 import dataclasses
@@ -78,9 +78,3 @@ def test_names_that_are_no_folder_names_are_refused(tiny_config: Callable[..., R
 def test_impossible_training_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"training\.{next(iter(wrong))}"):
         TrainingConfig(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [{"cutoffs": ()}, {"cutoffs": (5, 0)}, {"chunk_users": 0}])
-def test_impossible_evaluation_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=rf"evaluation\.{next(iter(wrong))}"):
-        EvaluationConfig(**wrong)  # type: ignore[arg-type]

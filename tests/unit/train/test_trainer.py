@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,3 +300,18 @@ def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto").type == "cuda"
+
+
+def test_speed_counts_everything_this_process_did(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer()
+    honest = trainer.save
+
+    def slow_save() -> None:
+        time.sleep(0.2)  # a checkpoint belongs to the run, so it counts
+        honest()
+
+    monkeypatch.setattr(trainer, "save", slow_save)
+    started = time.perf_counter()
+    trainer.train(quiet=True)
+    seconds = time.perf_counter() - started
+    assert trainer.num_tokens / seconds <= trainer.tokens_per_s <= trainer.num_tokens / 0.2
