@@ -175,6 +175,37 @@ MISTAKES = [
         ("dataset name '../mine'", "letters, digits", "--name"),
         log(GOOD_LOG),
     ),
+    Mistake(
+        "a typo in a field's column",
+        f"{INIT} --field actoin",
+        DATA_INVALID,
+        ("log.csv has no column 'actoin' (given by --field)", "did you mean --field action?"),
+        log(GOOD_LOG),
+    ),
+    Mistake(
+        "a field with a reserved name",
+        f"{INIT} --field action",
+        WRONG_USE,
+        ("a field named 'action', which is reserved", "--field another_name=action"),
+        log(GOOD_LOG),
+    ),
+    Mistake(
+        "a context that is not JSON",
+        f"{INIT} --context action",
+        DATA_INVALID,
+        ("the context 'click' in line 2 is not JSON", "a JSON object"),
+        log(GOOD_LOG),
+    ),
+    Mistake(
+        "two versions of an item from one time",
+        f"{INIT} --items items.csv",
+        DATA_INVALID,
+        ("repeat an id and a valid_from_ms: 'i1' at 5", "one row per id and time"),
+        lambda folder, workspace: (
+            log(GOOD_LOG)(folder, workspace),
+            file("items.csv", "item,valid_from_ms,price\ni1,5,1\ni1,5,2\n")(folder, workspace),
+        ),
+    ),
     # Making a world.
     Mistake("a world that does not exist", "data synth --world dmeo", WRONG_USE, ("'dmeo'", "did you mean demo?")),
     Mistake("a world file that does not exist", "data synth --world my.json", WRONG_USE, ("my.json does not exist",)),

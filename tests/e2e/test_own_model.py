@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from tackboard.batch import SequenceBatch, make_batch
+from tackboard.core.user_code import load_code
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.sequences import load_sequences
-from tackboard.models.interface import build_model, load_code
+from tackboard.models.interface import build_model
 from tackboard.models.losses import next_item_loss
 
 if TYPE_CHECKING:

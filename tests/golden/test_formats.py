@@ -18,12 +18,17 @@ SCORES_V1 = [3.375640630722046, 1.8154712915420532, -1.4119033813476562, 3.30361
 
 def test_dataset_version_1() -> None:
     from tackboard.data.sequences import load_sequences
+    from tackboard.events.dataset import open_dataset
 
     sequences = load_sequences(GOLDEN / "dataset-v1", ("view", "save"))
     assert len(sequences.item_ids) == 9
     assert sequences.vocabulary.actions == ("hide", "save", "view")
     assert sequences.id_type == "string"
     assert sorted(np.diff(sequences.offsets).tolist()) == [2, 3, 4]
+    dataset = open_dataset(GOLDEN / "dataset-v1")
+    assert dataset.fields == {}
+    assert dataset.read_history("item") is None
+    assert dataset.read_items().num_rows == dataset.num_items
 
 
 def test_checkpoint_version_1() -> None:

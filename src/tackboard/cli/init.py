@@ -22,6 +22,8 @@ def init(
     request: Annotated[str | None, typer.Option(help="Column of request ids.")] = None,
     position: Annotated[str | None, typer.Option(help="Column of positions in the request, from 0.")] = None,
     received: Annotated[str | None, typer.Option(help="Column of the times at which the log got the event.")] = None,
+    context: Annotated[str | None, typer.Option(help="Column of contexts, one JSON object per event.")] = None,
+    field: Annotated[list[str] | None, typer.Option(help="A further column to keep: COLUMN or name=COLUMN.")] = None,
     items: Annotated[Path | None, typer.Option(help="File of item attributes.")] = None,
     users: Annotated[Path | None, typer.Option(help="File of user attributes.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the dataset; the file's name by default.")] = None,
@@ -33,6 +35,7 @@ def init(
 ) -> None:
     """Make a dataset and a recipe from your own log."""
     from tackboard.events.dataset import open_dataset
+    from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig, default_name, import_log
     from tackboard.events.recipe_file import check_recipe_path, recipe_text, write_recipe
 
@@ -46,6 +49,8 @@ def init(
         request=request,
         position=position,
         received=received,
+        context=context,
+        fields=parse_field_options(field or []),
         items=items,
         users=users,
         max_bad_share=max_bad_share,
@@ -93,6 +98,8 @@ def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
         f"surfaces     {', '.join(dataset.surfaces[:8])}",
         f"time span    {first} to {last} UTC (read as {report.time_unit})",
     ]
+    if dataset.fields:
+        lines.append(f"fields       {', '.join(f'{name} ({kind})' for name, kind in dataset.fields.items())}")
     lines += [f"fixed        {count:>12,}  {text}" for count, text in report.fixes()]
     lines += [
         f"dataset      {dataset.path}",

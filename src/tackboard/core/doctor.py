@@ -34,6 +34,7 @@ NEEDED = (
     "httptools",
     "orjson",
     "prometheus-client",
+    "tzdata",
 )
 """The packages without which the core does not work; the same list as in pyproject.toml."""
 

@@ -44,20 +44,20 @@ def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None) -> 
     kind = column.type
     if pa.types.is_floating(kind):
         column = _whole_numbers(column, name)
-    elif not (pa.types.is_integer(kind) or _is_text(kind)):
+    elif not (pa.types.is_integer(kind) or is_text(kind)):
         raise DataError(f"the id column {name!r} has type {kind}", allowed="allowed: integers or text")
     if pa.types.is_integer(column.type) and wanted != "string":
         try:
             integers = column.cast(pa.int64())
         except pa.ArrowInvalid:
             raise DataError(f"{name!r} holds ids above 2^63 - 1", fix="store the column as text") from None
-        return Ids(values=_one_array(integers.fill_null(0)), empty=column.is_null().to_numpy())
-    return _text_ids(encode(column.cast(pa.string()) if not _is_text(kind) else column.fill_null("")), wanted)
+        return Ids(values=one_array(integers.fill_null(0)), empty=column.is_null().to_numpy())
+    return _text_ids(encode(column.cast(pa.string()) if not is_text(kind) else column.fill_null("")), wanted)
 
 
 def parse_names(column: pa.ChunkedArray) -> tuple[pa.DictionaryArray, int]:
     """An action or surface column as names, and how many rows had none; those become `unknown`."""
-    array = encode(_as_text(column).fill_null(""))
+    array = encode(as_text(column).fill_null(""))
     trimmed = pc.utf8_trim_whitespace(array.dictionary)
     empty = pc.equal(trimmed, "").to_numpy(zero_copy_only=False)
     num_empty = int(empty[array.indices.to_numpy()].sum())
@@ -68,14 +68,14 @@ def parse_names(column: pa.ChunkedArray) -> tuple[pa.DictionaryArray, int]:
 def parse_requests(column: pa.ChunkedArray) -> pa.Array:
     """Request ids: int64 where the file stores integers, else text; empty ones are null."""
     if pa.types.is_integer(column.type):
-        return _one_array(column.cast(pa.int64()))
-    text = _one_array(pc.utf8_trim_whitespace(_as_text(column)))
+        return one_array(column.cast(pa.int64()))
+    text = one_array(pc.utf8_trim_whitespace(as_text(column)))
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
 
 
 def parse_positions(column: pa.ChunkedArray) -> tuple[pa.Array, int]:
     """Positions as int32, and how many rows had one that is no integer from 0 to 2^31 - 1; those become null."""
-    text = _one_array(pc.utf8_trim_whitespace(_as_text(column).fill_null("")))
+    text = one_array(pc.utf8_trim_whitespace(as_text(column).fill_null("")))
     good = pc.match_substring_regex(text, r"^\d{1,9}(\.0+)?$").to_numpy(zero_copy_only=False)
     given = pc.not_equal(text, "").to_numpy(zero_copy_only=False)
     whole = pc.replace_substring_regex(text, r"\.0+$", "")
@@ -116,17 +116,20 @@ def _whole_numbers(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(np.where(known, values, 0).astype(np.int64), mask=~known)])
 
 
-def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of scalars as plain text; nulls stay."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column.cast(pa.string())
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Whether a type is text, dictionary-encoded or not."""
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner))
 
 
-def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column as one array."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array if isinstance(array, pa.Array) else array.chunk(0)

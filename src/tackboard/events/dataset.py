@@ -1,6 +1,7 @@
 """A dataset on disk: canonical tables in, a verified snapshot folder out, and back.
 
     datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json MANIFEST.json
+                                  and, where attributes change with time, item_history.parquet user_history.parquet
                                   and, for synthetic worlds, impressions.parquet truth.json
     datasets/<name>/latest        -> the newest snapshot
 
@@ -27,13 +28,16 @@ from tackboard.core.config import suggest
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import new_directory, read_json, remove_leftovers, replace_symlink, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
-from tackboard.events.entities import entity_table
+from tackboard.events.entities import entity_table, split_versions
 from tackboard.events.schema import complete_events
 from tackboard.events.statistics import describe
+from tackboard.events.vectors import from_stored, to_stored
 
 KIND = "dataset"
 LATEST = "latest"
 EVENTS = "events.parquet"
+KINDS = ("item", "user")
+"""What has attributes."""
 ROWS_PER_GROUP = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -87,6 +91,11 @@ class Dataset:
         return sorted(self.statistics["surfaces"])
 
     @property
+    def fields(self) -> dict[str, str]:
+        """Fields of the events beyond the canonical columns: name → `int`, `float`, `bool` or `string`."""
+        return {name: str(field["type"]) for name, field in self.statistics.get("fields", {}).items()}
+
+    @property
     def events_path(self) -> Path:
         """The Parquet file of events, sorted by (user_id, time_ms, order)."""
         return self.path / EVENTS
@@ -96,12 +105,22 @@ class Dataset:
         return _read(self.events_path, columns)
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per item, sorted by item_id."""
+        """One row per item, sorted by item_id; of attributes that change with time, the newest."""
         return _read(self.path / "items.parquet", columns)
 
     def read_users(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per user, sorted by user_id."""
+        """One row per user, sorted by user_id; of attributes that change with time, the newest."""
         return _read(self.path / "users.parquet", columns)
+
+    def read_history(self, kind: str) -> pa.Table | None:
+        """Every version of the attributes of `kind` (`item` or `user`), or None where they do not change with time.
+
+        Columns: item_id or user_id, valid_from_ms, the attributes; sorted by the first two.
+        """
+        if kind not in KINDS:
+            raise UsageError(f"history of {kind!r}", allowed=f"allowed: {', '.join(KINDS)}")
+        path = self.path / f"{kind}_history.parquet"
+        return _read(path, None) if path.exists() else None
 
     def read_impressions(self) -> pa.Table | None:
         """What each request showed (request, position, item_id), or None where it is not known."""
@@ -128,19 +147,26 @@ def write_dataset(
     """Writes root/name/<snapshot> and points root/name/latest at it; returns the snapshot's path.
 
     `events` has the canonical columns in any order; ids, sort order, items, users and statistics are added here.
-    Attribute tables carry a column `item` or `user`. `source` says where the events came from, in the manifest.
+    Attribute tables carry a column `item` or `user`; with a column valid_from_ms (int64, ms UTC) an id may have several
+    rows, each of which holds until the next. `source` says where the events came from, in the manifest.
     A reader sees the old `latest` or the new one, never a part.
     """
     check_name(name)
     if not events.num_rows:
         raise DataError("there are no events", fix="give a log with at least one row")
     completed = complete_events(events)
-    items = entity_table(completed, "item", item_attributes)
+    newest_items, item_history = split_versions("item", item_attributes)
+    newest_users, user_history = split_versions("user", user_attributes)
+    items = entity_table(completed, "item", newest_items)
     tables = {
         "events": completed,
         "items": items.drop_columns(["last_ms"]),
-        "users": entity_table(completed, "user", user_attributes),
+        "users": entity_table(completed, "user", newest_users),
     }
+    if item_history is not None:
+        tables["item_history"] = item_history
+    if user_history is not None:
+        tables["user_history"] = user_history
     if impressions is not None:
         tables["impressions"] = impressions
     folder = root / name
@@ -151,7 +177,7 @@ def write_dataset(
     if not final.exists():
         with new_directory(final) as temporary:
             for table_name, table in tables.items():
-                pq.write_table(table, temporary / f"{table_name}.parquet", row_group_size=ROWS_PER_GROUP)
+                pq.write_table(to_stored(table), temporary / f"{table_name}.parquet", row_group_size=ROWS_PER_GROUP)
             write_json_atomic(temporary / "statistics.json", describe(completed, items))
             if truth is not None:
                 write_json_atomic(temporary / "truth.json", truth)
@@ -189,7 +215,7 @@ def check_name(name: str) -> None:
 
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
     try:
-        return pq.read_table(path, columns=None if columns is None else list(columns))
+        return from_stored(pq.read_table(path, columns=None if columns is None else list(columns)))
     except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(f"{path} cannot be read: {error}") from None
 

@@ -9,6 +9,7 @@ any imported column are kept, because users do repeat themselves.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.events.columns import Ids, parse_ids, parse_names, parse_positions, parse_requests
 from tackboard.events.dataset import check_name, write_dataset
+from tackboard.events.entities import VALID_FROM
+from tackboard.events.fields import check_field_name, parse_contexts, parse_field
 from tackboard.events.schema import DEFAULT_ACTION, DEFAULT_SURFACE, NAMES, encode
 from tackboard.events.tabular import Rows, inspect, read, require_columns
-from tackboard.events.times import parse_times
+from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
 """Columns of an items file that are read as the item's birth; the first that exists is stored as birth_ms."""
@@ -52,6 +55,10 @@ class ImportConfig:
     """Column of the item's position in its request, from 0."""
     received: str | None = None
     """Column of the time at which the log received the event; without one it is the event's time."""
+    context: str | None = None
+    """Column of contexts: one JSON object per event, or nothing."""
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Further columns to keep: the field's name → the file's column."""
     items: Path | None = None
     """File of item attributes."""
     users: Path | None = None
@@ -62,6 +69,8 @@ class ImportConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_share <= 1:
             raise UsageError(f"--max-bad-share {self.max_bad_share}", allowed="allowed: 0 to 1, e.g. 0.01 for 1%")
+        for name, column in self.fields.items():
+            check_field_name(name, column)
 
 
 @dataclasses.dataclass
@@ -91,7 +100,7 @@ class ImportReport:
     unparsable_positions: int = 0
     """Kept without a position."""
     item_attribute_rows_dropped: int = 0
-    """Rows of the items file without a usable id or with an id seen before."""
+    """Rows of the items file without a usable id or valid_from, or with an id seen before."""
     user_attribute_rows_dropped: int = 0
     """The same of the users file."""
     unparsable_births: int = 0
@@ -112,8 +121,14 @@ class ImportReport:
             (self.empty_surfaces, "empty surfaces: set to `unknown`"),
             (self.unparsable_received, "unparsable received times: set to the event's time"),
             (self.unparsable_positions, "unparsable positions: left empty"),
-            (self.item_attribute_rows_dropped, "rows of the items file without a usable, new id: dropped"),
-            (self.user_attribute_rows_dropped, "rows of the users file without a usable, new id: dropped"),
+            (
+                self.item_attribute_rows_dropped,
+                "rows of the items file without a usable, new id or a usable valid_from: dropped",
+            ),
+            (
+                self.user_attribute_rows_dropped,
+                "rows of the users file without a usable, new id or a usable valid_from: dropped",
+            ),
             (self.unparsable_births, "unparsable births in the items file: left empty"),
         )
         return [(count, text) for count, text in explained if count]
@@ -145,10 +160,12 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
 def read_events(config: ImportConfig, report: ImportReport) -> pa.Table:
     """The canonical events of a log, without ids and unsorted; fills `report`."""
     source = inspect(config.file)
-    options = ("user", "item", "time", "action", "surface", "request", "position", "received")
+    options = ("user", "item", "time", "action", "surface", "request", "position", "received", "context")
     wanted = {f"--{option}": value for option in options if (value := getattr(config, option)) is not None}
     require_columns(source, wanted)
-    rows = read(source, list(wanted.values()))
+    for column in config.fields.values():
+        require_columns(source, {"--field": column})
+    rows = read(source, [*wanted.values(), *config.fields.values()])
     report.rows_read = rows.table.num_rows + len(rows.malformed)
     if not report.rows_read:
         raise DataError(f"{config.file} has a header but no rows", fix="give a log with at least one event")
@@ -168,6 +185,12 @@ def read_events(config: ImportConfig, report: ImportReport) -> pa.Table:
         "order": np.flatnonzero(usable).astype(np.int64),
     }
     _add_optional(config, table, columns, report)
+    if config.context is not None:
+        columns["context"] = parse_contexts(
+            table[config.context], config.context, lambda row: rows.line_of(int(columns["order"][row]))
+        )
+    for name, column in config.fields.items():
+        columns[name] = parse_field(table[column], column, typed=source.format == "parquet")
     first = ~_duplicates(columns)
     report.duplicates = int((~first).sum())
     report.out_of_order = _num_out_of_order(columns)
@@ -233,6 +256,8 @@ def _codes(column: Any) -> NDArray[np.int64]:
         column = encode(column)
     if pa.types.is_dictionary(column.type):
         column = column.indices
+    elif column.null_count or not pa.types.is_integer(column.type):
+        column = column.dictionary_encode().indices
     return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
@@ -271,30 +296,46 @@ def _read_attributes(
     source = inspect(path)
     id_column = getattr(config, kind) if getattr(config, kind) in source.columns else source.columns[0]
     others = [name for name in source.columns if name != id_column]
+    if VALID_FROM in others and "valid_from" in others:
+        raise DataError(f"{path} has both valid_from and {VALID_FROM}", fix="remove or rename one of them")
     if kind in others:
         raise DataError(f"{path} has a column {kind!r} that is not its id column {id_column!r}", fix="rename it")
     birth = next((name for name in BIRTH_COLUMNS if name in others), None) if kind == "item" else None
-    rows = read(source, as_text=[id_column] + ([birth] if birth else []))
+    valid_from = next((name for name in (VALID_FROM, "valid_from") if name in others), None)
+    rows = read(source, as_text=[name for name in (id_column, birth, valid_from) if name is not None])
     ids = parse_ids(rows.table[id_column], id_column, "int64" if pa.types.is_integer(id_type) else "string")
     codes = ids.codes
     # An empty id's placeholder may equal a real id and stand before it: look for firsts among the usable rows only.
     good = np.flatnonzero(~ids.empty)
-    keep = good[np.sort(np.unique(codes[good], return_index=True)[1])]
-    dropped = len(codes) - len(keep) + len(rows.malformed)
-    setattr(report, f"{kind}_attribute_rows_dropped", dropped)
-    _check_attribute_loss(config, path, len(codes) - len(good) + len(rows.malformed), len(codes) + len(rows.malformed))
+    since = None if valid_from is None else _parse_valid_from(rows.table[valid_from], valid_from)
+    if since is None:
+        keep = good[np.sort(np.unique(codes[good], return_index=True)[1])]
+    else:
+        keep = good = good[since.good[good]]
+    num_rows = len(codes) + len(rows.malformed)
+    setattr(report, f"{kind}_attribute_rows_dropped", num_rows - len(keep))
+    _check_attribute_loss(config, path, num_rows - len(good), num_rows, valid_from)
     table = rows.table.select(others).take(pa.array(keep))
     if birth is not None:
         births = parse_times(table[birth], birth)
         report.unparsable_births = int((~births.good).sum())
         table = table.drop_columns([birth]).append_column("birth_ms", pa.array(births.ms, mask=~births.good))
+    if since is not None:
+        table = table.drop_columns([valid_from]).append_column(VALID_FROM, pa.array(since.ms[keep]))
     return table.add_column(0, kind, ids.values.take(pa.array(keep)).cast(id_type if id_type == pa.int64() else NAMES))
 
 
-def _check_attribute_loss(config: ImportConfig, path: Path, num_bad: int, num_rows: int) -> None:
+def _parse_valid_from(column: pa.ChunkedArray, name: str) -> Times:
+    return parse_milliseconds(column, name) if name == VALID_FROM else parse_times(column, name)
+
+
+def _check_attribute_loss(
+    config: ImportConfig, path: Path, num_bad: int, num_rows: int, valid_from: str | None
+) -> None:
     if num_bad > config.max_bad_share * num_rows:
+        or_time = "" if valid_from is None else f", or no usable {valid_from}"
         raise DataError(
-            f"{num_bad:,} of {num_rows:,} rows of {path} have no id that could match the events'",
+            f"{num_bad:,} of {num_rows:,} rows of {path} have no id that could match the events'{or_time}",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
             fix="check that its first column, or one named like the events' column, holds the ids",
         )

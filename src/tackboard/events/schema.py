@@ -3,11 +3,13 @@
 An Arrow table with the columns below goes in; `complete_events` gives it int64 ids and the one order in which events
 lie on disk, by (user_id, time_ms, order). Decided: ids are the values themselves where they are int64 and the first 8
 bytes of BLAKE2b where they are strings, so no mapping file is needed to score a request; two strings with one id are
-refused, never merged.
+refused, never merged. A log's further columns, its fields, follow the canonical ones under their own names.
 """
 
 from __future__ import annotations
 
+import keyword
+import re
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,18 @@ OPTIONAL_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "context": (pa.string(),),
 }
 """Optional columns; nulls are allowed. `position` counts from 0, `context` is JSON."""
+FIELD_KINDS: dict[pa.DataType, str] = {
+    pa.int64(): "int",
+    pa.float64(): "float",
+    pa.bool_(): "bool",
+    pa.string(): "string",
+    NAMES: "string",
+}
+"""Types that a field may have, and what each is called. Nulls are allowed."""
+RESERVED_NAMES = frozenset({*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id", "id", "time", "received"})
+"""Names that no field may have: our columns, and what features call them."""
+FIELD_NAME_RULE = "lower-case letters, digits and `_`, starting with a letter, no word of Python"
+_FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
 DEFAULT_ACTION = "event"
 DEFAULT_SURFACE = "default"
 UNKNOWN_NAME = "unknown"
@@ -53,21 +67,35 @@ def check_events(events: pa.Table) -> None:
     for name, types in OPTIONAL_COLUMNS.items():
         if name in events.column_names:
             _check_type(events, name, types)
-    extra = [n for n in events.column_names if n not in EVENT_COLUMNS and n not in OPTIONAL_COLUMNS]
-    if extra:
-        known = ", ".join([*EVENT_COLUMNS, *OPTIONAL_COLUMNS])
-        raise DataError(f"events have unknown columns: {', '.join(extra)}", allowed=f"allowed: {known}")
+    for name in [n for n in events.column_names if n not in EVENT_COLUMNS and n not in OPTIONAL_COLUMNS]:
+        _check_field(events, name)
 
 
 def complete_events(events: pa.Table) -> pa.Table:
-    """`events` checked, with user_id and item_id added, sorted by (user_id, time_ms, order), in schema order."""
+    """`events` checked, with user_id and item_id added, sorted by (user_id, time_ms, order), in schema order.
+
+    Fields come last, in the order given; those of text are dictionary-encoded.
+    """
     check_events(events)
     user_id, item_id = ids_of(events["user"], "user"), ids_of(events["item"], "item")
     names = [n for n in (*EVENT_COLUMNS, *OPTIONAL_COLUMNS) if n in events.column_names]
     table = events.select(names).unify_dictionaries().combine_chunks()
     table = table.append_column("user_id", pa.array(user_id)).append_column("item_id", pa.array(item_id))
+    for name in field_names(events):
+        table = table.append_column(name, _stored_field(events[name]))
     order = np.lexsort((numpy_column(events, "order"), numpy_column(events, "time_ms"), user_id))
     return table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
+
+
+def field_names(events: pa.Table) -> list[str]:
+    """The columns of `events`, completed or not, that are fields."""
+    ours = {*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id"}
+    return [name for name in events.column_names if name not in ours]
+
+
+def is_field_name(name: str) -> bool:
+    """Whether a field may be called so, reserved names aside."""
+    return bool(_FIELD_NAME.fullmatch(name)) and not keyword.iskeyword(name)
 
 
 def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
@@ -103,6 +131,23 @@ def numpy_column(table: pa.Table, name: str) -> NDArray[Any]:
 def id_type(column_type: pa.DataType) -> str:
     """`int64` or `string`: how ids of this column type are given to the outside."""
     return "int64" if pa.types.is_integer(column_type) else "string"
+
+
+def _check_field(events: pa.Table, name: str) -> None:
+    if name in RESERVED_NAMES:
+        raise DataError(f"events have a field {name}", allowed=f"reserved: {', '.join(sorted(RESERVED_NAMES))}")
+    if not is_field_name(name):
+        raise DataError(f"events have a field {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}")
+    if events.column_names.count(name) > 1:
+        raise DataError(f"events have two fields {name}", fix="rename one of them")
+    _check_type(events, name, tuple(FIELD_KINDS))
+
+
+def _stored_field(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    if FIELD_KINDS[column.type] != "string":
+        return column.combine_chunks()
+    # By way of plain text: a dictionary from outside may hold a string twice, or a null.
+    return encode(column.cast(pa.string()))
 
 
 def _check_type(events: pa.Table, name: str, types: tuple[pa.DataType, ...]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.events.schema import encode, id_type, numpy_column
+from tackboard.events.schema import FIELD_KINDS, encode, field_names, id_type, numpy_column
 
 SESSION_GAP_MS = 30 * 60 * 1000
 """Two events of a user further apart than this belong to different sessions."""
@@ -47,6 +47,10 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
         "gaps_s": _spread(np.diff(time_ms)[same_user] / 1000.0),
         "sessions": _sessions(time_ms, same_user, len(per_user)),
         "item_births": _births(items, int(time_ms.min()), int(time_ms.max())),
+        "fields": {
+            name: {"type": FIELD_KINDS[events[name].type], "num_missing": events[name].null_count}
+            for name in field_names(events)
+        },
     }
 
 

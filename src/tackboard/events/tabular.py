@@ -105,6 +105,11 @@ def read(source: Source, columns: list[str] | None = None, *, as_text: list[str]
         message = str(error)
         if "UTF8" in message or "UTF-8" in message:
             raise DataError(f"{source.path} is not UTF-8 text", fix="convert it, e.g. with iconv -t UTF-8") from None
+        if "Expected all lists to be of size" in message:
+            raise DataError(
+                f"{source.path} has a column of fixed-size lists that holds a null, which Arrow cannot read",
+                fix="store that column as lists without a fixed size",
+            ) from None
         raise DataError(f"{source.path} cannot be read: {message}", fix="check that the file is whole") from None
 
 

@@ -57,6 +57,25 @@ def parse_times(column: pa.ChunkedArray, name: str) -> Times:
     raise DataError(f"the time column {name!r} has type {kind}", allowed="allowed: numbers, text, dates or timestamps")
 
 
+def parse_milliseconds(column: pa.ChunkedArray, name: str) -> Times:
+    """A column said to hold milliseconds: whole numbers as they are, 0 and less too; other types by `parse_times`."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        whole = pc.match_substring_regex(text, r"^-?\d{1,18}$")
+        column = pc.if_else(whole, text, pa.scalar(None, pa.string())).cast(pa.int64())
+    elif not pa.types.is_integer(kind):
+        return parse_times(column, name)
+    try:
+        ms = column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        raise DataError(f"the time column {name!r} holds numbers above 2^63 - 1") from None
+    return Times(ms=ms.fill_null(0).to_numpy(), good=ms.is_valid().to_numpy(), unit="milliseconds")
+
+
 def _from_text(column: pa.ChunkedArray, name: str) -> Times:
     is_number = pc.match_substring_regex(column, _NUMBER).to_numpy()
     is_iso = pc.match_substring_regex(column, _ISO).to_numpy()

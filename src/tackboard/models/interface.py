@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +21,9 @@ from torch import nn
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.config import from_dict, to_dict
-from tackboard.core.errors import USER_MODULE_PREFIX, ConfigError, DataError, UsageError
+from tackboard.core.errors import ConfigError, DataError, UsageError
 from tackboard.core.progress import say
+from tackboard.core.user_code import load_code
 from tackboard.events.vocabulary import Vocabulary
 
 OWN_PREFIX = "tackboard.models."
@@ -131,29 +131,6 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None) -
     if not dataclasses.is_dataclass(cls):
         raise DataError(f"{place} has no config class {name}", fix="use the file this model was trained with")
     return from_dict(cls, values, "model")  # type: ignore[arg-type]
-
-
-def load_code(path: Path) -> ModuleType:
-    """Imports a user's Python file under a name of its own; the same file is imported once."""
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")
-    source = str(path.resolve())
-    name = f"{USER_MODULE_PREFIX}{hashlib.sha256(source.encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, source)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file", allowed="allowed: path/to/file.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UsageError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}", fix=f"`python {path}` shows the same error"
-        ) from error
-    return module
 
 
 def _own_module(place: str) -> ModuleType:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tackboard.core.config import suggest
 from tackboard.core.errors import UsageError
-from tackboard.models.interface import load_code
+from tackboard.core.user_code import load_code
 from tackboard.train.config import RunConfig
 
 RECIPES = {"demo": "tackboard.recipes.demo:demo"}

@@ -50,6 +50,17 @@ def test_a_log_becomes_a_dataset_and_a_recipe_with_a_summary(folder: Path) -> No
     assert "num_events=3" in text
 
 
+def test_fields_and_contexts_are_kept(folder: Path) -> None:
+    rows = [f"ann,x,{1_700_000_000 + n},{n},{{}}" for n in range(3)]
+    (folder / "my log.csv").write_text("\n".join(["who,what,when,Dwell,more", *rows]))
+    result = run("--field", "more", "--field", "dwell_ms=Dwell", "--context", "more")
+    assert result.exit_code == 0, result.output
+    assert "fields       more (string), dwell_ms (int)" in result.output.splitlines()
+    dataset = open_dataset(folder / "datasets" / "my-log")
+    assert dataset.fields == {"more": "string", "dwell_ms": "int"}
+    assert dataset.read_events(["context", "dwell_ms"]).to_pylist()[2] == {"context": "{}", "dwell_ms": 2}
+
+
 def test_json_is_one_object(folder: Path) -> None:
     result = run("--json", "--name", "log", "--out", "elsewhere", "--recipe", "mine.py")
     found = json.loads(result.output)

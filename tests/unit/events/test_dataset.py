@@ -95,6 +95,44 @@ def test_a_writer_that_dies_at_any_point_leaves_the_old_dataset(
         assert open_dataset(tmp_path / "log").num_events == 4
 
 
+def test_fields_versions_and_vectors_are_written_and_read_back(tmp_path: Path) -> None:
+    table = events().append_column("dwell", pa.array([5, None, 7, 8])).append_column("page", pa.array(["a", None] * 2))
+    items = pa.table(
+        {
+            "item": pa.array(["item-0", "item-0", "item-1"]).dictionary_encode(),
+            "valid_from_ms": [10, 20, 10],
+            "vector": pa.array([[1.0, 2.0], [3.0, 4.0], None], pa.list_(pa.float32(), 2)),
+        }
+    )
+    dataset = open_dataset(write_dataset(tmp_path, "log", table, item_attributes=items))
+    assert dataset.fields == {"dwell": "int", "page": "string"}
+    assert dataset.statistics["fields"]["dwell"] == {"type": "int", "num_missing": 1}
+    assert dataset.read_events(["order", "dwell"]).sort_by("order")["dwell"].to_pylist() == [5, None, 7, 8]
+    vectors = {row["item"]: row["vector"] for row in dataset.read_items().to_pylist()}
+    assert vectors == {"item-0": [3.0, 4.0], "item-1": None, "item-2": None}
+    history = dataset.read_history("item")
+    assert history is not None and history.column_names == ["item_id", "valid_from_ms", "vector"]
+    assert history["vector"].type == dataset.read_items(["vector"])["vector"].type == pa.list_(pa.float32(), 2)
+    assert history.num_rows == 3
+    assert dataset.read_history("user") is None
+    with pytest.raises(UsageError, match="item, user"):
+        dataset.read_history("items")
+    data = bytearray((dataset.path / "item_history.parquet").read_bytes())
+    data[len(data) // 2] ^= 1
+    (dataset.path / "item_history.parquet").write_bytes(bytes(data))
+    with pytest.raises(CorruptFileError, match=r"item_history\.parquet"):
+        open_dataset(dataset.path)
+
+
+def test_a_plain_log_has_neither_fields_nor_versions(tmp_path: Path) -> None:
+    path = write_dataset(tmp_path, "log", events(), user_attributes=pa.table({"user": [1], "age": [3]}))
+    dataset = open_dataset(path)
+    assert dataset.fields == {}
+    assert dataset.read_history("item") is None and dataset.read_history("user") is None
+    names = ["MANIFEST.json", "events.parquet", "items.parquet", "statistics.json", "users.parquet"]
+    assert sorted(file.name for file in path.iterdir()) == names
+
+
 def test_a_path_without_a_dataset_names_the_closest_one(tmp_path: Path) -> None:
     write_dataset(tmp_path, "clicks", events())
     with pytest.raises(DataError, match="did you mean .*clicks"):

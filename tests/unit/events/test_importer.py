@@ -155,6 +155,101 @@ def test_an_attribute_file_with_the_wrong_id_column_is_refused(tmp_path: Path) -
     assert not (tmp_path / "datasets").exists()
 
 
+def test_fields_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
+    content = "u,i,t,dwell,Price,ok,note\n1,5,10,7,1.5,true,a\n1,6,20,,,,\n2,5,30,-1,2.0,false,b\n"
+    fields = {"dwell": "dwell", "price": "Price", "ok": "ok", "note": "note"}
+    (tmp_path / "csv").mkdir()
+    from_csv, _ = run(tmp_path / "csv", content, fields=fields)
+    options = pa.csv.ConvertOptions(strings_can_be_null=True)
+    pq.write_table(pa.csv.read_csv(pa.BufferReader(content.encode()), convert_options=options), tmp_path / "x")
+    from_parquet, _ = run(tmp_path, (tmp_path / "x").read_bytes(), fields=fields)
+    assert from_csv.fields == {"dwell": "int", "price": "float", "ok": "bool", "note": "string"}
+    rows = from_csv.read_events(list(fields)).to_pylist()
+    assert rows[:2] == [
+        {"dwell": 7, "price": 1.5, "ok": True, "note": "a"},
+        {"dwell": None, "price": None, "ok": None, "note": None},
+    ]
+    assert from_csv.read_events().equals(from_parquet.read_events())
+
+
+def test_rows_that_differ_in_a_field_are_no_duplicates(tmp_path: Path) -> None:
+    content = "u,i,t,n,x\n" + "1,5,10,,\n1,5,10,-1,\n1,5,10,-1,0.5\n1,5,10,-1,0.5\n1,5,10,-1,0.25\n"
+    dataset, report = run(tmp_path, content, fields={"n": "n", "x": "x"})
+    assert report.duplicates == 1
+    assert dataset.read_events(["n", "x"]).to_pylist() == [
+        {"n": None, "x": None},
+        {"n": -1, "x": None},
+        {"n": -1, "x": 0.5},
+        {"n": -1, "x": 0.25},
+    ]
+
+
+def test_a_field_is_found_by_its_column_and_named_by_the_rules(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="did you mean --field aa"):
+        run(tmp_path, GOOD.replace("a\n", "aa\n", 1), fields={"x": "aaa"})
+    for name in ("user", "Price"):
+        with pytest.raises(UsageError, match="--field another_name=a"):
+            run(tmp_path, GOOD, fields={name: "a"})
+
+
+def test_contexts_are_checked_and_a_bad_one_named_by_its_line(tmp_path: Path) -> None:
+    content = 'u,i,t,c\n1,5,10,"{""device"": ""phone""}"\n1,6,20,\n'
+    dataset, _ = run(tmp_path, content, context="c")
+    assert dataset.read_events(["context"])["context"].to_pylist() == ['{"device": "phone"}', None]
+    # The dropped row before it counts as a line, and its own context does not matter.
+    with pytest.raises(DataError, match=r"'\[1\]' in line 5 is JSON, but not an object"):
+        run(tmp_path, content + ",7,30,{\n1,8,40,[1]\n", context="c", max_bad_share=0.5)
+
+
+@pytest.mark.parametrize("kind", ["ms", "timestamp"])
+def test_attributes_valid_from_a_time(tmp_path: Path, kind: str) -> None:
+    items = tmp_path / "items.csv"
+    header, old, new = (
+        ("valid_from_ms", "0", "1704067200000") if kind == "ms" else ("valid_from", "1970-01-02", "2024-01-01")
+    )
+    items.write_text(f"i,{header},price\n10,{new},2.5\n10,{old},1.5\n12,{old},9\n")
+    dataset, report = run(tmp_path, GOOD, items=items)
+    first = 0 if kind == "ms" else 86_400_000
+    history = dataset.read_history("item")
+    assert history is not None
+    assert [tuple(row.values()) for row in history.to_pylist()] == [
+        (10, first, 1.5),
+        (10, 1_704_067_200_000, 2.5),
+        (12, first, 9.0),
+    ]
+    assert {row["item"]: row["price"] for row in dataset.read_items().to_pylist()} == {10: 2.5, 11: None, 12: 9.0}
+    assert "valid_from_ms" not in dataset.read_items().column_names
+    assert report.item_attribute_rows_dropped == 0
+
+
+def test_versions_that_clash_or_have_no_time_are_refused(tmp_path: Path) -> None:
+    users = tmp_path / "users.csv"
+    users.write_text("u,valid_from_ms,age\n1,5,30\n1,5,31\n")
+    with pytest.raises(DataError, match="1 rows of the users repeat an id"):
+        run(tmp_path, GOOD, users=users)
+    users.write_text("u,valid_from_ms,age\n1,5,30\n1,soon,31\n")
+    with pytest.raises(DataError, match="or no usable valid_from_ms"):
+        run(tmp_path, GOOD, users=users)
+    users.write_text("u,valid_from_ms,valid_from\n1,5,2024-01-01\n")
+    with pytest.raises(DataError, match="both"):
+        run(tmp_path, GOOD, users=users)
+    assert not (tmp_path / "datasets").exists()
+
+
+def test_vectors_come_from_parquet(tmp_path: Path) -> None:
+    items = tmp_path / "items.parquet"
+    pq.write_table(pa.table({"i": [10, 12, 13], "v": [[1.0, 2.0], [3.0, 4.0], None]}), items)
+    dataset, _ = run(tmp_path, GOOD, items=items)
+    vectors = dataset.read_items(["v"])["v"]
+    assert vectors.type == pa.list_(pa.float32(), 2)
+    assert vectors.to_pylist() == [[1.0, 2.0], None, [3.0, 4.0], None]
+    pq.write_table(pa.table({"i": [10], "v": pa.array([[1.0, 2.0]], pa.list_(pa.float64(), 2))}), items)
+    assert run(tmp_path, GOOD, items=items)[0].read_items(["v"])["v"].type == pa.list_(pa.float32(), 2)
+    pq.write_table(pa.table({"i": [10, 12], "v": pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2))}), items)
+    with pytest.raises(DataError, match="store that column as lists without a fixed size"):
+        run(tmp_path, GOOD, items=items)
+
+
 def test_names_of_datasets_come_from_the_file() -> None:
     assert default_name(Path("x/My log.csv.gz")) == "My-log"
     assert default_name(Path("événements.parquet")) == "v-nements"

@@ -38,7 +38,11 @@ def test_events_are_sorted_by_user_time_and_order_and_get_ids() -> None:
         ({"time_ms": pa.array([1.0, 2.0, 3.0])}, "time_ms is double"),
         ({"user": pa.array([1, None, 2], pa.int64())}, "1 events have no user"),
         ({"position": pa.array([0, 1, 2], pa.int64())}, "position is int64"),
-        ({"colour": pa.array([0, 1, 2])}, "unknown columns: colour"),
+        ({"colour": pa.array([0, 1, 2], pa.int32())}, "colour is int32"),
+        ({"Colour": pa.array([0, 1, 2])}, "field 'Colour'"),
+        ({"class": pa.array([0, 1, 2])}, "field 'class'"),
+        ({"user_id": pa.array([0, 1, 2])}, "reserved"),
+        ({"time": pa.array([0, 1, 2])}, "reserved"),
     ],
 )
 def test_events_that_break_the_schema_are_refused(changes: dict[str, object], words: str) -> None:
@@ -49,6 +53,32 @@ def test_events_that_break_the_schema_are_refused(changes: dict[str, object], wo
 def test_optional_columns_are_kept_after_the_required_ones() -> None:
     table = complete_events(events(position=pa.array([0, 1, None], pa.int32())))
     assert table.column_names == [*schema.EVENT_COLUMNS, "position", "user_id", "item_id"]
+
+
+def test_fields_come_last_with_their_nulls_and_text_is_encoded() -> None:
+    twice = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["x", "x", None]))
+    fields = {
+        "dwell_ms": pa.array([7, None, 9]),
+        "price": pa.array([0.5, float("nan"), None]),
+        "seen": pa.array([True, None, False]),
+        "note": pa.array(["a", None, "a"]),
+        "device": twice,
+    }
+    table = complete_events(events(position=pa.array([0, 1, None], pa.int32()), **fields))
+    assert table.column_names == [*schema.EVENT_COLUMNS, "position", "user_id", "item_id", *fields]
+    assert table["dwell_ms"].to_pylist() == [None, 9, 7]
+    assert table["note"].to_pylist() == [None, "a", "a"]
+    assert table["seen"].to_pylist() == [None, False, True]
+    assert table["device"].to_pylist() == ["x", None, "x"]
+    assert table["note"].type == table["device"].type == NAMES
+    assert table["device"].chunk(0).dictionary.to_pylist() == ["x"]
+    assert [schema.FIELD_KINDS[table[name].type] for name in fields] == ["int", "float", "bool", "string", "string"]
+
+
+def test_two_fields_of_one_name_are_refused() -> None:
+    twice = events(dwell=pa.array([1, 2, 3])).append_column("dwell", pa.array([1, 2, 3]))
+    with pytest.raises(DataError, match="two fields dwell"):
+        check_events(twice)
 
 
 def test_two_strings_with_one_id_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,16 @@ def test_one_event_is_enough() -> None:
     assert found["popularity"]["top_1_percent_share"] == 1.0
 
 
+def test_fields_are_listed_with_their_type_and_how_many_are_missing() -> None:
+    events = table([(1, 5, 1), (1, 6, 2)])
+    assert describe(events, entity_table(events, "item"))["fields"] == {}
+    events = events.append_column("dwell", pa.array([1, None])).append_column("ok", pa.array([True, False]))
+    assert describe(events, entity_table(events, "item"))["fields"] == {
+        "dwell": {"type": "int", "num_missing": 1},
+        "ok": {"type": "bool", "num_missing": 0},
+    }
+
+
 def test_name_shares_leave_out_names_without_events() -> None:
     column = pa.chunked_array([pa.DictionaryArray.from_arrays([0, 0], ["a", "b"])])
     assert name_shares(column) == {"a": 1.0}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tackboard.core.errors import DataError
-from tackboard.events.times import parse_times
+from tackboard.events.times import parse_milliseconds, parse_times
 
 MOMENT_MS = 1_700_000_000_123
 
@@ -95,3 +95,24 @@ def test_iso_text_agrees_with_python(moments: list[datetime.datetime]) -> None:
     ms, good, _ = parse([moment.isoformat() for moment in moments])
     assert np.all(good)
     assert ms == expected
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, -5, MOMENT_MS, None]),
+        pa.array(["0", " -5 ", str(MOMENT_MS), "soon"]),
+        pa.array(["0", "-5", str(MOMENT_MS), "1.5"]).dictionary_encode(),
+    ],
+)
+def test_what_is_said_to_be_milliseconds_is_never_guessed(column: pa.Array) -> None:
+    times = parse_milliseconds(pa.chunked_array([column]), "valid_from_ms")
+    assert times.ms[:3].tolist() == [0, -5, MOMENT_MS]
+    assert times.good.tolist() == [True, True, True, False]
+
+
+def test_milliseconds_of_other_types() -> None:
+    moment = pa.chunked_array([pa.array([MOMENT_MS], pa.timestamp("ms"))])
+    assert parse_milliseconds(moment, "valid_from_ms").ms.tolist() == [MOMENT_MS]
+    with pytest.raises(DataError, match="above"):
+        parse_milliseconds(pa.chunked_array([pa.array([2**64 - 1], pa.uint64())]), "valid_from_ms")

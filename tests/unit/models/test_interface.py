@@ -12,8 +12,9 @@ from torch import nn
 
 from tackboard.batch import HashConfig
 from tackboard.core.errors import ConfigError, DataError, UsageError
+from tackboard.core.user_code import load_code
 from tackboard.events.vocabulary import Vocabulary
-from tackboard.models.interface import build_model, describe_model, load_code, restore_config
+from tackboard.models.interface import build_model, describe_model, restore_config
 from tackboard.models.pinfm import PinFM, PinFMConfig
 
 VOCABULARY = Vocabulary(actions=("click",), surfaces=("home",))

@@ -19,10 +19,11 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
+from tackboard.core.user_code import load_code
 from tackboard.data.sequences import Sequences
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.export.exporter import export_bundle
-from tackboard.models.interface import build_model, load_code, restore_config
+from tackboard.models.interface import build_model, restore_config
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
 from tackboard.train.config import RunConfig, config_to_json

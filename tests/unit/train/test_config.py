@@ -11,7 +11,7 @@ import pytest
 
 from tackboard.core.config import apply_overrides
 from tackboard.core.errors import ConfigError
-from tackboard.models.interface import load_code
+from tackboard.core.user_code import load_code
 from tackboard.train.config import RunConfig, TrainingConfig, config_from_json, config_to_json
 
 OWN_MODEL = """

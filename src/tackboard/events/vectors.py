@@ -1,0 +1,74 @@
+"""Vectors among attributes: lists of floats in, fixed-width vectors of float32 out, and how they lie in Parquet.
+
+Decided: on disk a vector is a list whose width stands in the column's metadata. Parquet knows no fixed width, and
+pyarrow cannot read back a fixed-width column that holds a null, which every item without attributes has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tackboard.core.errors import DataError
+
+WIDTH = b"vector_width"
+"""Key of the metadata of a stored column."""
+
+
+def with_vectors(table: pa.Table) -> pa.Table:
+    """`table` with its lists of floats as fixed_size_list<float32>, where all rows but nulls have one length.
+
+    Other lists stay as they are; those of integers always, because they are ids more often than not and float32 would
+    merge large ones. A null inside a vector raises DataError.
+    """
+    for place, name in enumerate(table.column_names):
+        width = _width_of(table[name])
+        if width:
+            table = table.set_column(place, name, _vectors_of(table[name], name, width))
+    return table
+
+
+def to_stored(table: pa.Table) -> pa.Table:
+    """`table` as Parquet can hold it: vectors as lists that remember their width, other fixed-size lists as lists."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_fixed_size_list(field.type):
+            stored = table[field.name].cast(pa.list_(field.type.value_type))
+            metadata = {WIDTH: str(field.type.list_size)} if field.type.value_type == pa.float32() else None
+            table = table.set_column(place, pa.field(field.name, stored.type, metadata=metadata), stored)
+    return table
+
+
+def from_stored(table: pa.Table) -> pa.Table:
+    """What `to_stored` was given, its vectors restored."""
+    for place, field in enumerate(table.schema):
+        if field.metadata and WIDTH in field.metadata:
+            vectors = _vectors_of(table[field.name], field.name, int(field.metadata[WIDTH]))
+            table = table.set_column(place, field.name, vectors)
+    return table
+
+
+def _width_of(column: pa.ChunkedArray) -> int:
+    """The width of the vectors that a column holds, 0 where it holds none."""
+    kind = column.type
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    is_list = is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not pa.types.is_floating(kind.value_type):
+        return 0
+    if is_fixed:
+        return int(kind.list_size)
+    lengths = pc.unique(pc.list_value_length(column.drop_null())).to_pylist()
+    return int(lengths[0]) if len(lengths) == 1 else 0
+
+
+def _vectors_of(column: pa.ChunkedArray, name: str, width: int) -> pa.Array:
+    valid = column.is_valid().to_numpy()
+    flat = pc.list_flatten(column).cast(pa.float32())
+    if flat.null_count:
+        raise DataError(
+            f"a vector of the attribute {name!r} lacks a number", allowed="allowed: whole vectors, or null for none"
+        )
+    values = np.zeros((len(valid), width), dtype=np.float32)
+    values[valid] = flat.to_numpy().reshape(-1, width)
+    mask = None if valid.all() else pa.array(~valid)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), width, mask=mask)

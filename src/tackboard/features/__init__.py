@@ -1,0 +1,1 @@
+"""Features defined once: a typed language and its two executors."""

@@ -1,0 +1,230 @@
+"""The unified feature representation: one container for every value that a model reads.
+
+A `Column` holds the values of one feature for many rows, flat, in NumPy arrays:
+
+    scalar    values [n]                bool, int64 (int, id, time), float64, or codes into `dictionary` (string)
+    vector    values [n, width]         float32
+    list      values [all], offsets [n+1]
+    sequence  fields: name → list column, all with the same offsets
+
+`present` [n] is False where a value is missing, and None where none is: explicit, never a NaN or a magic number. What
+stands in `values` under a missing entry is undefined. Decided: strings are codes into a dictionary, so that work on
+text is done once per distinct string; kernels may assume nothing about the dictionary's order, and it may hold strings
+that no row uses, and the same string twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.types import FeatureType
+
+DTYPES: dict[str, Any] = {
+    "bool": np.bool_,
+    "int": np.int64,
+    "float": np.float64,
+    "string": np.int64,
+    "id": np.int64,
+    "time": np.int64,
+    "vector": np.float32,
+}
+Mask = NDArray[np.bool_]
+
+
+class Column:
+    """Values of one feature; see the module's table. Treated as immutable."""
+
+    __slots__ = ("dictionary", "fields", "offsets", "present", "type", "values")
+
+    def __init__(
+        self,
+        type: FeatureType,
+        values: NDArray[Any],
+        *,
+        present: Mask | None = None,
+        offsets: NDArray[np.int64] | None = None,
+        dictionary: NDArray[np.object_] | None = None,
+        fields: Mapping[str, Column] | None = None,
+    ) -> None:
+        self.type = type
+        self.values = values
+        self.present = present
+        self.offsets = offsets
+        self.dictionary = dictionary
+        self.fields = fields
+
+    def __len__(self) -> int:
+        if self.fields is not None:
+            return len(next(iter(self.fields.values())))
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"Column({self.type}, {len(self)} rows)"
+
+    @property
+    def mask(self) -> Mask:
+        """`present` as an array, all True where nothing is missing."""
+        return np.ones(len(self), dtype=np.bool_) if self.present is None else self.present
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays; a dictionary's strings count once each, in UTF-8."""
+        if self.fields is not None:
+            shared = next(iter(self.fields.values())).offsets
+            shared_bytes = 0 if shared is None else shared.nbytes
+            return shared_bytes + sum(field.nbytes - shared_bytes for field in self.fields.values())
+        size = self.values.nbytes
+        for array in (self.present, self.offsets):
+            size += 0 if array is None else array.nbytes
+        if self.dictionary is not None:
+            size += sum(len(str(text).encode("utf-8", "surrogatepass")) for text in self.dictionary)
+        return size
+
+    def take(self, indices: NDArray[np.int64]) -> Column:
+        """The rows at `indices`, in that order; an index may occur more than once."""
+        present = None if self.present is None else self.present[indices]
+        if self.fields is not None:
+            fields = {name: field.take(indices) for name, field in self.fields.items()}
+            return Column(self.type, self.values, present=present, fields=fields)
+        if self.offsets is None:
+            return Column(self.type, self.values[indices], present=present, dictionary=self.dictionary)
+        starts, lengths = self.offsets[indices], self.offsets[indices + 1] - self.offsets[indices]
+        return Column(
+            self.type,
+            self.values[ranges(starts, lengths)],
+            present=present,
+            offsets=offsets_of(lengths),
+            dictionary=self.dictionary,
+        )
+
+    def flat(self) -> Column:
+        """The elements of a list column as a scalar column."""
+        return Column(self.type.of_elements(), self.values, dictionary=self.dictionary)
+
+    def to_pylist(self) -> list[Any]:
+        """Plain Python values, one per row, None where missing. Lists of lists; a sequence as a dict of lists."""
+        if self.fields is not None:
+            lists = {name: field.to_pylist() for name, field in self.fields.items()}
+            rows: list[Any] = [{name: lists[name][row] for name in lists} for row in range(len(self))]
+        else:
+            flat = self.values.tolist() if self.dictionary is None else [str(self.dictionary[c]) for c in self.values]
+            if self.offsets is None:
+                rows = flat
+            else:
+                rows = [flat[self.offsets[row] : self.offsets[row + 1]] for row in range(len(self))]
+        return rows if self.present is None else [v if p else None for v, p in zip(rows, self.present, strict=True)]
+
+    @classmethod
+    def of(cls, type: FeatureType, values: Sequence[Any]) -> Column:
+        """A column of plain Python values, the inverse of `to_pylist`. For constants, tests and small requests."""
+        missing = [value is None for value in values]
+        present = np.array([not absent for absent in missing], dtype=np.bool_) if any(missing) else None
+        if type.kind == "sequence":
+            fields = {
+                name: cls.of(column, [row[name] if row is not None else [] for row in values])
+                for name, column in type.columns
+            }
+            return cls(type, np.zeros(0), present=present, fields=fields)
+        if type.kind == "list":
+            rows = [() if row is None else row for row in values]
+            flat = cls.of(type.of_elements(), [value for row in rows for value in row])
+            lengths = np.array([len(row) for row in rows], dtype=np.int64)
+            return cls(type, flat.values, present=present, offsets=offsets_of(lengths), dictionary=flat.dictionary)
+        if type.kind == "vector":
+            rows = [[0.0] * type.width if row is None else row for row in values]
+            return cls(type, np.array(rows, dtype=np.float32).reshape(len(rows), type.width), present=present)
+        if type.kind == "string":
+            codes, dictionary = encode_strings(["" if value is None else value for value in values])
+            return cls(type, codes, present=present, dictionary=dictionary)
+        filled = [0 if value is None else value for value in values]
+        return cls(type, np.array(filled, dtype=DTYPES[type.kind]), present=present)
+
+
+def encode_strings(values: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+    """Codes and dictionary of strings; each distinct string stands in the dictionary once, in order of appearance."""
+    known: dict[str, int] = {}
+    codes = np.fromiter((known.setdefault(value, len(known)) for value in values), dtype=np.int64, count=len(values))
+    dictionary = np.empty(len(known), dtype=np.object_)
+    dictionary[:] = list(known)
+    return codes, dictionary
+
+
+def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each run of `lengths` starts, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The indices start, start + 1, … of every run, end to end."""
+    if len(starts) == 1:
+        return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int64)
+    before = np.cumsum(lengths) - lengths
+    return np.asarray(np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths))
+
+
+def ordered_sum(values: NDArray[np.float64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.float64]:
+    """The sum of `values` of each row [num_rows], added one after the other in the order given, from 0.0.
+
+    The one place where floats are summed. NumPy's own `sum` adds in pairs, in an order that follows the shape of the
+    whole array, so a row alone and the same row among others would differ in their last bits.
+    """
+    return np.asarray(np.bincount(rows, weights=values, minlength=num_rows), dtype=np.float64)
+
+
+def both_present(*columns: Column) -> Mask | None:
+    """Where all of `columns` are present, or None where none of them misses anything; a column of one row spreads."""
+    masks = [column.present for column in columns if column.present is not None]
+    if not masks:
+        return None
+    mask = masks[0]
+    for other in masks[1:]:
+        mask = mask & other
+    return mask
+
+
+def spread(mask: Mask | None, num_rows: int) -> Mask | None:
+    """A mask of one row, or None, as a mask of `num_rows`."""
+    return mask if mask is None or len(mask) == num_rows else np.broadcast_to(mask, (num_rows,))
+
+
+def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
+    """Rows in which two columns differ in any bit; NaNs of equal bits are equal, -0.0 and 0.0 are not."""
+    if len(one) != len(other):
+        return np.arange(max(len(one), len(other)), dtype=np.int64)
+    differ = one.mask != other.mask
+    both = one.mask & other.mask
+    if one.fields is not None and other.fields is not None:
+        for name in sorted({*one.fields, *other.fields}):
+            if name not in one.fields or name not in other.fields:
+                return np.arange(len(one), dtype=np.int64)
+            differ[differing_rows(one.fields[name], other.fields[name])] = True
+        return np.flatnonzero(differ)
+    if one.offsets is not None and other.offsets is not None:
+        same_length = np.diff(one.offsets) == np.diff(other.offsets)
+        differ |= both & ~same_length
+        check = np.flatnonzero(both & same_length)
+        lengths = np.diff(one.offsets)[check]
+        left, right = ranges(one.offsets[check], lengths), ranges(other.offsets[check], lengths)
+        unequal = bits(one.flat())[left] != bits(other.flat())[right]
+        differ[np.repeat(check, lengths)[unequal]] = True
+        return np.flatnonzero(differ)
+    left_bits, right_bits = bits(one), bits(other)
+    unequal = left_bits != right_bits
+    if unequal.ndim == 2:
+        unequal = unequal.any(axis=1)
+    return np.flatnonzero(differ | (both & unequal))
+
+
+def bits(column: Column) -> NDArray[Any]:
+    """A scalar or vector column in a form that compares bit by bit."""
+    if column.dictionary is not None:
+        return column.dictionary[column.values] if len(column.values) else np.zeros(0, dtype=np.object_)
+    values = np.ascontiguousarray(column.values)
+    integers = {np.dtype(np.float64): np.uint64, np.dtype(np.float32): np.uint32}
+    return values.view(integers[values.dtype]) if values.dtype in integers else values

@@ -1,0 +1,217 @@
+"""What expressions are about: the user, the item, the request, its context, and the user's events.
+
+Each entity declares the columns it has and their types; what is not declared does not exist, so a typo is found before
+data is read. An attribute may be missing (an id nobody has seen, an empty cell) unless it is declared with a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tackboard.features.expressions import Expression
+from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
+
+BUILT_IN: dict[str, dict[str, FeatureType]] = {
+    "user": {"id": ID},
+    "item": {"id": ID},
+    "request": {"time": TIME},
+    "context": {},
+    "event": {"item": ID, "action": STRING, "surface": STRING, "time": TIME},
+}
+"""Columns that every entity has, and never without a value."""
+FUTURE = ("num_events", "first_ms", "last_ms")
+"""Columns of items.parquet and users.parquet that are counted over the whole log: a part of it is future."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Declared:
+    """A column as a user declares it. Values outside [minimum, maximum] are refused when data is read."""
+
+    type: FeatureType
+    minimum: float | None = None
+    maximum: float | None = None
+    default: Any = None
+
+    def to_params(self, entity: str, column: str) -> dict[str, Any]:
+        """The parameters of the `source` operator."""
+        type_ = self.type.with_nullable(self.default is None)
+        params: dict[str, Any] = {"entity": entity, "column": column, "type": type_.to_json()}
+        for name in ("minimum", "maximum", "default"):
+            if getattr(self, name) is not None:
+                params[name] = getattr(self, name)
+        return params
+
+
+def Bool(*, default: bool | None = None) -> Declared:
+    """A column of true and false."""
+    return Declared(type=BOOL, default=default)
+
+
+def Int(*, minimum: int | None = None, maximum: int | None = None, default: int | None = None) -> Declared:
+    """A column of whole numbers of 64 bits."""
+    return Declared(type=INT, minimum=minimum, maximum=maximum, default=default)
+
+
+def Float(*, minimum: float | None = None, maximum: float | None = None, default: float | None = None) -> Declared:
+    """A column of numbers."""
+    return Declared(type=FLOAT, minimum=minimum, maximum=maximum, default=default)
+
+
+def String(*, default: str | None = None) -> Declared:
+    """A column of texts."""
+    return Declared(type=STRING, default=default)
+
+
+def Id(*, default: int | None = None) -> Declared:
+    """A column of ids: int64 as they are, strings by the one hash."""
+    return Declared(type=ID, default=default)
+
+
+def Time() -> Declared:
+    """A column of times, in ms since 1970 UTC."""
+    return Declared(type=TIME)
+
+
+def Vector(width: int) -> Declared:
+    """A column of vectors of `width` numbers."""
+    return Declared(type=FeatureType("vector", width=width))
+
+
+def List(element: Declared | Callable[[], Declared]) -> Declared:
+    """A column of lists, e.g. `List(Id)`."""
+    return Declared(type=_declared(element).type.in_list())
+
+
+class Entity:
+    """Columns by attribute (`item.price`) or by name (`item["price"]`)."""
+
+    kind = ""
+
+    def __init__(self, **columns: Declared | Callable[[], Declared]) -> None:
+        self._columns = {name: _declared(declared) for name, declared in columns.items()}
+
+    def __getattr__(self, column: str) -> Expression:
+        if column.startswith("_"):
+            raise AttributeError(column)
+        return self[column]
+
+    def __getitem__(self, column: str) -> Expression:
+        if column in self._columns:
+            return Expression("source", (), self._columns[column].to_params(self.kind, column))
+        if column in BUILT_IN[self.kind]:
+            type_ = BUILT_IN[self.kind][column]
+            return Expression("source", (), {"entity": self.kind, "column": column, "type": type_.to_json()})
+        known = [*BUILT_IN[self.kind], *self._columns]
+        return Expression("unknown_column", (), {"entity": self.kind, "column": column, "known": known})
+
+
+class User(Entity):
+    """The user of the request: `user.id` and declared attributes, as valid at the request's time."""
+
+    kind = "user"
+
+
+class Item(Entity):
+    """The candidate: `item.id` and declared attributes, as valid at the request's time."""
+
+    kind = "item"
+
+
+class Request(Entity):
+    """The request: `request.time`."""
+
+    kind = "request"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Context(Entity):
+    """What the caller says about the request: a device, a query."""
+
+    kind = "context"
+
+
+class Events(Entity):
+    """What the user did, as far as it was received strictly before the request.
+
+    A column of the events is `events.action`; a choice of events (`where`, `within`, …) has the same columns and
+    operators. Nothing outside an aggregation sees single events.
+    """
+
+    kind = "event"
+
+    def __init__(self, **columns: Declared | Callable[[], Declared]) -> None:
+        super().__init__(**columns)
+        self._view = Expression("events")
+
+    def _chosen(self, view: Expression) -> Events:
+        chosen = Events(**self._columns)
+        chosen._view = view
+        return chosen
+
+    def where(self, condition: Expression) -> Events:
+        """The events that meet a condition on their own columns."""
+        return self._chosen(Expression("where", (self._view, condition)))
+
+    def within(self, duration_ms: int) -> Events:
+        """The events younger than `duration_ms` at the request."""
+        return self._chosen(Expression("within", (self._view,), {"duration_ms": duration_ms}))
+
+    def between(self, oldest_ms: int, newest_ms: int) -> Events:
+        """The events younger than `oldest_ms` and at least `newest_ms` old."""
+        return self._chosen(Expression("between", (self._view,), {"oldest_ms": oldest_ms, "newest_ms": newest_ms}))
+
+    def newest(self, count: int) -> Events:
+        """The last `count` of the events."""
+        return self._chosen(Expression("newest", (self._view,), {"count": count}))
+
+    def matching(self, column: Expression, value: Any) -> Events:
+        """The events whose `column` equals a value of the request or of the candidate."""
+        return self._chosen(Expression("matching", (self._view, column, value)))
+
+    def count(self) -> Expression:
+        """How many events there are."""
+        return Expression("count", (self._view,))
+
+    def last(self, column: Expression) -> Expression:
+        """The column of the last event."""
+        return Expression("last", (self._view, column))
+
+    def distinct(self, column: Expression) -> Expression:
+        """How many distinct values the column has."""
+        return Expression("count_distinct", (self._view, column))
+
+    def sum(self, column: Expression) -> Expression:
+        """The sum of the column."""
+        return Expression("sum", (self._view, column))
+
+    def mean(self, column: Expression) -> Expression:
+        """The mean of the column."""
+        return Expression("mean", (self._view, column))
+
+    def max(self, column: Expression) -> Expression:
+        """The largest value of the column."""
+        return Expression("max", (self._view, column))
+
+    def min(self, column: Expression) -> Expression:
+        """The smallest value of the column."""
+        return Expression("min", (self._view, column))
+
+    def decayed_sum(self, column: Any, *, half_life: int) -> Expression:
+        """The sum of the column, each event weighing half as much for every `half_life` ms of its age."""
+        return Expression("decayed_sum", (self._view, column), {"half_life_ms": half_life})
+
+    def top(self, column: Expression, count: int) -> Expression:
+        """The `count` most frequent values of the column."""
+        return Expression("top", (self._view, column), {"count": count})
+
+    def collect(self, column: Expression) -> Expression:
+        """The column of all the events, oldest first."""
+        return Expression("collect", (self._view, column))
+
+
+def _declared(column: Declared | Callable[[], Declared]) -> Declared:
+    return column if isinstance(column, Declared) else column()

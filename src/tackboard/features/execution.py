@@ -1,0 +1,175 @@
+"""Computes a plan over a frame: the one loop behind both executors.
+
+It walks the nodes in order and calls each operator's kernel. A value of the request that meets values of candidates is
+spread over them: by its candidates' requests in a batch, by NumPy's broadcasting where there is one request. Both give
+the same bits, because kernels compute every row from that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tackboard.core.errors import DataError
+from tackboard.features.column import Column
+from tackboard.features.frame import Frame
+from tackboard.features.plan import AGGREGATING, CANDIDATE, CHOOSING, CONSTANT, EVENT, REQUEST, Node, Plan
+from tackboard.features.views import View
+
+Step = Callable[[list[Any], Frame], Any]
+
+
+class Program:
+    """A plan made ready to run. `run` may be called from several threads."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._outputs = [(name, index, plan.nodes[index].level) for name, index in plan.features.items()]
+        self._constants: dict[int, Column] = {}
+        self._steps: list[tuple[int, Step]] = []
+        for index, node in enumerate(plan.nodes):
+            step = self._step(index, node)
+            if node.level == CONSTANT:
+                with np.errstate(all="ignore"):
+                    self._constants[index] = step([self._constants.get(i) for i in range(index)], _NO_FRAME)
+            else:
+                self._steps.append((index, step))
+
+    def run(self, frame: Frame) -> dict[str, Column]:
+        """Every feature: a row per request, or per candidate where the feature's level says so."""
+        values: list[Any] = [None] * len(self.plan.nodes)
+        for index, column in self._constants.items():
+            values[index] = column
+        with np.errstate(all="ignore"):
+            for index, step in self._steps:
+                values[index] = step(values, frame)
+        return {
+            name: _expand(values[index], frame.num_requests) if level == CONSTANT else values[index]
+            for name, index, level in self._outputs
+        }
+
+    def _step(self, index: int, node: Node) -> Step:
+        if node.op == "source":
+            return self._source(index, node)
+        if node.op == "constant":
+            return _constant(Column.of(node.type, [node.params["value"]]))
+        kernel, params, args = node.operator.kernel, dict(node.params), node.args
+        if node.maps_lists:
+            return _map_lists(kernel, args, params)
+        is_about_events = node.operator.family in (CHOOSING, AGGREGATING)
+        levels = [self.plan.nodes[argument].level for argument in args]
+        spread = [node.level == CANDIDATE and level == REQUEST for level in levels]
+        expand = [node.level != CONSTANT and level == CONSTANT for level in levels]
+        broadcasts = node.operator.elementwise
+        plain = not any(spread) and (broadcasts or is_about_events or not any(expand))
+        if plain and is_about_events:
+            return lambda values, frame: kernel(frame, *[values[argument] for argument in args], **params)
+        if plain:
+            return lambda values, _frame: kernel(*[values[argument] for argument in args], **params)
+
+        def run(values: list[Any], frame: Frame) -> Any:
+            inputs: list[Any] = [frame] if is_about_events else []
+            for argument, spreads, expands in zip(args, spread, expand, strict=True):
+                value = values[argument]
+                if spreads:
+                    value = _spread(value, frame, broadcasts=broadcasts)
+                elif expands and not broadcasts and not is_about_events:
+                    value = _expand(value, _num_rows(frame, node.level))
+                inputs.append(value)
+            return kernel(*inputs, **params)
+
+        return run
+
+    def _source(self, index: int, node: Node) -> Step:
+        entity, column = str(node.params["entity"]), str(node.params["column"])
+        key = (entity, column)
+        bounded = "minimum" in node.params or "maximum" in node.params
+
+        def read(_values: list[Any], frame: Frame) -> Column:
+            found = frame.columns.get(key)
+            if found is None:
+                raise self.missing_source(index)
+            if bounded:
+                self._check_range(found, index)
+            return found
+
+        return read
+
+    def missing_source(self, index: int) -> DataError:
+        """The error for a source that the data does not have."""
+        node = self.plan.nodes[index]
+        entity, column = node.params["entity"], node.params["column"]
+        return DataError(
+            f"feature {self._reader(index)} ({node.place}) reads {entity}.{column}, which the data does not have",
+            fix=f"add {column} to the {entity}s' data, or take the feature out",
+        )
+
+    def _check_range(self, column: Column, index: int) -> None:
+        node = self.plan.nodes[index]
+        low, high = node.params.get("minimum"), node.params.get("maximum")
+        values = column.values if column.present is None else column.values[column.present]
+        outside = np.zeros(0, dtype=np.bool_)
+        if low is not None and len(values):
+            outside = values < low
+        if high is not None and len(values):
+            outside = (values > high) | (outside if len(outside) else False)
+        if outside.any():
+            allowed = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
+            raise DataError(
+                f"feature {self._reader(index)} ({node.place}): {node.params['entity']}.{node.params['column']} is "
+                f"{values[outside][0]} in {int(outside.sum())} of {len(values)} values",
+                allowed=f"declared range: {allowed}",
+                fix="mend the data, or declare another range",
+            )
+
+    def _reader(self, index: int) -> str:
+        readers = self.plan.readers(index)
+        return (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
+
+
+def _num_rows(frame: Frame, level: int) -> int:
+    return {EVENT: frame.num_events, REQUEST: frame.num_requests, CANDIDATE: frame.num_candidates}[level]
+
+
+def _expand(column: Column, num_rows: int) -> Column:
+    return column if len(column) == num_rows else column.take(np.zeros(num_rows, dtype=np.int64))
+
+
+def _spread(value: Any, frame: Frame, *, broadcasts: bool) -> Any:
+    """A value per request as one per candidate; one request's column is left to NumPy's broadcasting."""
+    if isinstance(value, View):
+        return frame.spread_view(value)
+    if frame.num_requests == 1 and broadcasts:
+        return value
+    return value.take(frame.candidate_requests())
+
+
+def _constant(column: Column) -> Step:
+    def give(_values: list[Any], _frame: Frame) -> Column:
+        return column
+
+    return give
+
+
+def _map_lists(kernel: Callable[..., Column], args: tuple[int, ...], params: dict[str, Any]) -> Step:
+    def run(values: list[Any], _frame: Frame) -> Column:
+        columns = [values[argument] for argument in args]
+        shape = next(column for column in columns if column.offsets is not None)
+        result = kernel(*[c.flat() if c.offsets is not None else c for c in columns], **params)
+        return Column(result.type.in_list(), result.values, offsets=shape.offsets, dictionary=result.dictionary)
+
+    return run
+
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+_NO_FRAME = Frame(
+    num_requests=1,
+    num_candidates=1,
+    request_of=None,
+    request_ms=None,
+    event_times=_NOTHING,
+    visible=View(None, _NOTHING, _NOTHING, _NOTHING, np.zeros(2, dtype=np.int64)),
+    columns={},
+)

@@ -1,0 +1,224 @@
+"""A set of features as it is written, stored and compared: Python in, `features.json` out and back.
+
+    features = FeatureSet("home", version=1, hour=request.time.hour(), clicks=events.count())
+
+features.json holds the operations of the plan, the features' names, types and lines, and a content hash. The hash
+covers what is computed (operators, parameters, declared columns) and not how it is written: two files that define the
+same computation have the same hash, whatever their names for intermediate steps. Every feature has a hash of its own.
+A reader compiles what it reads, so an operator it does not know, a type clash or a changed byte is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.files import read_json, write_json_atomic
+from tackboard.core.progress import say
+from tackboard.core.user_code import load_code
+from tackboard.features.expressions import Expression, caller_place
+from tackboard.features.kernels.clock import database_version
+from tackboard.features.plan import LEVELS, Plan, SpecError, compile_features, compile_nodes
+from tackboard.features.types import FeatureType
+
+FORMAT_VERSION = 1
+FILE_NAME = "features.json"
+ZONED = ("hour", "weekday", "minute_of_day")
+UNICODE = ("lower", "strip", "nfc")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One feature of a set, for people: its type, how often it is computed, where it was written, what it means."""
+
+    name: str
+    type: FeatureType
+    level: str
+    place: str
+    description: str
+    hash: str
+
+
+class FeatureSet:
+    """Named features, compiled. `FeatureSet(name, version=1, feature=expression, …)` raises SpecError where they
+    cannot be."""
+
+    def __init__(self, name: str, /, *, version: int = 1, **features: Expression) -> None:
+        place = caller_place()
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise SpecError(f"{place}: a feature set named {name!r}", allowed="letters, digits and _, e.g. home")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise SpecError(f"{place}: version = {version!r} of feature set {name}", allowed="1, 2, 3, …")
+        if not features:
+            raise SpecError(f"{place}: feature set {name} has no features", fix="give at least one: name=expression")
+        for key, value in features.items():
+            if not isinstance(value, Expression):
+                raise SpecError(
+                    f"feature {key} ({place}) is {type(value).__name__}, not an expression",
+                    fix="choose events and aggregate them: events.count()" if hasattr(value, "collect") else "",
+                )
+        texts = {key: value.text for key, value in features.items()}
+        self._set(name, version, compile_features(features), texts)
+
+    def _set(self, name: str, version: int, plan: Plan, descriptions: Mapping[str, str]) -> None:
+        self.name = name
+        self.version = version
+        self.plan = plan
+        self.descriptions = dict(descriptions)
+        self._digests = node_digests(plan)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of what is computed; see the module's docstring."""
+        parts = {"name": self.name, "version": self.version, "features": self.feature_hashes()}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def feature_hashes(self) -> dict[str, str]:
+        """The hash of each feature's own computation."""
+        return {name: self._digests[index] for name, index in self.plan.features.items()}
+
+    def features(self) -> list[Feature]:
+        """The features, in the order they were written."""
+        rows = []
+        for name, index in self.plan.features.items():
+            node = self.plan.nodes[index]
+            text = self.descriptions.get(name, "")
+            rows.append(Feature(name, node.type, LEVELS[node.level], str(node.place), text, self._digests[index]))
+        return rows
+
+    def trimmed(self, names: Iterable[str]) -> FeatureSet:
+        """The set with some features only."""
+        plan = self.plan.trimmed(names)
+        return _make(self.name, self.version, plan, {name: self.descriptions.get(name, "") for name in plan.features})
+
+    def explain(self) -> str:
+        """The plan as text; see `Plan.explain`."""
+        return f"feature set {self.name}, version {self.version}, {self.hash[:12]}\n{self.plan.explain()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of features.json."""
+        data: dict[str, Any] = {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            "version": self.version,
+            "hash": self.hash,
+        }
+        ops = {node.op for node in self.plan.nodes}
+        if ops.intersection(ZONED):
+            data["tzdata"] = database_version()
+        if ops.intersection(UNICODE):
+            data["unicode"] = unicodedata.unidata_version
+        data["nodes"] = [
+            {"op": node.op, "args": list(node.args), "params": dict(node.params)}
+            | ({"file": Path(node.place.file).name, "line": node.place.line} if node.place.line else {})
+            for node in self.plan.nodes
+        ]
+        data["features"] = {
+            feature.name: {
+                "node": self.plan.features[feature.name],
+                "type": str(feature.type),
+                "level": feature.level,
+                "hash": feature.hash,
+                "description": feature.description,
+            }
+            for feature in self.features()
+        }
+        return data
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = FILE_NAME) -> FeatureSet:
+        """The set that `to_json` wrote. Raises DataError for what this version cannot compile."""
+        if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
+            raise CorruptFileError(f"{where} is no feature set")
+        if data["format_version"] > FORMAT_VERSION:
+            raise DataError(
+                f"{where} has feature format version {data['format_version']}",
+                allowed=f"allowed: up to {FORMAT_VERSION}",
+                fix="use a newer tackboard",
+            )
+        try:
+            named = {str(name): entry["node"] for name, entry in data["features"].items()}
+            texts = {str(name): str(entry.get("description", "")) for name, entry in data["features"].items()}
+            name, version, nodes = str(data["name"]), int(data["version"]), list(data["nodes"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise CorruptFileError(f"{where} is no feature set") from None
+        try:
+            plan = compile_nodes(nodes, named)
+        except DataError as error:
+            raise DataError(f"{where}: {error.got}", allowed=error.allowed, fix=error.fix) from None
+        result = _make(name, version, plan, texts)
+        if result.hash != data.get("hash"):
+            raise CorruptFileError(f"{where} does not have the content its hash says", fix="export it again")
+        _warn_about_databases(data, where)
+        return result
+
+    def write(self, folder: Path) -> None:
+        """Writes features.json into a folder."""
+        write_json_atomic(folder / FILE_NAME, self.to_json())
+
+
+def _make(name: str, version: int, plan: Plan, descriptions: Mapping[str, str]) -> FeatureSet:
+    result = FeatureSet.__new__(FeatureSet)
+    result._set(name, version, plan, descriptions)
+    return result
+
+
+def node_digests(plan: Plan) -> list[str]:
+    """A hash for every node, of its operator, its parameters and the hashes of its inputs."""
+    digests: list[str] = []
+    for node in plan.nodes:
+        content = [node.op, dict(node.params), [digests[argument] for argument in node.args]]
+        digests.append(hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
+    return digests
+
+
+def read_features(folder: Path) -> FeatureSet | None:
+    """The feature set of a checkpoint, bundle or snapshot folder, or None where it has none."""
+    path = folder / FILE_NAME
+    return FeatureSet.from_json(read_json(path), str(path)) if path.exists() else None
+
+
+def load_features(place: str) -> FeatureSet:
+    """The set of `file.py`, `file.py:name`, `features.json` or a folder that holds one."""
+    path_text, separator, name = place.rpartition(":")
+    if not separator or not path_text.endswith(".py"):
+        path_text, name = place, ""
+    path = Path(path_text)
+    if path.is_dir():
+        found = read_features(path)
+        if found is None:
+            raise UsageError(f"{path} holds no {FILE_NAME}", allowed="a bundle, a checkpoint, or file.py")
+        return found
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is not a file", allowed="allowed: path/to/features.py, features.json, a bundle or a checkpoint"
+        )
+    if path.suffix == ".json":
+        return FeatureSet.from_json(read_json(path), str(path))
+    if path.suffix != ".py":
+        raise UsageError(f"{path}", allowed="allowed: path/to/features.py, features.json, a bundle or a checkpoint")
+    sets = {key: value for key, value in vars(load_code(path)).items() if isinstance(value, FeatureSet)}
+    if name and name not in sets:
+        raise UsageError(f"{path} has no feature set {name}", allowed=f"it has: {', '.join(sets) or 'none'}")
+    if not sets:
+        raise UsageError(f"{path} defines no feature set", fix="add: features = FeatureSet('home', name=expression)")
+    if not name and len(sets) > 1 and "features" not in sets:
+        raise UsageError(f"{path} has {len(sets)} feature sets", fix=f"name one: {path}:{next(iter(sets))}")
+    return sets[name] if name else sets.get("features", next(iter(sets.values())))
+
+
+def _warn_about_databases(data: Mapping[str, Any], where: str) -> None:
+    recorded, present = data.get("tzdata"), database_version() if data.get("tzdata") else None
+    if recorded != present:
+        say(f"warning: {where} was made with time zones {recorded}, here are {present}: hours may differ")
+    text = data.get("unicode")
+    if text and text != unicodedata.unidata_version:
+        say(f"warning: {where} was made with Unicode {text}, here is {unicodedata.unidata_version}: texts may differ")

@@ -1,0 +1,64 @@
+"""What a plan is computed over: R requests, C candidates, E events, and the columns that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tackboard.core.errors import UsageError
+from tackboard.features.column import Column
+from tackboard.features.views import Positions, View
+
+
+class Frame:
+    """Inputs of one computation. `request_of` [C] is each candidate's request; None where there is one request."""
+
+    __slots__ = (
+        "columns",
+        "event_times",
+        "num_candidates",
+        "num_events",
+        "num_requests",
+        "request_ms",
+        "request_of",
+        "visible",
+    )
+
+    def __init__(
+        self,
+        *,
+        num_requests: int,
+        num_candidates: int,
+        request_of: Positions | None,
+        request_ms: Positions | None,
+        event_times: Positions,
+        visible: View,
+        columns: Mapping[tuple[str, str], Column],
+    ) -> None:
+        self.num_requests = num_requests
+        self.num_candidates = num_candidates
+        self.request_of = request_of
+        self.request_ms = request_ms
+        self.event_times = event_times
+        self.num_events = len(event_times)
+        self.visible = visible
+        self.columns = columns
+
+    def times_of(self, view: View) -> Positions:
+        """The time of the request behind each row of a view."""
+        if self.request_ms is None:
+            raise UsageError("these features depend on the time of the request", allowed="give request_ms")
+        if len(view) == self.num_requests:
+            return self.request_ms
+        return self.request_ms[self.candidate_requests()]
+
+    def candidate_requests(self) -> Positions:
+        """The request of each candidate [C]."""
+        if self.request_of is None:
+            return np.zeros(self.num_candidates, dtype=np.int64)
+        return self.request_of
+
+    def spread_view(self, view: View) -> View:
+        """A view with a row per request as one with a row per candidate."""
+        return view.spread(self.candidate_requests())

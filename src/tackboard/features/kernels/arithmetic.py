@@ -1,0 +1,230 @@
+"""Arithmetic on numbers: columns of bool, int or float in, int or float out.
+
+Decided: a bool counts as 0 or 1; ints are 64 bits wide and wrap around, as NumPy's do, because a check would cost more
+than the sum; one float among the inputs makes the result a float. Only whole division can give a missing value of its
+own. A sum or product that is not a number is always the same NaN, see `one_nan`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.column import Column, Mask, both_present, spread
+from tackboard.features.operators import Example, Params, TypeClash, any_missing, need, register
+from tackboard.features.types import FLOAT, INT, NUMBERS, FeatureType
+
+FAMILY = "arithmetic"
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+_FIXES = {
+    "time": "the seconds between two times: a.seconds_since(b)",
+    "string": "join strings: concat(a, b)",
+    "id": "an id is a name and cannot be calculated with",
+}
+
+
+def one_nan(values: NDArray[Any]) -> NDArray[Any]:
+    """Gives every NaN in `values`, a fresh array, the bits of np.nan.
+
+    Of two NaNs, `+` and `*` keep the bits of the one or of the other, and NumPy's loops choose by the place in the
+    array and by whether an input has one row: without this a row alone would differ from the same row among others.
+    """
+    nan = np.isnan(values)
+    if nan.any():
+        values[nan] = np.nan
+    return values
+
+
+def whole(column: Column) -> NDArray[Any]:
+    """The values of a column of numbers, with bool as int64: NumPy's `+` of two bools would be an `or`."""
+    return column.values.astype(np.int64) if column.type.kind == "bool" else column.values
+
+
+def joined(type_: FeatureType, values: NDArray[Any], *columns: Column) -> Column:
+    """A column of `values` that is missing where any of `columns` is."""
+    return Column(type_, values, present=spread(both_present(*columns), len(values)))
+
+
+def promoted(types: tuple[FeatureType, ...]) -> FeatureType:
+    """The type that holds all of some numbers: float where one is a float, else int."""
+    return FLOAT if any(type_.kind == "float" for type_ in types) else INT
+
+
+def need_numbers(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = NUMBERS) -> None:
+    """TypeClash where one of `types` is none of `kinds`, with what to write instead."""
+    for type_ in types:
+        if type_.kind not in kinds:
+            given = " and ".join(str(one) for one in types)
+            fix = _FIXES.get(type_.kind, "")
+            raise TypeClash(f"it is given {given}", allowed=f"it takes: {', '.join(kinds)}", fix=fix)
+
+
+def _promoting(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    need_numbers(types)
+    return promoted(types).with_nullable(any_missing(types))
+
+
+def _to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    need_numbers(types)
+    return FLOAT.with_nullable(any_missing(types))
+
+
+def _whole_division(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    if any(type_.kind == "float" for type_ in types):
+        given = " and ".join(str(type_) for type_ in types)
+        raise TypeClash(f"it is given {given}", allowed="it takes: bool, int", fix="of floats: (a / b).floor()")
+    need_numbers(types, ("bool", "int"))
+    return INT.with_nullable(True)
+
+
+def _same_number(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    return need(types, 0, ("int", "float"))
+
+
+@register(
+    "add",
+    family=FAMILY,
+    spelling="a + b",
+    rule=_promoting,
+    elementwise=True,
+    examples=(
+        Example(
+            "x + y",
+            inputs={"x": ("int", [1, 2**63 - 1]), "y": ("int?", [None, 1])},
+            result=[None, -(2**63)],
+        ),
+        Example("x + 0.5", inputs={"x": ("bool", [True, False])}, result=[1.5, 0.5]),
+    ),
+)
+def add(a: Column, b: Column) -> Column:
+    """The sum of two numbers. A bool counts as 0 or 1; int is 64 bits wide and wraps around; with a float the result is
+    a float. Missing where an input is missing."""
+    values = np.add(whole(a), whole(b))
+    return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
+
+
+@register(
+    "subtract",
+    family=FAMILY,
+    spelling="a - b",
+    rule=_promoting,
+    elementwise=True,
+    examples=(Example("x - y", inputs={"x": ("int", [5, 5]), "y": ("float?", [0.5, None])}, result=[4.5, None]),),
+)
+def subtract(a: Column, b: Column) -> Column:
+    """The difference of two numbers. Types as for `a + b`; int wraps around. Missing where an input is missing. For two
+    times see `a.seconds_since(b)`."""
+    values = np.subtract(whole(a), whole(b))
+    return joined(INT if values.dtype == np.int64 else FLOAT, values, a, b)
+
+
+@register(
+    "multiply",
+    family=FAMILY,
+    spelling="a * b",
+    rule=_promoting,
+    elementwise=True,
+    examples=(Example("x * y", inputs={"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}, result=[2.5, 0.0]),),
+)
+def multiply(a: Column, b: Column) -> Column:
+    """The product of two numbers. Types as for `a + b`; int wraps around. Missing where an input is missing."""
+    values = np.multiply(whole(a), whole(b))
+    return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
+
+
+@register(
+    "divide",
+    family=FAMILY,
+    spelling="a / b",
+    rule=_to_float,
+    elementwise=True,
+    examples=(
+        Example("x / y", inputs={"x": ("int", [1, 1]), "y": ("int?", [4, None])}, result=[0.25, None]),
+        Example("x / 0.0", inputs={"x": ("float", [1.0, -1.0])}, result=[math.inf, -math.inf]),
+    ),
+)
+def divide(a: Column, b: Column) -> Column:
+    """The quotient of two numbers, always a float. Division by zero gives inf, -inf or NaN, as IEEE 754 has it: write
+    `.finite()` behind it to make these missing. Missing where an input is missing."""
+    return joined(FLOAT, np.true_divide(whole(a), whole(b)), a, b)
+
+
+@register(
+    "floor_divide",
+    family=FAMILY,
+    spelling="a // b",
+    rule=_whole_division,
+    elementwise=True,
+    examples=(Example("x // y", inputs={"x": ("int", [7, -7, 7]), "y": ("int", [2, 2, 0])}, result=[3, -4, None]),),
+)
+def floor_divide(a: Column, b: Column) -> Column:
+    """The quotient of two ints, rounded down as in Python. Missing where the divisor is 0 or an input is missing; the
+    smallest int divided by -1 wraps around to itself."""
+    return joined_nonzero(np.floor_divide(whole(a), whole(b)), a, b)
+
+
+@register(
+    "modulo",
+    family=FAMILY,
+    spelling="a % b",
+    rule=_whole_division,
+    elementwise=True,
+    examples=(Example("x % y", inputs={"x": ("int", [7, -7, 7]), "y": ("int", [3, 3, 0])}, result=[1, 2, None]),),
+)
+def modulo(a: Column, b: Column) -> Column:
+    """The rest of `a // b`; it has the sign of the divisor, as in Python. Missing where the divisor is 0 or an input is
+    missing."""
+    return joined_nonzero(np.remainder(whole(a), whole(b)), a, b)
+
+
+def joined_nonzero(values: NDArray[Any], a: Column, b: Column) -> Column:
+    """An int column of `values` that is missing where `a` or `b` is, and where `b` is 0."""
+    present: Mask | None = both_present(a, b)
+    nonzero: Mask = b.values != 0
+    if not nonzero.all():
+        present = nonzero if present is None else present & nonzero
+    return Column(INT, values, present=spread(present, len(values)))
+
+
+@register(
+    "negate",
+    family=FAMILY,
+    spelling="-a",
+    rule=_promoting,
+    elementwise=True,
+    examples=(Example("-x", inputs={"x": ("int?", [3, -(2**63), None])}, result=[-3, -(2**63), None]),),
+)
+def negate(a: Column) -> Column:
+    """The number with the other sign. The smallest int wraps around to itself; a bool gives 0 or -1. Missing stays
+    missing."""
+    return joined(promoted((a.type,)), np.negative(whole(a)), a)
+
+
+@register(
+    "absolute",
+    family=FAMILY,
+    spelling="a.abs()",
+    rule=_same_number,
+    elementwise=True,
+    examples=(Example("x.abs()", inputs={"x": ("float?", [-2.5, None])}, result=[2.5, None]),),
+)
+def absolute(a: Column) -> Column:
+    """The number without its sign. The smallest int has no positive twin and stays as it is; missing stays missing."""
+    return joined(promoted((a.type,)), np.absolute(a.values), a)
+
+
+@register(
+    "floor",
+    family=FAMILY,
+    spelling="a.floor()",
+    rule=_same_number,
+    elementwise=True,
+    examples=(Example("x.floor()", inputs={"x": ("float?", [2.7, -2.2, None])}, result=[2.0, -3.0, None]),),
+)
+def floor(a: Column) -> Column:
+    """The largest whole number that is not above it, still a float; an int is unchanged. NaN and ±inf stay what they
+    are, and missing stays missing."""
+    return joined(promoted((a.type,)), np.floor(a.values) if a.type.kind == "float" else a.values, a)

@@ -1,0 +1,297 @@
+"""Time: seconds between two times, and hour, weekday and minute of the day in a time zone.
+
+In: time columns, ms since 1970 in UTC. Out: floats and ints.
+
+Decided: time zones come from the package `tzdata` alone, whose version `database_version` tells. The machine's own
+/usr/share/zoneinfo is never read: two machines would then give one row two hours. A zone is read once into two arrays,
+transitions and offsets, and looked up by binary search. Its last rule holds forever: it is written out for 400 years,
+after which the Gregorian calendar repeats itself to the weekday, and later times are looked up that many years
+earlier. Before its first transition a zone keeps its first offset. So every int64 has an hour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import difflib
+import functools
+import importlib
+import importlib.resources
+import re
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError, UsageError
+from tackboard.features.column import Column, both_present, spread
+from tackboard.features.operators import Example, Params, TypeClash, gives, register
+from tackboard.features.types import FLOAT, INT
+
+DAY_S = 86_400
+CYCLE_YEARS = 400
+CYCLE_S = 146_097 * DAY_S
+"""400 years of the Gregorian calendar: whole weeks, so a rule such as "the last Sunday in March" repeats exactly."""
+EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
+EPOCH_WEEKDAY = 3
+"""1970 began on a Thursday."""
+
+_HEADER = struct.Struct(">4sc15x6l")
+_KIND = np.dtype([("offset_s", ">i4"), ("is_dst", "u1"), ("name", "u1")])
+_NAME = r"(?:[A-Za-z]{3,}|<[A-Za-z0-9+-]+>)"
+_TIME = r"[+-]?\d{1,3}(?::\d{2}){0,2}"
+_DATE = r"M\d{1,2}\.\d\.\d|J?\d{1,3}"
+_RULE = re.compile(
+    rf"{_NAME}(?P<standard>{_TIME})"
+    rf"(?:{_NAME}(?P<summer>{_TIME})?,(?P<start>{_DATE})(?:/(?P<start_time>{_TIME}))?"
+    rf",(?P<end>{_DATE})(?:/(?P<end_time>{_TIME}))?)?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Zone:
+    """The offsets from UTC of one time zone, in seconds, east positive.
+
+    `offsets_s[i]` holds from `transitions_s[i - 1]` on and until just before `transitions_s[i]`, so there is one offset
+    more than transitions. From `cycle_start_s` on the offsets repeat every `CYCLE_S`; transitions reach that far.
+    """
+
+    transitions_s: NDArray[np.int64]
+    offsets_s: NDArray[np.int64]
+    cycle_start_s: int
+
+    def local_seconds(self, times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What a clock on the wall shows, in whole seconds since 1970, for times in ms since 1970 in UTC."""
+        seconds: NDArray[np.int64] = times_ms // 1000
+        if len(self.transitions_s) == 0:
+            return seconds + int(self.offsets_s[0])
+        lookup = seconds
+        late = seconds >= self.cycle_start_s + CYCLE_S
+        if late.any():
+            lookup = np.where(late, self.cycle_start_s + (seconds - self.cycle_start_s) % CYCLE_S, seconds)
+        offsets_s: NDArray[np.int64] = self.offsets_s[np.searchsorted(self.transitions_s, lookup, side="right")]
+        return seconds + offsets_s
+
+
+def database_version() -> str:
+    """The version of the tzdata package in use, such as 2026.6: every hour and weekday depends on it."""
+    try:
+        return str(importlib.import_module("tzdata").__version__)
+    except ModuleNotFoundError:
+        raise UsageError(
+            "the package tzdata is not installed, and time zones are read from nowhere else", fix="make install"
+        ) from None
+
+
+@functools.cache
+def zone_names() -> frozenset[str]:
+    """The names of all time zones of the database, such as Europe/Berlin."""
+    database_version()
+    return frozenset((importlib.resources.files("tzdata") / "zones").read_text(encoding="utf-8").split())
+
+
+@functools.cache
+def zone(name: str) -> Zone:
+    """The time zone of that IANA name, read once per process; TypeClash, with a suggestion, where there is none."""
+    # A name becomes a path below, so nothing but a listed name may pass.
+    if name not in zone_names():
+        raise TypeClash(
+            f"{name[:80]!r} is no time zone of tzdata {database_version()}",
+            allowed="it takes an IANA name, such as 'Europe/Berlin' or 'UTC'",
+            fix=f"did you mean {_nearest(name)!r}?",
+        )
+    path = importlib.resources.files("tzdata").joinpath("zoneinfo", *name.split("/"))
+    return parse_zone(path.read_bytes())
+
+
+def parse_zone(data: bytes) -> Zone:
+    """The zone of a TZif file (RFC 9636), version 2 or newer; anything else raises DataError."""
+    try:
+        magic, version, *counts = _HEADER.unpack_from(data, 0)
+        if magic != b"TZif" or version < b"2":
+            raise DataError("the time zone file is not TZif of version 2 or newer")
+        # The first block repeats the second in 32 bits.
+        second = _HEADER.size + _block_bytes(counts, time_bytes=4)
+        counts = list(_HEADER.unpack_from(data, second)[2:])
+        num_times, num_kinds = counts[3], counts[4]
+        at = second + _HEADER.size
+        times = np.frombuffer(data, ">i8", num_times, at).astype(np.int64)
+        chosen = np.frombuffer(data, "u1", num_times, at + 8 * num_times)
+        kinds = np.frombuffer(data, _KIND, num_kinds, at + 9 * num_times)
+        footer = data[at + _block_bytes(counts, time_bytes=8) :].decode("ascii").strip("\n")
+        kind_offsets_s = kinds["offset_s"].astype(np.int64)
+        offsets_s = np.concatenate([kind_offsets_s[:1], kind_offsets_s[chosen]])
+    except (struct.error, ValueError, IndexError) as problem:
+        raise DataError(f"the time zone file cannot be read: {problem}") from None
+    return _with_rule(times, offsets_s, footer)
+
+
+def _block_bytes(counts: list[int], *, time_bytes: int) -> int:
+    num_ut, num_standard, num_leaps, num_times, num_kinds, num_chars = counts
+    leaps = num_leaps * (time_bytes + 4)
+    return num_times * (time_bytes + 1) + num_kinds * _KIND.itemsize + num_chars + leaps + num_standard + num_ut
+
+
+def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: str) -> Zone:
+    """The zone of listed transitions, continued by the rule of `footer`, which is empty or a POSIX TZ string."""
+    # A file of nothing but a rule follows it from 1970 on; no zone of the database is so.
+    last = times[-1] if len(times) else np.int64(-1)
+    year = 1970 + int(last.astype("datetime64[s]").astype("datetime64[Y]").astype(np.int64))
+    cycle_start_s = (datetime.date(year + 1, 1, 1).toordinal() - EPOCH_DAY) * DAY_S
+    rule = _RULE.fullmatch(footer)
+    if footer and rule is None:
+        raise DataError(f"the time zone file ends with {footer[:80]!r}, which is no POSIX TZ rule")
+    if rule is None or rule["start"] is None:
+        # Listed transitions end in the offset of such a rule.
+        return Zone(times, offsets_s, cycle_start_s)
+    # POSIX counts west positive.
+    standard_s = -_seconds(rule["standard"])
+    summer_s = standard_s + 3600 if rule["summer"] is None else -_seconds(rule["summer"])
+    start_s, end_s = _seconds(rule["start_time"] or "2"), _seconds(rule["end_time"] or "2")
+    later: list[tuple[int, int]] = []
+    for each_year in range(year, year + CYCLE_YEARS + 2):
+        later.append((_day(each_year, rule["start"]) * DAY_S + start_s - standard_s, summer_s))
+        later.append((_day(each_year, rule["end"]) * DAY_S + end_s - summer_s, standard_s))
+    table = np.array(sorted(later), dtype=np.int64)
+    if len(times):
+        table = table[table[:, 0] > last]
+    return Zone(np.concatenate([times, table[:, 0]]), np.concatenate([offsets_s, table[:, 1]]), cycle_start_s)
+
+
+def _seconds(text: str) -> int:
+    """Seconds of [+-]h[:mm[:ss]]; hours may be beyond 24."""
+    hours, minutes, seconds = [*(int(part) for part in text.lstrip("+-").split(":")), 0, 0][:3]
+    return (-1 if text.startswith("-") else 1) * (hours * 3600 + minutes * 60 + seconds)
+
+
+def _day(year: int, date: str) -> int:
+    """The day since 1970 of a POSIX date: Mmonth.week.weekday, J1 to J365 without 29 February, or 0 to 365 with it."""
+    january = datetime.date(year, 1, 1).toordinal() - EPOCH_DAY
+    if date.startswith("J"):
+        leap_day = _days_of_month(year, 2) == 29 and int(date[1:]) >= 60
+        return january + int(date[1:]) - 1 + leap_day
+    if not date.startswith("M"):
+        return january + int(date)
+    month, week, weekday = (int(part) for part in date[1:].split("."))
+    first = datetime.date(year, month, 1)
+    day = (weekday - first.isoweekday()) % 7 + 7 * (week - 1)
+    if day >= _days_of_month(year, month):  # week 5 is the last one
+        day -= 7
+    return first.toordinal() - EPOCH_DAY + day
+
+
+def _days_of_month(year: int, month: int) -> int:
+    after = datetime.date(year + month // 12, month % 12 + 1, 1)
+    return (after - datetime.date(year, month, 1)).days
+
+
+def _nearest(name: str) -> str:
+    """The zone that a mistyped name, or a city alone, most likely means."""
+    given = name[:80].strip().replace(" ", "_").lower()
+    by_text: dict[str, str] = {}
+    for known in sorted(zone_names()):
+        by_text[known.lower()] = known
+        by_text.setdefault(known.rpartition("/")[2].lower(), known)
+    near = difflib.get_close_matches(given, by_text, n=1, cutoff=0.5)
+    return by_text[near[0]] if near else "UTC"
+
+
+def _check_zone(params: Params) -> None:
+    name = params.get("zone")
+    if not isinstance(name, str):
+        raise TypeClash(
+            f"its time zone is {str(name)[:80]!r}", allowed="it takes an IANA name, such as 'Europe/Berlin' or 'UTC'"
+        )
+    zone(name)
+
+
+@register(
+    "seconds_since",
+    family="time",
+    spelling="a.seconds_since(b)",
+    rule=gives(FLOAT, ("time",), ("time",)),
+    elementwise=True,
+    examples=(
+        Example(
+            code="a.seconds_since(b)",
+            inputs={"a": ("time", [90_500, 0, 0]), "b": ("time?", [30_000, 250, None])},
+            result=[60.5, -0.25, None],
+        ),
+    ),
+)
+def seconds_since(a: Column, b: Column) -> Column:
+    """The seconds from `b` to `a`, negative where `a` is earlier. Missing where either time is.
+
+    The difference is taken in whole milliseconds of 64 bits and wraps around beyond 292 million years.
+    """
+    seconds = (a.values - b.values) / 1000.0
+    return Column(FLOAT, seconds, present=spread(both_present(a, b), len(seconds)))
+
+
+@register(
+    "hour",
+    family="time",
+    spelling="t.hour(zone)",
+    rule=gives(INT, ("time",), check=_check_zone),
+    elementwise=True,
+    examples=(
+        Example(
+            # One ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
+            code='t.hour("Europe/Berlin")',
+            inputs={"t": ("time?", [1_711_846_799_999, 1_711_846_800_000, None])},
+            result=[1, 3, None],
+        ),
+    ),
+)
+def hour(a: Column, *, zone: str) -> Column:
+    """The hour of the day, 0 to 23, on a clock in the time zone `zone`, summer time included.
+
+    Missing where the time is.
+    """
+    return Column(INT, _local_seconds(a, zone) // 3600 % 24, present=a.present)
+
+
+@register(
+    "weekday",
+    family="time",
+    spelling="t.weekday(zone)",
+    rule=gives(INT, ("time",), check=_check_zone),
+    elementwise=True,
+    examples=(
+        Example(
+            # Thursday 1 January 1970, midnight in UTC, is Wednesday still in New York.
+            code='t.weekday("America/New_York")',
+            inputs={"t": ("time?", [0, 5 * 3_600_000, None])},
+            result=[2, 3, None],
+        ),
+    ),
+)
+def weekday(a: Column, *, zone: str) -> Column:
+    """The day of the week in the time zone `zone`: Monday is 0, Sunday 6. Missing where the time is."""
+    return Column(INT, (_local_seconds(a, zone) // DAY_S + EPOCH_WEEKDAY) % 7, present=a.present)
+
+
+@register(
+    "minute_of_day",
+    family="time",
+    spelling="t.minute_of_day(zone)",
+    rule=gives(INT, ("time",), check=_check_zone),
+    elementwise=True,
+    examples=(
+        Example(
+            code='t.minute_of_day("Asia/Kathmandu")',
+            inputs={"t": ("time?", [1_700_000_000_000, 1_699_985_700_000, None])},
+            result=[238, 0, None],
+        ),
+    ),
+)
+def minute_of_day(a: Column, *, zone: str) -> Column:
+    """The minutes since midnight, 0 to 1439, on a clock in the time zone `zone`. Missing where the time is.
+
+    It is what the clock shows, so it jumps where summer time begins and ends.
+    """
+    return Column(INT, _local_seconds(a, zone) // 60 % 1440, present=a.present)
+
+
+def _local_seconds(column: Column, name: str) -> NDArray[np.int64]:
+    return zone(name).local_seconds(column.values)

@@ -1,0 +1,346 @@
+"""Comparison, logic and choice: columns of one kind in, bool out (or what was chosen).
+
+Decided: an int beside a float is compared as a float (64 bits), as NumPy does; strings are equal where their code
+points are, so composed and decomposed letters differ until `.nfc()` is applied; `&` and `|` know three values, so that
+`False & missing` is False. Work on strings is done once per distinct string, and never on more strings than rows: an
+item table's dictionary may be far larger than a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.column import DTYPES, Column, Mask, spread
+from tackboard.features.kernels.arithmetic import INT64_MAX, INT64_MIN, joined, promoted
+from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
+from tackboard.features.types import BOOL, SCALARS, FeatureType
+
+FAMILY = "comparison"
+ORDERED = ("bool", "int", "float", "time")
+
+
+def used_strings(column: Column) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
+    """A dictionary of no more strings than `column` has rows (at least one), and the rows' codes into it."""
+    assert column.dictionary is not None
+    if len(column.dictionary) == 0:
+        # Every row is missing: any string will do.
+        return np.array([""], dtype=np.object_), np.zeros(len(column.values), dtype=np.int64)
+    if len(column.dictionary) <= max(len(column.values), 1):
+        return column.dictionary, column.values
+    used, codes = np.unique(column.values, return_inverse=True)
+    return column.dictionary.take(used, mode="clip"), codes
+
+
+def by_string(results: Iterable[Any], codes: NDArray[np.int64], dtype: Any) -> NDArray[Any]:
+    """One result for each string of `used_strings`, as an array by row."""
+    # A missing row's code is undefined and may point anywhere: it is clipped.
+    return np.fromiter(results, dtype=dtype).take(codes, mode="clip")
+
+
+def in_one_dictionary(*columns: Column) -> tuple[NDArray[np.object_], list[NDArray[np.int64]]]:
+    """A dictionary that holds the strings of all of `columns`, and each column's codes into it."""
+    first = columns[0].dictionary
+    assert first is not None
+    if len(first) and all(column.dictionary is first for column in columns):
+        return first, [column.values for column in columns]
+    parts = [used_strings(column) for column in columns]
+    starts = np.cumsum([0, *(len(strings) for strings, _ in parts[:-1])])
+    codes = [codes + start for (_, codes), start in zip(parts, starts, strict=True)]
+    return np.concatenate([strings for strings, _ in parts]), codes
+
+
+def need_constant(type_: FeatureType, value: Any) -> None:
+    """TypeClash where `value`, a parameter, is no value of the scalar `type_`. An int will do for a float."""
+    if type_.kind == "bool":
+        allowed, fits = "True or False", isinstance(value, bool)
+    elif type_.kind == "string":
+        allowed, fits = "text in Unicode", isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+    elif type_.kind == "float":
+        allowed, fits = "a finite number", _is_int64(value) or (isinstance(value, float) and math.isfinite(value))
+    else:
+        unit = {"time": ", ms since 1970", "id": ", an id"}.get(type_.kind, "")
+        allowed, fits = f"a whole number of 64 bits{unit}", _is_int64(value)
+    if not fits:
+        fix = "ids are numbers: work on the string, before hash_id()" if type_.kind == "id" else ""
+        raise TypeClash(f"{str(value)[:40]!r} is no value for {type_}", allowed=f"it takes {allowed}", fix=fix)
+
+
+def _is_int64(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and INT64_MIN <= value <= INT64_MAX
+
+
+def common_type(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = SCALARS) -> FeatureType:
+    """The type that holds all of `types`: one kind, or numbers; TypeClash where there is none."""
+    if all(type_.with_nullable(False) == types[0].with_nullable(False) for type_ in types) and types[0].kind in kinds:
+        return types[0].with_nullable(False)
+    if all(type_.is_number for type_ in types):
+        return promoted(types)
+    given = " and ".join(str(type_) for type_ in types)
+    raise TypeClash(f"it is given {given}", allowed=f"it takes numbers, or values of one kind: {', '.join(kinds)}")
+
+
+def _equality(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    kinds = {type_.kind for type_ in types}
+    if kinds == {"id", "string"}:
+        given = " and ".join(str(type_) for type_ in types)
+        raise TypeClash(f"it is given {given}", allowed="an id equals ids", fix="compare with hash_id() of the string")
+    if kinds != {"id", "int"}:
+        common_type(types)
+    return BOOL.with_nullable(any_missing(types))
+
+
+def _order(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    if types[0].kind not in ORDERED or types[1].kind not in ORDERED:
+        given = " and ".join(str(type_) for type_ in types)
+        raise TypeClash(f"it is given {given}", allowed="it takes two numbers or two times")
+    common_type(types)
+    return BOOL.with_nullable(any_missing(types))
+
+
+def _logic(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    if any(type_.kind != "bool" for type_ in types):
+        given = " and ".join(str(type_) for type_ in types)
+        raise TypeClash(f"it is given {given}", allowed="it takes: bool", fix="of a number: (a != 0)")
+    return BOOL.with_nullable(any_missing(types))
+
+
+def _membership(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    kinds = ("int", "string", "id", "time")
+    if types[0].kind not in kinds:
+        raise TypeClash(f"it is given {types[0]}", allowed=f"it takes: {', '.join(kinds)}")
+    values = params.get("values")
+    if not isinstance(values, list | tuple):
+        raise TypeClash(f"the values are {str(values)[:40]!r}", allowed="it takes a list")
+    for value in values:
+        need_constant(types[0], value)
+    return BOOL.with_nullable(types[0].nullable)
+
+
+def _choice(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    if types[0].kind != "bool":
+        raise TypeClash(f"the condition is {types[0]}", allowed="it takes: bool", fix="of a number: (a != 0)")
+    return common_type(types[1:]).with_nullable(any_missing(types))
+
+
+def _comparable(a: Column, b: Column) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The values of both, with strings as numbers that are equal where the strings are."""
+    if a.type.kind != "string":
+        return a.values, b.values
+    known: dict[str, int] = {}
+    numbers = []
+    for column in (a, b):
+        strings, codes = used_strings(column)
+        each = (known.setdefault(text, len(known)) for text in strings)
+        numbers.append(by_string(each, codes, np.int64))
+    return numbers[0], numbers[1]
+
+
+@register(
+    "equal",
+    family=FAMILY,
+    spelling="a == b",
+    rule=_equality,
+    elementwise=True,
+    examples=(
+        Example('x == "é"', inputs={"x": ("string?", ["\u00e9", "e\u0301", None])}, result=[True, False, None]),
+        Example("x == 2**53", inputs={"x": ("float", [2.0**53, 0.5])}, result=[True, False]),
+    ),
+)
+def equal(a: Column, b: Column) -> Column:
+    """Whether two values are the same. An int beside a float is compared as a float; NaN equals nothing, and 0.0 equals
+    -0.0; strings are compared by code points; an id equals an int of the same number. Missing where an input is."""
+    return joined(BOOL, np.equal(*_comparable(a, b)), a, b)
+
+
+@register(
+    "not_equal",
+    family=FAMILY,
+    spelling="a != b",
+    rule=_equality,
+    elementwise=True,
+    examples=(Example("x != 7", inputs={"x": ("id?", [7, 8, None])}, result=[False, True, None]),),
+)
+def not_equal(a: Column, b: Column) -> Column:
+    """Whether two values differ: the opposite of `a == b`, so NaN differs from everything. Missing where an input
+    is."""
+    return joined(BOOL, np.not_equal(*_comparable(a, b)), a, b)
+
+
+@register(
+    "less",
+    family=FAMILY,
+    spelling="a < b",
+    rule=_order,
+    elementwise=True,
+    examples=(Example("x < 1.5", inputs={"x": ("int?", [1, 2, None])}, result=[True, False, None]),),
+)
+def less(a: Column, b: Column) -> Column:
+    """Whether the first of two numbers or times is smaller. An int beside a float is compared as a float, and False for
+    NaN. Missing where an input is."""
+    return joined(BOOL, np.less(a.values, b.values), a, b)
+
+
+@register(
+    "less_equal",
+    family=FAMILY,
+    spelling="a <= b",
+    rule=_order,
+    elementwise=True,
+    examples=(Example("x <= 0.0", inputs={"x": ("float", [-0.0, 0.1])}, result=[True, False]),),
+)
+def less_equal(a: Column, b: Column) -> Column:
+    """Whether the first of two numbers or times is not greater; False for NaN. Missing where an input is."""
+    return joined(BOOL, np.less_equal(a.values, b.values), a, b)
+
+
+@register(
+    "greater",
+    family=FAMILY,
+    spelling="a > b",
+    rule=_order,
+    elementwise=True,
+    examples=(Example("x > y", inputs={"x": ("time", [10, 20]), "y": ("time?", [5, None])}, result=[True, None]),),
+)
+def greater(a: Column, b: Column) -> Column:
+    """Whether the first of two numbers or times is greater; False for NaN. Missing where an input is."""
+    return joined(BOOL, np.greater(a.values, b.values), a, b)
+
+
+@register(
+    "greater_equal",
+    family=FAMILY,
+    spelling="a >= b",
+    rule=_order,
+    elementwise=True,
+    examples=(Example("x >= 1", inputs={"x": ("int?", [1, 0, None])}, result=[True, False, None]),),
+)
+def greater_equal(a: Column, b: Column) -> Column:
+    """Whether the first of two numbers or times is not smaller; False for NaN. Missing where an input is."""
+    return joined(BOOL, np.greater_equal(a.values, b.values), a, b)
+
+
+@register(
+    "and",
+    family=FAMILY,
+    spelling="a & b",
+    rule=_logic,
+    elementwise=True,
+    examples=(
+        Example(
+            "x & y",
+            inputs={"x": ("bool?", [None, None, True]), "y": ("bool", [False, True, True])},
+            result=[False, None, True],
+        ),
+    ),
+)
+def logical_and(a: Column, b: Column) -> Column:
+    """Whether both are true. A False on either side decides, even beside a missing value; else missing where an input
+    is."""
+    values = a.values & b.values
+    return Column(BOOL, values, present=_decided(a, b, ~a.values, ~b.values, len(values)))
+
+
+@register(
+    "or",
+    family=FAMILY,
+    spelling="a | b",
+    rule=_logic,
+    elementwise=True,
+    examples=(
+        Example(
+            "x | y",
+            inputs={"x": ("bool?", [None, None, False]), "y": ("bool", [True, False, False])},
+            result=[True, None, False],
+        ),
+    ),
+)
+def logical_or(a: Column, b: Column) -> Column:
+    """Whether one of the two is true. A True on either side decides, even beside a missing value; else missing where an
+    input is."""
+    values = a.values | b.values
+    return Column(BOOL, values, present=_decided(a, b, a.values, b.values, len(values)))
+
+
+def _decided(a: Column, b: Column, by_a: Mask, by_b: Mask, num_rows: int) -> Mask | None:
+    """Where `a` and `b` are both present, or one is present and decides alone."""
+    if a.present is None and b.present is None:
+        return None
+    if a.present is None:
+        present = by_a | b.mask
+    elif b.present is None:
+        present = by_b | a.present
+    else:
+        present = (a.present & b.present) | (a.present & by_a) | (b.present & by_b)
+    return spread(present, num_rows)
+
+
+@register(
+    "not",
+    family=FAMILY,
+    spelling="~a",
+    rule=_logic,
+    elementwise=True,
+    examples=(Example("~x", inputs={"x": ("bool?", [True, False, None])}, result=[False, True, None]),),
+)
+def logical_not(a: Column) -> Column:
+    """The opposite of a bool. Missing stays missing."""
+    return joined(BOOL, ~a.values, a)
+
+
+@register(
+    "is_in",
+    family=FAMILY,
+    spelling="a.is_in(values)",
+    rule=_membership,
+    elementwise=True,
+    examples=(
+        Example('x.is_in(["a", "b"])', inputs={"x": ("string?", ["b", "c", None])}, result=[True, False, None]),
+        Example("x.is_in([])", inputs={"x": ("int", [1])}, result=[False]),
+    ),
+)
+def is_in(a: Column, *, values: list[Any]) -> Column:
+    """Whether the value is one of a list of constants: strings by code points, or whole numbers for int, id and time
+    (ms). False for an empty list. Missing stays missing."""
+    if a.type.kind == "string":
+        known = set(values)
+        strings, codes = used_strings(a)
+        return joined(BOOL, by_string((text in known for text in strings), codes, np.bool_), a)
+    if not values:
+        return joined(BOOL, np.zeros(len(a.values), dtype=np.bool_), a)
+    table = np.sort(np.array(values, dtype=np.int64))
+    return joined(BOOL, table.take(table.searchsorted(a.values), mode="clip") == a.values, a)
+
+
+@register(
+    "if_else",
+    family=FAMILY,
+    spelling="if_else(condition, a, b)",
+    rule=_choice,
+    elementwise=True,
+    examples=(
+        Example(
+            "if_else(x > 0, x, 0.5)",
+            inputs={"x": ("int?", [3, -3, None])},
+            result=[3.0, 0.5, None],
+        ),
+    ),
+)
+def if_else(condition: Column, a: Column, b: Column) -> Column:
+    """The first value where the condition is true, else the second. Both are of one kind, or numbers: then the result
+    is the wider of the two. Missing where the condition or the chosen value is; the other one does not matter."""
+    type_ = common_type((a.type, b.type))
+    if type_.kind == "string":
+        dictionary, (left, right) = in_one_dictionary(a, b)
+    else:
+        dictionary, left, right = None, a.values, b.values
+    values = np.where(condition.values, left, right).astype(DTYPES[type_.kind], copy=False)
+    present = condition.present
+    if a.present is not None or b.present is not None:
+        chosen = np.where(condition.values, *(True if c.present is None else c.present for c in (a, b)))
+        present = chosen if present is None else present & chosen
+    return Column(type_, values, present=spread(present, len(values)), dictionary=dictionary)

@@ -1,0 +1,493 @@
+"""Choosing and aggregating events. In: a view and columns of the events. Out: a narrower view, or one value per row.
+
+These kernels also get the frame, which knows the times of events and requests. A missing value in an aggregated column
+is passed over, except by `last`, which gives what the last event has.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.hashing import string_id
+from tackboard.features.column import Column, offsets_of, ordered_sum, ranges, spread
+from tackboard.features.frame import Frame
+from tackboard.features.operators import Example, Params, TypeClash, need, register
+from tackboard.features.types import FLOAT, INT, VIEW, FeatureType
+from tackboard.features.views import INT64_MIN, Positions, View
+
+CHOOSING, AGGREGATING = "choosing events", "aggregating events"
+COUNTABLE = ("bool", "int", "string", "id", "time")
+MAX_DURATION_MS = 200 * 366 * 86_400_000
+DAY = 86_400_000
+EVENTS = {
+    "item": [1, 2, 1, 3],
+    "action": ["click", "save", "click", "hide"],
+    "surface": ["home"] * 4,
+    "time": [0, DAY, 2 * DAY, 3 * DAY],
+}
+"""What the examples are about: four events, one a day."""
+AT = {"events": EVENTS, "request_ms": 3 * DAY + 1}
+
+
+def _duration(params: Params, name: str, *, least: int) -> int:
+    value = params.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeClash(f"{name} = {value!r}", allowed="whole ms, e.g. days(7)")
+    if value < 0:
+        raise TypeClash(
+            f"{name} = {value} ms looks into the future",
+            allowed="a row sees only what was received before its request",
+            fix="give the age of the events, 0 or more",
+        )
+    if not least <= value <= MAX_DURATION_MS:
+        raise TypeClash(f"{name} = {value} ms", allowed=f"{least} ms to 200 years")
+    return value
+
+
+def _no_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del types, params
+    return VIEW
+
+
+@register(
+    "events",
+    family=CHOOSING,
+    spelling="events",
+    rule=_no_rule,
+    examples=(Example("events.count()", [4], AT), Example("events.count()", [3], AT | {"request_ms": 3 * DAY})),
+)
+def events(frame: Frame) -> View:
+    """All events of the user that were received strictly before the request, oldest first."""
+    return frame.visible
+
+
+def _where_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    need(types, 1, ("bool",))
+    return VIEW
+
+
+@register(
+    "where",
+    family=CHOOSING,
+    spelling="events.where(condition)",
+    rule=_where_rule,
+    examples=(Example('events.where(events.action == "click").count()', [2], AT),),
+)
+def where(frame: Frame, view: View, condition: Column) -> View:
+    """The events for which a condition on their own columns holds; a missing condition does not hold."""
+    held = condition.values if condition.present is None else condition.values & condition.present
+    return view.keep(np.broadcast_to(held, (frame.num_events,)))
+
+
+def _within_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del types
+    _duration(params, "duration_ms", least=1)
+    return VIEW
+
+
+@register(
+    "within",
+    family=CHOOSING,
+    spelling="events.within(duration)",
+    rule=_within_rule,
+    examples=(Example("events.within(days(2)).count()", [2], AT),),
+)
+def within(frame: Frame, view: View, *, duration_ms: int) -> View:
+    """The events younger than a duration at the time of the request."""
+    return view.from_time(frame.event_times, _back(frame.times_of(view), duration_ms))
+
+
+def _between_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del types
+    oldest, newest = _duration(params, "oldest_ms", least=1), _duration(params, "newest_ms", least=0)
+    if newest >= oldest:
+        raise TypeClash(f"oldest_ms = {oldest}, newest_ms = {newest}", allowed="oldest_ms above newest_ms")
+    return VIEW
+
+
+@register(
+    "between",
+    family=CHOOSING,
+    spelling="events.between(oldest, newest)",
+    rule=_between_rule,
+    examples=(Example("events.between(days(3), days(1)).count()", [2], AT),),
+)
+def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View:
+    """The events younger than `oldest` and at least as old as `newest`."""
+    times = frame.times_of(view)
+    narrowed = view.from_time(frame.event_times, _back(times, oldest_ms))
+    narrowed = narrowed.before_time(frame.event_times, _back(times, newest_ms))
+    return narrowed.with_ranges(np.minimum(narrowed.starts, narrowed.ends), narrowed.ends)
+
+
+def _back(times: Positions, duration_ms: int) -> Positions:
+    """The first ms that is less than `duration_ms` before each time, at the least int64's smallest."""
+    with_room = times >= INT64_MIN + duration_ms
+    return np.where(with_room, times - np.int64(duration_ms - 1), INT64_MIN)
+
+
+def _newest_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del types
+    count = params.get("count")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1_000_000:
+        raise TypeClash(f"count = {count!r}", allowed="1 to 1,000,000 events")
+    return VIEW
+
+
+@register(
+    "newest",
+    family=CHOOSING,
+    spelling="events.newest(count)",
+    rule=_newest_rule,
+    examples=(Example('events.newest(3).where(events.action == "click").count()', [1], AT),),
+)
+def newest(frame: Frame, view: View, *, count: int) -> View:
+    """The last `count` of the events; the order of choices matters: the newest three, and of these the clicks."""
+    del frame
+    return view.newest(count)
+
+
+def _matching_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    column, value = need(types, 1, ("int", "id", "string", "time")), types[2]
+    if value.kind != column.kind and (column.kind, value.kind) != ("id", "int"):
+        raise TypeClash(f"{column} is matched with {value}", allowed="two of one kind")
+    return VIEW
+
+
+@register(
+    "matching",
+    family=CHOOSING,
+    spelling="events.matching(column, value)",
+    rule=_matching_rule,
+    examples=(
+        Example("events.matching(events.item, x.hash_id()).count()", [2, 0], AT | {"x": ("int", [1, 9])}),
+        Example("events.matching(events.item, x.hash_id()).last(events.time).is_missing()", [False, True],
+                AT | {"x": ("int", [1, 9])}),
+    ),
+)  # fmt: skip
+def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
+    """The events whose column equals a value of the request or the candidate; missing values match nothing."""
+    if column.present is not None:
+        view = view.keep(np.broadcast_to(column.present, (frame.num_events,)))
+    keys = np.broadcast_to(_keys(column), (frame.num_events,))
+    wanted = _keys(value)
+    if len(view) != len(wanted):
+        if len(wanted) == 1:
+            wanted = np.broadcast_to(wanted, (len(view),))
+        else:
+            view = frame.spread_view(view)
+    return view.group(keys, wanted, spread(value.present, len(view)))
+
+
+def _keys(column: Column) -> Positions:
+    """A column as int64 that are equal where the values are."""
+    if column.dictionary is None:
+        return column.values
+    hashed = np.fromiter((string_id(str(text)) for text in column.dictionary), np.int64, len(column.dictionary))
+    return hashed[column.values] if len(hashed) else column.values
+
+
+def _count_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del types, params
+    return INT
+
+
+@register(
+    "count",
+    family=AGGREGATING,
+    spelling="events.count()",
+    rule=_count_rule,
+    examples=(Example('events.where(events.action == "like").count()', [0], AT),),
+)
+def count(frame: Frame, view: View) -> Column:
+    """How many events there are; 0 where there are none."""
+    del frame
+    return Column(INT, view.lengths)
+
+
+def _last_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    return types[1].with_nullable(True)
+
+
+@register(
+    "last",
+    family=AGGREGATING,
+    spelling="events.last(column)",
+    rule=_last_rule,
+    examples=(Example('events.where(events.action == "click").last(events.item)', [1], AT),),
+)
+def last(frame: Frame, view: View, column: Column) -> Column:
+    """The column of the last event; missing where there is no event, or where that event misses it."""
+    if frame.num_events == 0:
+        empty = np.zeros(len(view), dtype=column.values.dtype)
+        dictionary = None if column.dictionary is None else np.array([""], dtype=np.object_)
+        return Column(column.type, empty, present=np.zeros(len(view), dtype=np.bool_), dictionary=dictionary)
+    some = view.ends > view.starts
+    place = np.where(some, view.ends - 1, 0)
+    if view.index is not None:
+        place = view.index[place] if len(view.index) else np.zeros(len(view), dtype=np.int64)
+    values = _all_events(column, frame).take(place)
+    present = some if values.present is None else some & values.present
+    return Column(values.type, values.values, present=present, dictionary=values.dictionary)
+
+
+def _distinct_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    need(types, 1, COUNTABLE)
+    return INT
+
+
+@register(
+    "count_distinct",
+    family=AGGREGATING,
+    spelling="events.distinct(column)",
+    rule=_distinct_rule,
+    examples=(Example("events.distinct(events.item)", [3], AT),),
+)
+def count_distinct(frame: Frame, view: View, column: Column) -> Column:
+    """How many distinct values the column has among the events."""
+    column = _all_events(column, frame)
+    if column.present is not None:
+        view = view.keep(column.present)
+    keys = view.at_index(_keys(column))
+    segment_of = np.repeat(np.arange(len(view.bounds) - 1, dtype=np.int64), np.diff(view.bounds))
+    order = np.lexsort((keys, segment_of)) if len(view.bounds) > 2 else np.argsort(keys, kind="stable")
+    # An event counts where the same value did not occur before it within the row's range.
+    previous = np.full(len(keys), -1, dtype=np.int64)
+    same = (keys[order[1:]] == keys[order[:-1]]) & (segment_of[order[1:]] == segment_of[order[:-1]])
+    previous[order[1:][same]] = order[:-1][same]
+    places, rows = view.expanded()
+    is_new = previous[places] < view.starts[rows]
+    return Column(INT, np.bincount(rows[is_new], minlength=len(view)).astype(np.int64))
+
+
+def _sum_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    return FLOAT if need(types, 1, ("bool", "int", "float")).kind == "float" else INT
+
+
+@register(
+    "sum",
+    family=AGGREGATING,
+    spelling="events.sum(column)",
+    rule=_sum_rule,
+    examples=(Example('events.sum(if_else(events.action == "click", 1.0, 0.5))', [3.0], AT),),
+)
+def sum_(frame: Frame, view: View, column: Column) -> Column:
+    """The sum of the column, 0 without events; floats are added in the order of the events, ints wrap at 64 bits."""
+    column = _all_events(column, frame)
+    if column.type.kind == "float":
+        values, rows = _values_of_rows(view, column)
+        return Column(FLOAT, ordered_sum(values, rows, len(view)))
+    values = column.values.astype(np.int64, copy=False)
+    if column.present is not None:
+        values = np.where(column.present, values, 0)
+    before = offsets_of(view.at_index(values))
+    return Column(INT, before[view.ends] - before[view.starts])
+
+
+def _mean_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    need(types, 1, ("bool", "int", "float"))
+    return FLOAT.with_nullable(True)
+
+
+@register(
+    "mean",
+    family=AGGREGATING,
+    spelling="events.mean(column)",
+    rule=_mean_rule,
+    examples=(Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),),
+)
+def mean(frame: Frame, view: View, column: Column) -> Column:
+    """The mean of the column, added in the order of the events; missing where no event has a value."""
+    values, rows = _values_of_rows(view, _all_events(column, frame))
+    counts = np.bincount(rows, minlength=len(view))
+    total = ordered_sum(values.astype(np.float64, copy=False), rows, len(view))
+    return Column(FLOAT, total / np.maximum(counts, 1), present=counts > 0)
+
+
+def _extreme_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    return need(types, 1, ("int", "float", "time")).with_nullable(True)
+
+
+@register(
+    "max",
+    family=AGGREGATING,
+    spelling="events.max(column)",
+    rule=_extreme_rule,
+    examples=(Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),),
+)
+def max_(frame: Frame, view: View, column: Column) -> Column:
+    """The largest value of the column, NaN where one is NaN; missing where no event has a value."""
+    return _extreme(frame, view, column, np.maximum)
+
+
+@register(
+    "min",
+    family=AGGREGATING,
+    spelling="events.min(column)",
+    rule=_extreme_rule,
+    examples=(Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),),
+)
+def min_(frame: Frame, view: View, column: Column) -> Column:
+    """The smallest value of the column, NaN where one is NaN; missing where no event has a value."""
+    return _extreme(frame, view, column, np.minimum)
+
+
+def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
+    values, rows = _values_of_rows(view, _all_events(column, frame))
+    counts = np.bincount(rows, minlength=len(view))
+    some = counts > 0
+    result = np.zeros(len(view), dtype=values.dtype)
+    if len(values):
+        result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
+    return Column(column.type, result, present=some)
+
+
+def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    need(types, 1, ("bool", "int", "float"))
+    _duration(params, "half_life_ms", least=1)
+    return FLOAT
+
+
+@register(
+    "decayed_sum",
+    family=AGGREGATING,
+    spelling="events.decayed_sum(column, half_life=…)",
+    rule=_decay_rule,
+    examples=(Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),),
+)
+def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) -> Column:
+    """The sum of the column times 0.5 to the power of age over half-life, added in the order of the events."""
+    column = _all_events(column, frame)
+    if column.present is not None:
+        view = view.keep(column.present)
+    events_, (_, rows) = view.events_of_rows(), view.expanded()
+    age_ms = frame.times_of(view)[rows] - frame.event_times[events_]
+    weight = np.exp(age_ms * (-math.log(2.0) / half_life_ms))
+    return Column(FLOAT, ordered_sum(weight * column.values[events_], rows, len(view)))
+
+
+def _top_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    column, count_ = need(types, 1, ("int", "id", "string")), params.get("count")
+    if not isinstance(count_, int) or isinstance(count_, bool) or not 1 <= count_ <= 10_000:
+        raise TypeClash(f"count = {count_!r}", allowed="1 to 10,000 values")
+    return column.in_list()
+
+
+@register(
+    "top",
+    family=AGGREGATING,
+    spelling="events.top(column, count)",
+    rule=_top_rule,
+    examples=(Example("events.top(events.item, 2)", [[1, 3]], AT),),
+)
+def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
+    """The most frequent values of the column, most frequent first; of equally frequent ones the more recent first."""
+    column = _all_events(column, frame)
+    if column.present is not None:
+        view = view.keep(column.present)
+    events_, (_, rows) = view.events_of_rows(), view.expanded()
+    keys = _keys(column)[events_]
+    order = np.lexsort((keys, rows)) if len(view) > 1 else np.argsort(keys, kind="stable")
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = (keys[order[1:]] != keys[order[:-1]]) | (rows[order[1:]] != rows[order[:-1]])
+    first = np.flatnonzero(is_first)
+    end = np.append(first[1:], len(order)).astype(np.int64)
+    newest_ = order[end - 1] if len(order) else order
+    # The sort is stable, so the last of a group is the newest event of that value.
+    ranking = np.lexsort((-newest_, first - end, rows[newest_]))
+    per_row = np.bincount(rows[newest_], minlength=len(view)).astype(np.int64)
+    lengths = np.minimum(per_row, count)
+    chosen = newest_[ranking[ranges(np.cumsum(per_row) - per_row, lengths)]]
+    return Column(
+        column.type.in_list(),
+        column.values[events_[chosen]],
+        offsets=offsets_of(lengths),
+        dictionary=column.dictionary,
+    )
+
+
+def _collect_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    del params
+    column = types[1]
+    if column.nullable:
+        raise TypeClash(
+            f"the column is {column}", allowed="elements of a list are never missing", fix="use .fill_missing(…) first"
+        )
+    return column.in_list()
+
+
+@register(
+    "collect",
+    family=AGGREGATING,
+    spelling="events.collect(column)",
+    rule=_collect_rule,
+    examples=(Example("events.newest(2).collect(events.item)", [[1, 3]], AT),),
+)
+def collect(frame: Frame, view: View, column: Column) -> Column:
+    """The column of all the events as a list, oldest first."""
+    column = _all_events(column, frame)
+    return Column(
+        column.type.in_list(),
+        column.values[view.events_of_rows()],
+        offsets=offsets_of(view.lengths),
+        dictionary=column.dictionary,
+    )
+
+
+def _sequence_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    names = params.get("names")
+    if not isinstance(names, list) or len(names) != len(types) or not names:
+        raise TypeClash("it has no columns", allowed="e.g. sequence(item=recent.collect(events.item))")
+    for name, type_ in zip(names, types, strict=True):
+        if type_.kind != "list" or type_.nullable:
+            raise TypeClash(f"its column {name} is {type_}", allowed="lists made by events.collect(…)")
+    return FeatureType("sequence", columns=tuple(zip(map(str, names), types, strict=True)))
+
+
+@register(
+    "sequence",
+    family=AGGREGATING,
+    spelling="sequence(name=list, …)",
+    rule=_sequence_rule,
+    examples=(
+        Example(
+            "sequence(item=events.newest(2).collect(events.item), gap_ms=events.newest(2).collect(events.time)"
+            ".differences())",
+            [{"item": [1, 3], "gap_ms": [0, DAY]}],
+            AT,
+        ),
+    ),
+)
+def sequence(frame: Frame, *columns: Column, names: list[str]) -> Column:
+    """Parallel lists of one choice of events as one feature: what a sequence model reads."""
+    del frame
+    type_ = FeatureType("sequence", columns=tuple((n, c.type) for n, c in zip(names, columns, strict=True)))
+    return Column(type_, np.zeros(0), fields=dict(zip(names, columns, strict=True)))
+
+
+def _all_events(column: Column, frame: Frame) -> Column:
+    """A constant as a column of all events."""
+    if len(column) == frame.num_events:
+        return column
+    return column.take(np.zeros(frame.num_events, dtype=np.int64))
+
+
+def _values_of_rows(view: View, column: Column) -> tuple[NDArray[Any], Positions]:
+    """The column's values of every row's events, end to end, and the rows; missing ones left out."""
+    _, rows = view.expanded()
+    events_ = view.events_of_rows()
+    if column.present is not None:
+        has = column.present[events_]
+        events_, rows = events_[has], rows[has]
+    return column.values[events_], rows

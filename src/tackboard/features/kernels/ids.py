@@ -1,0 +1,149 @@
+"""Ids: strings and whole numbers in, ids and small ints out.
+
+Decided: an id is the int64 that `core.hashing` makes of it, the same for events, features and tables, so an int's id is
+the int itself and a string's is its BLAKE2b. The numbers that `cross` and `bucket_hash` give are part of every model
+trained on them and never change; the tests hold golden values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.hashing import MAX_ROWS, mix64, row_ids, string_id
+from tackboard.features.column import Column
+from tackboard.features.kernels.arithmetic import joined
+from tackboard.features.kernels.comparison import by_string, need_constant, used_strings
+from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
+from tackboard.features.types import ID, INT, STRING, FeatureType
+
+FAMILY = "ids"
+HASHABLE = ("string", "int", "bool", "time", "id")
+CROSS_SEED = 0
+"""No table's hash function has this seed: `core.hashing.table_seed` begins at 1."""
+MAX_SEED = (1 << 32) - 1
+
+
+def _hashed(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    for type_ in types:
+        if type_.kind not in HASHABLE:
+            fix = "make it an int first: a.bucketize([...])" if type_.kind == "float" else ""
+            raise TypeClash(f"it is given {type_}", allowed=f"it takes: {', '.join(HASHABLE)}", fix=fix)
+    return ID.with_nullable(any_missing(types))
+
+
+def _crossed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    if len(types) < 2:
+        raise TypeClash(f"it is given {len(types)} value", allowed="it takes two or more", fix="cross(a, b)")
+    return _hashed(types, params)
+
+
+def _bucketed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    if types[0].kind != "id":
+        fix = "hash it first: a.hash_id().bucket_hash(...)" if types[0].kind in HASHABLE else ""
+        raise TypeClash(f"it is given {types[0]}", allowed="it takes: id", fix=fix)
+    for name, value, low, high in (
+        ("num_buckets", params.get("num_buckets"), 1, MAX_ROWS),
+        ("seed", params.get("seed", 0), 0, MAX_SEED),
+    ):
+        if type(value) is not int or not low <= value <= high:
+            raise TypeClash(f"{name} is {str(value)[:40]!r}", allowed=f"it takes a whole number from {low} to {high}")
+    return INT.with_nullable(types[0].nullable)
+
+
+def _indexed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    if types[0].kind != "string":
+        raise TypeClash(f"it is given {types[0]}", allowed="it takes: string")
+    names = params.get("names")
+    if not isinstance(names, list | tuple) or len(names) == 0:
+        raise TypeClash(f"the names are {str(names)[:40]!r}", allowed="it takes a list of at least one name")
+    seen = set()
+    for name in names:
+        need_constant(STRING, name)
+        if name in seen:
+            raise TypeClash(f"the name {name[:40]!r} stands in the list twice", allowed="each name has one index")
+        seen.add(name)
+    return INT.with_nullable(types[0].nullable)
+
+
+def _ids(column: Column) -> NDArray[Any]:
+    if column.type.kind == "string":
+        strings, codes = used_strings(column)
+        return by_string((string_id(text) for text in strings), codes, np.int64)
+    return column.values.astype(np.int64, copy=False)
+
+
+@register(
+    "hash_id",
+    family=FAMILY,
+    spelling="a.hash_id()",
+    rule=_hashed,
+    elementwise=True,
+    examples=(
+        Example("x.hash_id()", inputs={"x": ("string?", ["a", None])}, result=[3405396810240292928, None]),
+        Example("x.hash_id()", inputs={"x": ("int", [-7])}, result=[-7]),
+    ),
+)
+def hash_id(a: Column) -> Column:
+    """The id of a value: a string's is a hash of its code points (composed and decomposed letters differ: see
+    `.nfc()`); an int, a bool (0 or 1), a time (ms) and an id keep their number. Missing stays missing."""
+    return joined(ID, _ids(a), a)
+
+
+@register(
+    "cross",
+    family=FAMILY,
+    spelling="cross(a, b, ...)",
+    rule=_crossed,
+    elementwise=True,
+    examples=(
+        Example(
+            "cross(x, y) == cross(y, x)",
+            inputs={"x": ("string", ["de", "de", "de"]), "y": ("string?", ["shoes", "de", None])},
+            result=[False, True, None],
+        ),
+    ),
+)
+def cross(*columns: Column) -> Column:
+    """One id for a combination of values, each of a kind that `hash_id` takes. The order matters; the number of values
+    does too. Missing where one of them is missing: fill it first if that is a combination of its own."""
+    mixed = mix64(_ids(columns[0]), CROSS_SEED)
+    for column in columns[1:]:
+        mixed = mix64(mixed ^ _ids(column).view(np.uint64), CROSS_SEED)
+    return joined(ID, mixed.view(np.int64), *columns)
+
+
+@register(
+    "bucket_hash",
+    family=FAMILY,
+    spelling="a.bucket_hash(num_buckets, seed=0)",
+    rule=_bucketed,
+    elementwise=True,
+    examples=(Example("x.bucket_hash(1000)", inputs={"x": ("id?", [0, 1, -1, None])}, result=[802, 35, 96, None]),),
+)
+def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
+    """An int from 0 to num_buckets - 1 for an id, spread evenly: the row that a table of one hash would give it. Two
+    seeds give unrelated buckets. Missing stays missing."""
+    return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
+
+
+@register(
+    "index_in",
+    family=FAMILY,
+    spelling="a.index_in(names)",
+    rule=_indexed,
+    elementwise=True,
+    examples=(
+        Example(
+            'x.index_in(["click", "save"])', inputs={"x": ("string?", ["save", "hide", None])}, result=[2, 0, None]
+        ),
+    ),
+)
+def index_in(a: Column, *, names: list[str]) -> Column:
+    """The position of a string in a list of names, counted from 1; 0 for a string that is not in it. Strings are
+    compared by code points. Missing stays missing: `.fill_missing(0)` joins it with the unknown ones."""
+    index = {name: position for position, name in enumerate(names, start=1)}
+    strings, codes = used_strings(a)
+    return joined(INT, by_string((index.get(text, 0) for text in strings), codes, np.int64), a)

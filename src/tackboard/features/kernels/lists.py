@@ -1,0 +1,401 @@
+"""Lists: length, elements, distinct elements, common elements, sums and differences.
+
+In: list columns (flat values and offsets), for some operators a vector, a string or a scalar beside them. Out: a value
+per row, or a list per row.
+
+Decided: no loop over rows; lists are jagged and everything goes over the flat values. Where elements are compared for
+being the same, floats are compared as numbers (-0.0 is 0.0) with one exception: a NaN is the same as a NaN, for a list
+of three NaNs has one distinct element to any reader. Strings are compared by their text, whatever their codes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.column import Column, Mask, both_present, offsets_of, ordered_sum, ranges, spread
+from tackboard.features.kernels.text import per_text, renumber, used_texts
+from tackboard.features.operators import Example, Params, TypeClash, TypeRule, any_missing, need, register
+from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, FeatureType
+
+LIMIT = 2**31
+"""Positions and lengths that a user writes are below this."""
+Ints = NDArray[np.int64]
+
+
+def _tight(column: Column) -> tuple[Column, Ints]:
+    """The list column with offsets from 0 to the number of its values, and those offsets."""
+    offsets = column.offsets
+    if offsets is None:
+        raise ValueError(f"{column!r} has no lists")
+    first, last = offsets[0], offsets[-1]
+    if first == 0 and last == len(column.values):
+        return column, offsets
+    moved = offsets - first
+    values = column.values[first:last]
+    return Column(column.type, values, present=column.present, offsets=moved, dictionary=column.dictionary), moved
+
+
+def _rows(offsets: Ints) -> Ints:
+    """The row of each element."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def _keys(*columns: Column) -> list[Ints]:
+    """One int64 per value, for each of `columns`; two values are the same where their keys are equal."""
+    if columns[0].dictionary is not None:
+        known: dict[str, int] = {}
+        keys = []
+        for column in columns:
+            codes, texts = used_texts(column)
+            used, codes = renumber(codes, len(texts))
+            table = np.fromiter((known.setdefault(text, len(known)) for text in texts[used]), np.int64, len(used))
+            keys.append(table[codes])
+        return keys
+    return [_number_keys(column.values) for column in columns]
+
+
+def _number_keys(values: NDArray[Any]) -> Ints:
+    if values.dtype != np.float64:
+        return values.astype(np.int64, copy=False)
+    plain = values + 0.0  # -0.0 becomes 0.0
+    plain[np.isnan(plain)] = np.nan  # one NaN of the many
+    return plain.view(np.int64)
+
+
+def _need_list(types: tuple[FeatureType, ...], position: int, elements: tuple[str, ...] = SCALARS) -> FeatureType:
+    given = types[position]
+    if given.kind != "list" or given.element not in elements:
+        allowed = "a list" if elements == SCALARS else " or ".join(f"list[{element}]" for element in elements)
+        raise TypeClash(f"it is given {given}", allowed=f"it takes: {allowed}")
+    return given
+
+
+def _whole_number(params: Params, name: str, low: int) -> int:
+    value = params.get(name)
+    if type(value) is not int or not low <= value < LIMIT:
+        raise TypeClash(
+            f"its {name} is {str(value)[:80]!r}", allowed=f"it takes a whole number from {low} to {LIMIT - 1}"
+        )
+    return value
+
+
+def _from_list(result: FeatureType | None, elements: tuple[str, ...], *, missing_if_empty: bool = False) -> TypeRule:
+    """A rule: one list of `elements`, giving `result` or, where that is None, the list's element."""
+
+    def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+        given = _need_list(types, 0, elements)
+        return (result or given.of_elements()).with_nullable(missing_if_empty or given.nullable)
+
+    return rule
+
+
+def _length_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    return INT.with_nullable(need(types, 0, ("list", "string")).nullable)
+
+
+def _at_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    given = need(types, 0, ("list", "vector"))
+    index = _whole_number(params, "index", 1 - LIMIT)
+    if given.kind == "list":
+        return given.of_elements().with_nullable(True)
+    if not -given.width <= index < given.width:
+        raise TypeClash(f"{given} has no component {index}", allowed=f"it takes {-given.width} to {given.width - 1}")
+    return FLOAT.with_nullable(given.nullable)
+
+
+def _take_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    _whole_number(params, "count", 0)
+    return _need_list(types, 0)
+
+
+def _same_list(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    return _need_list(types, 0)
+
+
+def _has_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    given = _need_list(types, 0)
+    if types[1].kind != given.element:
+        raise TypeClash(f"it looks for {types[1]} in {given}", allowed=f"it takes: {given.element}")
+    return BOOL.with_nullable(any_missing(types))
+
+
+def _overlap_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    left, right = _need_list(types, 0), _need_list(types, 1)
+    if left.element != right.element:
+        raise TypeClash(f"it is given {left} and {right}", allowed="it takes two lists of the same kind")
+    return INT.with_nullable(any_missing(types))
+
+
+def _sum_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    given = _need_list(types, 0, NUMBERS)
+    return (FLOAT if given.element == "float" else INT).with_nullable(given.nullable)
+
+
+def _differences_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    given = _need_list(types, 0, ("int", "float", "time"))
+    return (given if given.element == "float" else INT.in_list()).with_nullable(given.nullable)
+
+
+@register(
+    "length",
+    family="lists",
+    spelling="a.length()",
+    rule=_length_rule,
+    examples=(
+        Example(code="a.length()", inputs={"a": ("list[int]?", [[5, 6], [], None])}, result=[2, 0, None]),
+        Example(code="a.length()", inputs={"a": ("string", ["caf\u00e9", "cafe\u0301"])}, result=[4, 5]),
+    ),
+)
+def length(a: Column) -> Column:
+    """The number of elements of a list, or of a string's Unicode code points. Missing where the list or string is."""
+    if a.offsets is not None:
+        return Column(INT, np.diff(a.offsets), present=a.present)
+    return Column(INT, per_text(a, len, np.int64), present=a.present)
+
+
+@register(
+    "at",
+    family="lists",
+    spelling="a.at(index)",
+    rule=_at_rule,
+    examples=(
+        Example(code="a.at(-1)", inputs={"a": ("list[int]?", [[5, 6, 7], [8], [], None])}, result=[7, 8, None, None]),
+        Example(code="a.at(1)", inputs={"a": ("vector[2]", [[0.5, 1.5]])}, result=[1.5]),
+    ),
+)
+def at(a: Column, *, index: int) -> Column:
+    """The element of a list, or the component of a vector, at position `index`: 0 is the first, -1 the last.
+
+    Missing where the list has no such element or is missing itself. A vector's position is checked beforehand.
+    """
+    if a.offsets is None:
+        return Column(FLOAT, a.values[:, index].astype(np.float64), present=a.present)
+    starts, ends = a.offsets[:-1], a.offsets[1:]
+    where = (starts if index >= 0 else ends) + index
+    found: Mask = where < ends if index >= 0 else where >= starts
+    if len(a.values) == 0:
+        values = np.zeros(len(a), dtype=a.values.dtype)
+    else:
+        values = a.values.take(where, mode="clip")
+    present = found if a.present is None else found & a.present
+    return Column(a.type.of_elements(), values, present=present, dictionary=a.dictionary)
+
+
+@register(
+    "take",
+    family="lists",
+    spelling="a.take(count)",
+    rule=_take_rule,
+    examples=(
+        Example(
+            code="a.take(2)",
+            inputs={"a": ("list[int]?", [[5, 6, 7], [8], [], None])},
+            result=[[5, 6], [8], [], None],
+        ),
+    ),
+)
+def take(a: Column, *, count: int) -> Column:
+    """The first `count` elements of a list, all of them where there are fewer. Missing where the list is."""
+    a, offsets = _tight(a)
+    lengths = np.diff(offsets)
+    if not (lengths > count).any():
+        return a
+    lengths = np.minimum(lengths, count)
+    values = a.values[ranges(offsets[:-1], lengths)]
+    return Column(a.type, values, present=a.present, offsets=offsets_of(lengths), dictionary=a.dictionary)
+
+
+@register(
+    "distinct_list",
+    family="lists",
+    spelling="a.distinct()",
+    rule=_same_list,
+    examples=(
+        Example(
+            code="a.distinct()",
+            inputs={"a": ("list[string]?", [["b", "a", "b"], [], None])},
+            result=[["b", "a"], [], None],
+        ),
+    ),
+)
+def distinct_list(a: Column) -> Column:
+    """The list without repetitions, in the order of first appearance. Missing where the list is.
+
+    Of floats, -0.0 and 0.0 are the same, and so are all NaNs.
+    """
+    a, offsets = _tight(a)
+    (keys,) = _keys(a)
+    rows = _rows(offsets)
+    # The sort is stable, so the first of a run of same elements is the one that appeared first.
+    order = np.lexsort((keys, rows))
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = (keys[order[1:]] != keys[order[:-1]]) | (rows[order[1:]] != rows[order[:-1]])
+    keep = np.zeros(len(order), dtype=np.bool_)
+    keep[order[first]] = True
+    kept_before = offsets_of(keep.astype(np.int64))
+    return Column(a.type, a.values[keep], present=a.present, offsets=kept_before[offsets], dictionary=a.dictionary)
+
+
+@register(
+    "has",
+    family="lists",
+    spelling="a.has(x)",
+    rule=_has_rule,
+    examples=(
+        Example(
+            code="a.has(x)",
+            inputs={"a": ("list[id]", [[5, 6], [5, 6], [], [5]]), "x": ("id?", [6, 7, 7, None])},
+            result=[True, False, False, None],
+        ),
+    ),
+)
+def has(a: Column, b: Column) -> Column:
+    """Whether `x` is among the elements of a list; false for an empty list. Missing where the list or `x` is.
+
+    Of floats, -0.0 and 0.0 are the same, and so are all NaNs.
+    """
+    a, offsets = _tight(a)
+    keys, wanted = _keys(a, b)
+    rows = _rows(offsets)
+    num_rows = len(offsets) - 1
+    found = np.zeros(num_rows, dtype=np.bool_)
+    found[rows[keys == (wanted if len(wanted) == 1 else wanted[rows])]] = True
+    return Column(BOOL, found, present=spread(both_present(a, b), num_rows))
+
+
+@register(
+    "overlap",
+    family="lists",
+    spelling="a.overlap(b)",
+    rule=_overlap_rule,
+    examples=(
+        Example(
+            code="a.overlap(b)",
+            inputs={"a": ("list[int]", [[1, 2, 2, 3], [1]]), "b": ("list[int]?", [[2, 2, 3, 9], None])},
+            result=[2, None],
+        ),
+    ),
+)
+def overlap(a: Column, b: Column) -> Column:
+    """The number of distinct elements that two lists have in common. Missing where either list is.
+
+    Of floats, -0.0 and 0.0 are the same, and so are all NaNs.
+    """
+    (a, a_offsets), (b, b_offsets) = _tight(a), _tight(b)
+    a_keys, b_keys = _keys(a, b)
+    keys = np.concatenate([a_keys, b_keys])
+    rows = np.concatenate([_rows(a_offsets), _rows(b_offsets)])
+    # Sorted stably, the same elements of one row form a run in which those of `a` come first: a step from `a` to `b`
+    # inside a run is a common element, and there is at most one in each.
+    order = np.lexsort((keys, rows))
+    keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
+    common = (keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]
+    counts = np.bincount(rows[1:][common], minlength=len(a))
+    return Column(INT, counts.astype(np.int64, copy=False), present=both_present(a, b))
+
+
+@register(
+    "list_sum",
+    family="lists",
+    spelling="a.sum()",
+    rule=_sum_rule,
+    examples=(
+        Example(code="a.sum()", inputs={"a": ("list[float]?", [[0.5, 1.0], [], None])}, result=[1.5, 0.0, None]),
+        Example(code="a.sum()", inputs={"a": ("list[bool]", [[True, False, True]])}, result=[2]),
+    ),
+)
+def list_sum(a: Column) -> Column:
+    """The sum of a list of numbers, 0 for an empty one. Missing where the list is.
+
+    Floats are added in the order of the list; ints wrap around beyond 64 bits; of bools, the true ones are counted.
+    """
+    a, offsets = _tight(a)
+    if a.values.dtype == np.float64:
+        return Column(FLOAT, _float_sums(a.values, offsets), present=a.present)
+    # Differences of running sums are exact even where these wrap around.
+    running = offsets_of(a.values)
+    return Column(INT, running[offsets[1:]] - running[offsets[:-1]], present=a.present)
+
+
+def _float_sums(values: NDArray[np.float64], offsets: Ints) -> NDArray[np.float64]:
+    return np.asarray(ordered_sum(values, _rows(offsets), len(offsets) - 1), dtype=np.float64)
+
+
+@register(
+    "list_mean",
+    family="lists",
+    spelling="a.mean()",
+    rule=_from_list(FLOAT, NUMBERS, missing_if_empty=True),
+    examples=(Example(code="a.mean()", inputs={"a": ("list[int]?", [[1, 2], [], None])}, result=[1.5, None, None]),),
+)
+def list_mean(a: Column) -> Column:
+    """The mean of a list of numbers, as a float. Missing where the list is empty or missing.
+
+    Every element is made a float first, so that ints cannot wrap around; they are added in the order of the list.
+    """
+    a, offsets = _tight(a)
+    lengths = np.diff(offsets)
+    means = _float_sums(a.values.astype(np.float64, copy=False), offsets) / lengths
+    return Column(FLOAT, means, present=_not_empty(a, lengths))
+
+
+def _not_empty(column: Column, lengths: Ints) -> Mask | None:
+    filled = lengths > 0
+    if column.present is not None:
+        return filled & column.present
+    return None if filled.all() else filled
+
+
+@register(
+    "list_max",
+    family="lists",
+    spelling="a.max()",
+    rule=_from_list(None, (*NUMBERS, "time"), missing_if_empty=True),
+    examples=(Example(code="a.max()", inputs={"a": ("list[int]?", [[1, 3, 2], [], None])}, result=[3, None, None]),),
+)
+def list_max(a: Column) -> Column:
+    """The largest element of a list of numbers or times; NaN where the list has one. Missing where it is empty or
+    missing. A largest element of -0.0 is given as 0.0.
+    """
+    a, offsets = _tight(a)
+    lengths = np.diff(offsets)
+    largest = np.zeros(len(lengths), dtype=a.values.dtype)
+    filled = lengths > 0
+    if len(a.values):
+        # Empty rows hold no values, so each row that is not empty reaches to the start of the next such row.
+        largest[filled] = np.maximum.reduceat(a.values, offsets[:-1][filled])
+    if largest.dtype == np.float64:
+        # Which of -0.0 and 0.0, and which of several NaNs, comes out of `maximum` is up to the processor.
+        largest += 0.0
+        largest[np.isnan(largest)] = np.nan
+    return Column(a.type.of_elements(), largest, present=_not_empty(a, lengths))
+
+
+@register(
+    "differences",
+    family="lists",
+    spelling="a.differences()",
+    rule=_differences_rule,
+    examples=(
+        Example(
+            code="a.differences()",
+            inputs={"a": ("list[time]?", [[1000, 1500, 1200], [7], [], None])},
+            result=[[0, 500, -300], [0], [], None],
+        ),
+    ),
+)
+def differences(a: Column) -> Column:
+    """Each element of a list less the one before it, 0 for the first; of times, in ms. Missing where the list is.
+
+    Ints and times wrap around beyond 64 bits.
+    """
+    a, offsets = _tight(a)
+    values = np.zeros_like(a.values)
+    np.subtract(a.values[1:], a.values[:-1], out=values[1:])
+    starts = offsets[:-1]
+    values[starts[starts < offsets[1:]]] = 0
+    element = FLOAT if a.values.dtype == np.float64 else INT
+    return Column(element.in_list(), values, present=a.present, offsets=offsets)

@@ -1,0 +1,176 @@
+"""Missing values: finding them, filling them, making them.
+
+Columns of any kind in. Decided: these operators see whole rows and never the elements of a list, for elements are never
+missing; NaN is a value and not a missing one until `.finite()` says so; a constant must be of the column's own kind, so
+that filling never changes a type.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.column import DTYPES, Column, Mask, offsets_of
+from tackboard.features.kernels.comparison import by_string, common_type, in_one_dictionary, need_constant, used_strings
+from tackboard.features.operators import Example, Params, TypeClash, need, register
+from tackboard.features.types import BOOL, FLOAT, KINDS, SCALARS, FeatureType
+
+FAMILY = "missing values"
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def _any_kind(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    need(types, 0, tuple(kind for kind in KINDS if kind != "view"))
+    return BOOL
+
+
+def _filling(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    given = need(types, 0, (*SCALARS, "vector", "list"))
+    value = params.get("value")
+    if given.kind == "list":
+        if not isinstance(value, list | tuple) or len(value) > 0:
+            raise TypeClash(f"{str(value)[:40]!r} is no value for {given}", allowed="a list is filled with []")
+    elif given.kind == "vector":
+        need_constant(FLOAT, value)
+        if not isinstance(value, int | float) or math.fabs(value) > FLOAT32_MAX:
+            raise TypeClash(f"{value} is no value for {given}", allowed=f"at most {FLOAT32_MAX}, a 32-bit float")
+    else:
+        need_constant(given.with_nullable(False), value)
+    return given.with_nullable(False)
+
+
+def _first_present(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    if len(types) < 2:
+        raise TypeClash(f"it is given {len(types)} value", allowed="it takes two or more", fix="coalesce(a, b)")
+    return common_type(types, (*SCALARS, "vector")).with_nullable(all(type_.nullable for type_ in types))
+
+
+def _unless_value(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    given = need(types, 0, SCALARS)
+    need_constant(given.with_nullable(False), params.get("value"))
+    return given.with_nullable(True)
+
+
+def _unless_infinite(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    return need(types, 0, ("float",)).with_nullable(True)
+
+
+@register(
+    "is_missing",
+    family=FAMILY,
+    spelling="a.is_missing()",
+    rule=_any_kind,
+    examples=(Example("x.is_missing()", inputs={"x": ("string?", ["", None])}, result=[False, True]),),
+)
+def is_missing(a: Column) -> Column:
+    """Whether the value is missing. Of any kind; NaN, an empty string and an empty list are not missing. Never missing
+    itself."""
+    return Column(BOOL, np.zeros(len(a), dtype=np.bool_) if a.present is None else ~a.present)
+
+
+@register(
+    "fill_missing",
+    family=FAMILY,
+    spelling="a.fill_missing(value)",
+    rule=_filling,
+    examples=(
+        Example("x.fill_missing(0.5)", inputs={"x": ("float?", [1.0, None])}, result=[1.0, 0.5]),
+        Example("x.fill_missing(0)", inputs={"x": ("vector[2]?", [[1.0, 2.0], None])}, result=[[1.0, 2.0], [0.0, 0.0]]),
+        Example("x.fill_missing([])", inputs={"x": ("list[int]?", [[1], None])}, result=[[1], []]),
+    ),
+)
+def fill_missing(a: Column, *, value: Any) -> Column:
+    """The value, or a constant of the same kind where it is missing: text for a string, a whole number for int, id and
+    time (ms), one number for all components of a vector, and [] for a list. Never missing itself; NaN stays NaN."""
+    type_ = a.type.with_nullable(False)
+    if a.present is None:
+        return Column(type_, a.values, offsets=a.offsets, dictionary=a.dictionary)
+    if a.offsets is not None:
+        lengths = np.diff(a.offsets)
+        # A missing row may hold elements: what stands there is undefined.
+        keep = np.repeat(a.present, lengths)
+        values = a.values[a.offsets[0] : a.offsets[-1]][keep]
+        return Column(type_, values, offsets=offsets_of(lengths * a.present), dictionary=a.dictionary)
+    if a.dictionary is not None:
+        strings, codes = used_strings(a)
+        dictionary = np.empty(len(strings) + 1, dtype=np.object_)
+        dictionary[:-1], dictionary[-1] = strings, value
+        return Column(type_, np.where(a.present, codes, len(strings)), dictionary=dictionary)
+    present = a.present[:, None] if type_.kind == "vector" else a.present
+    return Column(type_, np.where(present, a.values, DTYPES[type_.kind](value)))
+
+
+@register(
+    "coalesce",
+    family=FAMILY,
+    spelling="coalesce(a, b, ...)",
+    rule=_first_present,
+    examples=(
+        Example(
+            "coalesce(x, y, 0.5)",
+            inputs={"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])},
+            result=[1.0, 8.0, 0.5],
+        ),
+    ),
+)
+def coalesce(*columns: Column) -> Column:
+    """The first of the values that is not missing. All are scalars of one kind or vectors of one width, or numbers:
+    then the result is the widest of them. Missing where all are missing."""
+    type_ = common_type(tuple(column.type for column in columns), (*SCALARS, "vector"))
+    dictionary = None
+    parts: list[NDArray[Any]] = [column.values for column in columns]
+    if type_.kind == "string":
+        dictionary, codes = in_one_dictionary(*columns)
+        parts = [*codes]
+    values, present = parts[0], columns[0].present
+    for column, part in zip(columns[1:], parts[1:], strict=True):
+        if present is None:
+            break
+        values = np.where(present[:, None] if type_.kind == "vector" else present, values, part)
+        present = None if column.present is None else present | column.present
+    return Column(type_, values.astype(DTYPES[type_.kind], copy=False), present=present, dictionary=dictionary)
+
+
+@register(
+    "missing_if",
+    family=FAMILY,
+    spelling="a.missing_if(value)",
+    rule=_unless_value,
+    examples=(
+        Example("x.missing_if(-1)", inputs={"x": ("int", [3, -1])}, result=[3, None]),
+        Example('x.missing_if("")', inputs={"x": ("string?", ["a", "", None])}, result=["a", None, None]),
+    ),
+)
+def missing_if(a: Column, *, value: Any) -> Column:
+    """The value, but missing where it equals a constant of the same kind: for data that writes -1 or "" for unknown.
+    -0.0 equals 0.0. Missing stays missing."""
+    if a.dictionary is not None:
+        strings, codes = used_strings(a)
+        keep: Mask = by_string((text != value for text in strings), codes, np.bool_)
+    else:
+        keep = a.values != DTYPES[a.type.kind](value)
+    return _kept(a, keep)
+
+
+@register(
+    "finite",
+    family=FAMILY,
+    spelling="a.finite()",
+    rule=_unless_infinite,
+    examples=(
+        Example("(x / y).finite()", inputs={"x": ("int", [1, 1]), "y": ("int", [2, 0])}, result=[0.5, None]),
+        Example("x.finite()", inputs={"x": ("float?", [float("nan"), 1.5, None])}, result=[None, 1.5, None]),
+    ),
+)
+def finite(a: Column) -> Column:
+    """The float, but missing where it is NaN, inf or -inf. Missing stays missing."""
+    return _kept(a, np.isfinite(a.values))
+
+
+def _kept(a: Column, keep: Mask) -> Column:
+    """The column `a`, missing where `keep` is False too."""
+    present = keep if a.present is None else a.present & keep
+    return Column(a.type.with_nullable(True), a.values, present=present, dictionary=a.dictionary)

@@ -1,0 +1,179 @@
+"""Scaling: numbers in, numbers of a range that a model likes out.
+
+Decided: outside their domain the functions give what IEEE 754 has (log of 0 is -inf, of -1 is NaN); `.finite()` makes
+that missing. Everything runs through NumPy on contiguous arrays: on others NumPy takes a loop whose last bits differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.column import Column
+from tackboard.features.kernels.arithmetic import joined, need_numbers
+from tackboard.features.kernels.comparison import need_constant
+from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
+from tackboard.features.types import FLOAT, INT, FeatureType
+
+FAMILY = "scaling"
+
+
+def _to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    need_numbers(types)
+    return FLOAT.with_nullable(any_missing(types))
+
+
+def _normalised(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    for name in ("mean", "std"):
+        need_constant(FLOAT, params.get(name))
+    if params["std"] <= 0:
+        raise TypeClash(f"std is {params['std']}", allowed="it takes a std above 0")
+    return _to_float(types, params)
+
+
+def _clipped(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    need_numbers(types)
+    low, high = params.get("low"), params.get("high")
+    bounds = [bound for bound in (low, high) if bound is not None]
+    for bound in bounds:
+        need_constant(FLOAT, bound)
+    if not bounds:
+        raise TypeClash("it is given neither low nor high", allowed="it takes one or both", fix="a.clip(0, None)")
+    if bounds != sorted(bounds):
+        raise TypeClash(f"low is {low} and high is {high}", allowed="low is at most high")
+    return _clip_type(types[0], low, high).with_nullable(any_missing(types))
+
+
+def _clip_type(given: FeatureType, low: float | None, high: float | None) -> FeatureType:
+    return FLOAT if given.kind == "float" or isinstance(low, float) or isinstance(high, float) else INT
+
+
+def _bucketized(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    need_numbers(types)
+    boundaries = params.get("boundaries")
+    if not isinstance(boundaries, list | tuple) or len(boundaries) == 0:
+        raise TypeClash(f"the boundaries are {str(boundaries)[:40]!r}", allowed="it takes a list of numbers")
+    for boundary in boundaries:
+        need_constant(FLOAT, boundary)
+    for left, right in itertools.pairwise(boundaries):
+        if left >= right:
+            raise TypeClash(f"boundary {right} follows {left}", allowed="each boundary is above the one before")
+    return INT.with_nullable(any_missing(types))
+
+
+def _floats(column: Column) -> NDArray[np.float64]:
+    return np.ascontiguousarray(column.values, dtype=np.float64)
+
+
+@register(
+    "log",
+    family=FAMILY,
+    spelling="a.log()",
+    rule=_to_float,
+    elementwise=True,
+    examples=(Example("x.log()", inputs={"x": ("float?", [1.0, 0.0, None])}, result=[0.0, -math.inf, None]),),
+)
+def log(a: Column) -> Column:
+    """The natural logarithm: -inf for 0, NaN below. Missing stays missing."""
+    return joined(FLOAT, np.log(_floats(a)), a)
+
+
+@register(
+    "log1p",
+    family=FAMILY,
+    spelling="a.log1p()",
+    rule=_to_float,
+    elementwise=True,
+    examples=(Example("x.log1p()", inputs={"x": ("int?", [0, -1, None])}, result=[0.0, -math.inf, None]),),
+)
+def log1p(a: Column) -> Column:
+    """The natural logarithm of 1 + a, the usual scale for counts and prices: -inf for -1, NaN below. Missing stays
+    missing."""
+    return joined(FLOAT, np.log1p(_floats(a)), a)
+
+
+@register(
+    "exp",
+    family=FAMILY,
+    spelling="a.exp()",
+    rule=_to_float,
+    elementwise=True,
+    examples=(Example("x.exp()", inputs={"x": ("float?", [0.0, 1000.0, None])}, result=[1.0, math.inf, None]),),
+)
+def exp(a: Column) -> Column:
+    """e to the power of a: inf where that is too large for a float. Missing stays missing."""
+    return joined(FLOAT, np.exp(_floats(a)), a)
+
+
+@register(
+    "sqrt",
+    family=FAMILY,
+    spelling="a.sqrt()",
+    rule=_to_float,
+    elementwise=True,
+    examples=(Example("x.sqrt()", inputs={"x": ("int?", [9, 2, None])}, result=[3.0, math.sqrt(2), None]),),
+)
+def sqrt(a: Column) -> Column:
+    """The square root: NaN below 0. Missing stays missing."""
+    return joined(FLOAT, np.sqrt(_floats(a)), a)
+
+
+@register(
+    "clip",
+    family=FAMILY,
+    spelling="a.clip(low, high)",
+    rule=_clipped,
+    elementwise=True,
+    examples=(
+        Example("x.clip(0, 10)", inputs={"x": ("int?", [-5, 5, 50, None])}, result=[0, 5, 10, None]),
+        Example("x.clip(None, 1.0)", inputs={"x": ("float", [-math.inf, 7.0])}, result=[-math.inf, 1.0]),
+    ),
+)
+def clip(a: Column, *, low: float | None = None, high: float | None = None) -> Column:
+    """The number, but low where it is below low and high where it is above high; either may be None. An int with int
+    bounds stays an int, else the result is a float. NaN stays NaN, -0.0 is not below 0.0, and missing stays missing."""
+    type_ = _clip_type(a.type, low, high)
+    dtype = np.int64 if type_.kind == "int" else np.float64
+    values = np.array(a.values, dtype=dtype)
+    # Not np.clip: of -0.0 and 0.0 it may keep either.
+    if low is not None:
+        np.copyto(values, dtype(low), where=values < dtype(low))
+    if high is not None:
+        np.copyto(values, dtype(high), where=values > dtype(high))
+    return joined(type_, values, a)
+
+
+@register(
+    "normalise",
+    family=FAMILY,
+    spelling="a.normalise(mean=, std=)",
+    rule=_normalised,
+    elementwise=True,
+    examples=(Example("x.normalise(mean=10, std=2)", inputs={"x": ("int?", [14, 10, None])}, result=[2.0, 0.0, None]),),
+)
+def normalise(a: Column, *, mean: float, std: float) -> Column:
+    """(a - mean) / std, with a std above 0 and both as constants: they belong to the feature and not to the data at
+    hand. Missing stays missing."""
+    return joined(FLOAT, (_floats(a) - np.float64(mean)) / np.float64(std), a)
+
+
+@register(
+    "bucketize",
+    family=FAMILY,
+    spelling="a.bucketize(boundaries)",
+    rule=_bucketized,
+    elementwise=True,
+    examples=(
+        Example("x.bucketize([0, 10])", inputs={"x": ("float?", [-0.5, 0.0, 99.0, None])}, result=[0, 1, 2, None]),
+        Example("x.bucketize([0, 10])", inputs={"x": ("float", [math.nan])}, result=[2]),
+    ),
+)
+def bucketize(a: Column, *, boundaries: list[Any]) -> Column:
+    """How many of the boundaries, which must increase, are not above the number: 0 to len(boundaries), and the last for
+    NaN. Ints are compared with int boundaries exactly, else all are compared as floats. Missing stays missing."""
+    dtype = np.int64 if all(isinstance(boundary, int) for boundary in boundaries) else np.float64
+    return joined(INT, np.array(boundaries, dtype=dtype).searchsorted(a.values, side="right"), a)

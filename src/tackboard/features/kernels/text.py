@@ -1,0 +1,202 @@
+"""Text: lower case, trimming, Unicode form, joining, searching.
+
+In: string columns, codes into a dictionary. Out: the same codes with a new dictionary, or a value per row.
+
+Decided: work on text is done once per distinct string, and only on those that a row uses where the dictionary is
+longer than the column: a request for ten items never goes through the strings of a whole catalogue. Lower case and
+white space are those of Python's `str`, so a character newer than Python's Unicode tables stays as it is.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.column import Column, both_present, spread
+from tackboard.features.operators import Example, Params, TypeClash, any_missing, gives, need, register
+from tackboard.features.types import BOOL, STRING, FeatureType
+
+Codes = NDArray[np.int64]
+Texts = NDArray[np.object_]
+SMALL_TABLE = 1024
+
+
+def used_texts(column: Column) -> tuple[Codes, Texts]:
+    """Codes [all values] and strings of a string or string list column; at most one string more than there are codes.
+
+    Every code is valid, also under a missing value. A string may still occur twice.
+    """
+    codes, texts = column.values, column.dictionary
+    if texts is None or len(texts) == 0:
+        # Nothing is present: any string will do.
+        return np.zeros(len(codes), dtype=np.int64), np.array([""], dtype=np.object_)
+    if column.present is not None:
+        codes = np.clip(codes, 0, len(texts) - 1)
+    if len(texts) > len(codes):
+        used, codes = renumber(codes, len(texts))
+        texts = texts[used]
+    return codes, texts
+
+
+def renumber(codes: Codes, size: int) -> tuple[Codes, Codes]:
+    """The distinct ones of `codes`, all in [0, size), in rising order, and each code's position among them."""
+    if size > 4 * len(codes) + SMALL_TABLE:
+        used, numbers = np.unique(codes, return_inverse=True)
+        return used, numbers
+    # A table of flags beats sorting while it is not much longer than the codes.
+    seen = np.zeros(size, dtype=np.bool_)
+    seen[codes] = True
+    used = np.flatnonzero(seen)
+    numbers = np.empty(size, dtype=np.int64)
+    numbers[used] = np.arange(len(used))
+    return used, numbers[codes]
+
+
+def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArray[Any]:
+    """`compute` of every value's string, called once per string; an array of `dtype` [all values]."""
+    codes, texts = used_texts(column)
+    table: NDArray[Any] = np.fromiter((compute(text) for text in texts), dtype=dtype, count=len(texts))
+    return table[codes]
+
+
+def _rewritten(column: Column, rewrite: Callable[[str], str]) -> Column:
+    codes, texts = used_texts(column)
+    dictionary = np.empty(len(texts), dtype=np.object_)
+    dictionary[:] = [rewrite(text) for text in texts]
+    return Column(STRING, codes, present=column.present, dictionary=dictionary)
+
+
+def _joined(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    if not types:
+        raise TypeClash("it is given nothing", allowed="it takes one string or more", fix="concat(a, b)")
+    for position in range(len(types)):
+        need(types, position, ("string",))
+    separator = params.get("separator", "")
+    if not isinstance(separator, str):
+        raise TypeClash(f"its separator is {str(separator)[:80]!r}", allowed="it takes a string")
+    return STRING.with_nullable(any_missing(types))
+
+
+def _check_text(params: Params) -> None:
+    text = params.get("text")
+    if not isinstance(text, str) or not text:
+        raise TypeClash(f"it looks for {str(text)[:80]!r}", allowed="it takes a string of one character or more")
+
+
+@register(
+    "lower",
+    family="text",
+    spelling="a.lower()",
+    rule=gives(STRING, ("string",)),
+    elementwise=True,
+    examples=(
+        Example(
+            code="x.lower()",
+            inputs={"x": ("string?", ["Zürich", "ΟΔΟΣ", None])},
+            result=["zürich", "οδος", None],
+        ),
+    ),
+)
+def lower(a: Column) -> Column:
+    """The text in lower case, by the rules of Unicode; the result may be longer. Missing where the text is."""
+    return _rewritten(a, str.lower)
+
+
+@register(
+    "strip",
+    family="text",
+    spelling="a.strip()",
+    rule=gives(STRING, ("string",)),
+    elementwise=True,
+    examples=(
+        Example(
+            code="x.strip()",
+            inputs={"x": ("string?", ["  red shoe\n", "\u00a0", None])},
+            result=["red shoe", "", None],
+        ),
+    ),
+)
+def strip(a: Column) -> Column:
+    """The text without white space at its ends; white space is what Unicode calls so. Missing where the text is."""
+    return _rewritten(a, str.strip)
+
+
+@register(
+    "nfc",
+    family="text",
+    spelling="a.nfc()",
+    rule=gives(STRING, ("string",)),
+    elementwise=True,
+    examples=(
+        Example(
+            code="x.nfc() == y",
+            inputs={"x": ("string", ["cafe\u0301"]), "y": ("string", ["caf\u00e9"])},
+            result=[True],
+        ),
+    ),
+)
+def nfc(a: Column) -> Column:
+    """The text in Unicode's composed form (NFC), in which two spellings of one character are equal.
+
+    Missing where the text is.
+    """
+    return _rewritten(a, _composed)
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+@register(
+    "concat",
+    family="text",
+    spelling='concat(a, b, ..., separator="")',
+    rule=_joined,
+    elementwise=True,
+    examples=(
+        Example(
+            code='concat(a, b, separator="/")',
+            inputs={"a": ("string", ["de", "de", ""]), "b": ("string?", ["home", None, ""])},
+            result=["de/home", None, "/"],
+        ),
+    ),
+)
+def concat(*columns: Column, separator: str = "") -> Column:
+    """The texts one after the other, with `separator` between them; an empty text keeps its separator.
+
+    Missing where any of the texts is.
+    """
+    codes, texts = used_texts(columns[0])
+    for column in columns[1:]:
+        right_codes, right_texts = used_texts(column)
+        used, codes = renumber(codes * len(right_texts) + right_codes, len(texts) * len(right_texts))
+        left, right = np.divmod(used, len(right_texts))
+        joined = np.empty(len(used), dtype=np.object_)
+        joined[:] = [a + separator + b for a, b in zip(texts[left], right_texts[right], strict=True)]
+        texts = joined
+    return Column(STRING, codes, present=spread(both_present(*columns), len(codes)), dictionary=texts)
+
+
+@register(
+    "contains_text",
+    family="text",
+    spelling="a.contains_text(text)",
+    rule=gives(BOOL, ("string",), check=_check_text),
+    elementwise=True,
+    examples=(
+        Example(
+            code='x.contains_text("shoe")',
+            inputs={"x": ("string?", ["red shoes", "Shoe", None])},
+            result=[True, False, None],
+        ),
+    ),
+)
+def contains_text(a: Column, *, text: str) -> Column:
+    """Whether `text` occurs in the text, compared character by character: use `lower()` and `nfc()` first where
+    case or Unicode form may differ. Missing where the text is.
+    """
+    return Column(BOOL, per_text(a, lambda whole: text in whole, np.bool_), present=a.present)

@@ -1,0 +1,57 @@
+"""Everything that a file of features imports: `from tackboard.features.language import Events, FeatureSet, …`."""
+
+from tackboard.features.entities import (
+    Bool,
+    Context,
+    Events,
+    Float,
+    Id,
+    Int,
+    Item,
+    List,
+    Request,
+    String,
+    Time,
+    User,
+    Vector,
+)
+from tackboard.features.expressions import (
+    coalesce,
+    concat,
+    cross,
+    days,
+    feature,
+    hours,
+    if_else,
+    minutes,
+    pack,
+    sequence,
+)
+from tackboard.features.feature_set import FeatureSet
+
+__all__ = [
+    "Bool",
+    "Context",
+    "Events",
+    "FeatureSet",
+    "Float",
+    "Id",
+    "Int",
+    "Item",
+    "List",
+    "Request",
+    "String",
+    "Time",
+    "User",
+    "Vector",
+    "coalesce",
+    "concat",
+    "cross",
+    "days",
+    "feature",
+    "hours",
+    "if_else",
+    "minutes",
+    "pack",
+    "sequence",
+]

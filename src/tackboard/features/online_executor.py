@@ -1,0 +1,104 @@
+"""The online executor: features of one request with thousands of candidates.
+
+Everything comes with the request: the history that its caller knows, the time, the context, attributes of the user and
+of the candidates. The user's side is computed once; the candidates' side is vectorised. It runs the same kernels as the
+batch executor in the same loop, and gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tackboard.core.errors import UsageError
+from tackboard.features.column import Column
+from tackboard.features.execution import Program
+from tackboard.features.frame import Frame
+from tackboard.features.plan import Plan
+from tackboard.features.tables import EntityTable, with_default
+from tackboard.features.types import ID, TIME
+from tackboard.features.views import Positions, View
+
+Columns = Mapping[str, Column]
+_NOTHING = np.zeros(0, dtype=np.int64)
+_ZERO = np.zeros(1, dtype=np.int64)
+
+
+class OnlineExecutor:
+    """Computes a plan for one request at a time. May be called from several threads.
+
+    `users` and `items` are attribute tables in memory, for attributes that a request does not bring itself.
+    """
+
+    def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
+        self.plan = plan
+        self.program = Program(plan)
+        self.tables = {"user": users, "item": items}
+        self._needs_times = plan.needs_event_times
+        self._sources = [
+            (str(node.params["entity"]), str(node.params["column"]), node.params.get("default"))
+            for _, node in plan.sources()
+        ]
+
+    def compute(
+        self,
+        *,
+        history: Columns | None = None,
+        request_ms: int | None = None,
+        user_id: int = 0,
+        item_ids: Positions = _NOTHING,
+        user: Columns | None = None,
+        item: Columns | None = None,
+        context: Columns | None = None,
+    ) -> dict[str, Column]:
+        """Every feature: one value, or one per candidate where the feature is of that level.
+
+        `history` holds the user's events by (time, order): a column `time`, and those that the plan reads.
+        """
+        given = {"event": history or {}, "user": user or {}, "item": item or {}, "context": context or {}}
+        times = _times(history or {}, needed=self._needs_times)
+        moment = None if request_ms is None else np.array([request_ms], dtype=np.int64)
+        columns: dict[tuple[str, str], Column] = {}
+        for entity, name, default in self._sources:
+            column = given.get(entity, {}).get(name)
+            if column is None:
+                column = self._other(entity, name, moment, user_id, item_ids)
+            if column is not None:
+                columns[entity, name] = column if default is None else with_default(column, default)
+        end = np.array([len(times)], dtype=np.int64)
+        frame = Frame(
+            num_requests=1,
+            num_candidates=len(item_ids),
+            request_of=None,
+            request_ms=moment,
+            event_times=times,
+            visible=View(None, _ZERO, end, _ZERO, np.array([0, len(times)], dtype=np.int64)),
+            columns=columns,
+        )
+        return self.program.run(frame)
+
+    def _other(
+        self, entity: str, name: str, moment: Positions | None, user_id: int, item_ids: Positions
+    ) -> Column | None:
+        if entity == "request":
+            return None if moment is None else Column(TIME, moment)
+        if entity not in ("user", "item"):
+            return None
+        ids = item_ids if entity == "item" else np.array([user_id], dtype=np.int64)
+        if name == "id":
+            return Column(ID, ids)
+        table = self.tables[entity]
+        if table is None or name not in table.columns:
+            return None
+        times = None if moment is None else np.broadcast_to(moment, (len(ids),))
+        return table.lookup(name, ids, times)
+
+
+def _times(history: Columns, *, needed: bool) -> Positions:
+    """The times of the events; without them only their order counts, which is enough for some features."""
+    if "time" in history:
+        return history["time"].values
+    if needed and history:
+        raise UsageError("the history has no times, and these features depend on them", allowed="give history time")
+    return np.zeros(len(next(iter(history.values()))), dtype=np.int64) if history else _NOTHING

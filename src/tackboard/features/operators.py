@@ -1,0 +1,157 @@
+"""The operators of the feature language: one registry of types, kernels and examples.
+
+An operator says which types it takes, which type it gives, and how values are computed. Its kernel is the only code
+that computes it: both executors call it, and so do the examples of the reference (docs/features.md). A kernel takes
+columns and keyword parameters and returns a column; it neither changes its inputs nor looks at the whole of them where
+one row's result would then follow from another row's. That is what makes a row's value the same in a batch of
+millions and alone in a request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tackboard.features.column import Column
+from tackboard.features.types import FeatureType
+
+FAMILIES = (
+    "arithmetic",
+    "comparison",
+    "missing values",
+    "ids",
+    "scaling",
+    "vectors",
+    "text",
+    "time",
+    "lists",
+    "choosing events",
+    "aggregating events",
+)
+ABOUT_EVENTS = ("choosing events", "aggregating events")
+Params = Mapping[str, Any]
+TypeRule = Callable[[tuple[FeatureType, ...], Params], FeatureType]
+
+
+class TypeClash(Exception):
+    """Raised by a type rule: what was given and what the operator takes. The compiler adds feature and line."""
+
+    def __init__(self, got: str, allowed: str = "", fix: str = "") -> None:
+        super().__init__(got)
+        self.got = got
+        self.allowed = allowed
+        self.fix = fix
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One line of the reference, executed by the tests.
+
+    `inputs` binds names to (type, values by row) and `code` is an expression over them, as a user would write it; its
+    values must be `result`. Where `events` is among the inputs it is a dict of event columns, all of one user, and
+    `request_ms` the time of the request.
+    """
+
+    code: str
+    result: Any
+    inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """An operator; see the module's docstring.
+
+    `spelling` is how a user writes it. `elementwise` operators work value by value: NumPy broadcasting of a column of
+    one row must give the right result, and given a list they work on its elements. `exact_inputs` is for the reader.
+    """
+
+    name: str
+    family: str
+    spelling: str
+    summary: str
+    rule: TypeRule
+    kernel: Callable[..., Any]
+    elementwise: bool = False
+    examples: tuple[Example, ...] = ()
+
+    def check_call(self, num_inputs: int, params: Params) -> None:
+        """Raises TypeClash unless the kernel takes so many inputs and parameters of these names."""
+        inputs, takes_more, wanted = _call_shape(self.kernel)
+        inputs -= self.family in ABOUT_EVENTS  # Their first is the frame.
+        if num_inputs != inputs and not (takes_more and num_inputs >= max(1, inputs)):
+            raise TypeClash(f"it is given {num_inputs} inputs", allowed=f"{inputs}{' or more' if takes_more else ''}")
+        if set(params) != wanted:
+            raise TypeClash(
+                f"its parameters are {', '.join(sorted(params)) or 'none'}",
+                allowed=f"{', '.join(sorted(wanted)) or 'none'}",
+            )
+
+
+REGISTRY: dict[str, Operator] = {}
+
+
+def register(
+    name: str,
+    *,
+    family: str,
+    spelling: str,
+    rule: TypeRule,
+    elementwise: bool = False,
+    examples: tuple[Example, ...] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a kernel; its docstring's first sentence is the operator's summary in the reference."""
+    if family not in FAMILIES:
+        raise ValueError(f"{family} is no family of operators")
+
+    def add(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        if name in REGISTRY:
+            raise ValueError(f"operator {name} is registered twice")
+        summary = " ".join((kernel.__doc__ or "").split())
+        REGISTRY[name] = Operator(name, family, spelling, summary, rule, kernel, elementwise, examples)
+        return kernel
+
+    return add
+
+
+@functools.cache
+def _call_shape(kernel: Callable[..., Any]) -> tuple[int, bool, frozenset[str]]:
+    """(positional inputs, whether any number may follow, names of parameters) of a kernel."""
+    found = inspect.signature(kernel).parameters.values()
+    positional = sum(1 for parameter in found if parameter.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    more = any(parameter.kind == inspect.Parameter.VAR_POSITIONAL for parameter in found)
+    named = frozenset(parameter.name for parameter in found if parameter.kind == inspect.Parameter.KEYWORD_ONLY)
+    return positional, more, named
+
+
+def any_missing(types: tuple[FeatureType, ...]) -> bool:
+    """Whether one of the inputs may be missing."""
+    return any(type_.nullable for type_ in types)
+
+
+def need(types: tuple[FeatureType, ...], position: int, kinds: tuple[str, ...]) -> FeatureType:
+    """The type at `position`, or TypeClash where its kind is none of `kinds`."""
+    given = types[position]
+    if given.kind not in kinds:
+        raise TypeClash(f"it is given {given}", allowed=f"it takes: {', '.join(kinds)}")
+    return given
+
+
+def gives(result: FeatureType, *kinds: tuple[str, ...], check: Callable[[Params], None] | None = None) -> TypeRule:
+    """A rule: one input of each of `kinds`, the result of type `result`, missing where an input is missing."""
+
+    def rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+        for position, allowed in enumerate(kinds):
+            need(types, position, allowed)
+        if check is not None:
+            check(params)
+        return result.with_nullable(any_missing(types))
+
+    return rule
+
+
+def scalar(kind: FeatureType, values: Any, like: Column | None = None) -> Column:
+    """A scalar column of `values`, missing where `like` is missing."""
+    return Column(kind, values, present=None if like is None else like.present)

@@ -1,0 +1,471 @@
+"""The compiler: expressions in, a checked plan out.
+
+A plan is a list of nodes in an order in which they can be computed. Equal sub-expressions become one node, however
+often and in however many features they were written. Every node gets its type and its level here, before any data is
+read; what does not fit is an error that names the feature and the line.
+
+Levels say how often a node is computed. A constant: once. Event level: once per event of the log. Request level (user,
+request, context, and everything aggregated from events): once per request. Candidate level: once per candidate. That
+is how the user's side of a request with thousands of candidates is computed once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import DataError, UsageError
+from tackboard.features import kernels
+from tackboard.features.entities import BUILT_IN, FUTURE
+from tackboard.features.expressions import NOWHERE, Expression, Place
+from tackboard.features.operators import REGISTRY, Operator, TypeClash
+from tackboard.features.types import BOOL, FLOAT, INT, SCALARS, STRING, VIEW, FeatureType, type_from_json
+
+CONSTANT, EVENT, REQUEST, CANDIDATE = range(4)
+LEVELS = ("constant", "event", "request", "candidate")
+CHOOSING, AGGREGATING = "choosing events", "aggregating events"
+MAX_NODES = 20_000
+kernels.load()
+
+
+class SpecError(UsageError):
+    """A feature definition that cannot be: names the feature and the line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One step of a plan. `shape` tells lists apart: those of equal shape have the same length in every row."""
+
+    op: str
+    args: tuple[int, ...]
+    params: Mapping[str, Any]
+    type: FeatureType
+    level: int
+    place: Place
+    shape: int = -1
+    maps_lists: bool = False
+
+    @property
+    def operator(self) -> Operator:
+        """The registry's entry."""
+        return REGISTRY[self.op]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Nodes in order, and which of them is which feature."""
+
+    nodes: tuple[Node, ...]
+    features: Mapping[str, int]
+
+    def sources(self) -> list[tuple[int, Node]]:
+        """The nodes that read data, with their positions."""
+        return [(index, node) for index, node in enumerate(self.nodes) if node.op == "source"]
+
+    @property
+    def reads_events(self) -> bool:
+        """Whether any feature looks at events."""
+        return any(node.op == "events" for node in self.nodes)
+
+    @property
+    def needs_event_times(self) -> bool:
+        """Whether any feature depends on how old events are."""
+        return any(node.op in ("within", "between", "decayed_sum") for node in self.nodes)
+
+    @property
+    def needs_request_time(self) -> bool:
+        """Whether any feature depends on the time of the request."""
+        return self.needs_event_times or any(node.params["entity"] == "request" for _, node in self.sources())
+
+    def trimmed(self, names: Iterable[str]) -> Plan:
+        """The plan of some features only; what nothing else needs is gone. An unknown name raises UsageError."""
+        wanted = list(dict.fromkeys(names))
+        for name in wanted:
+            if name not in self.features:
+                close = suggest(name, self.features)
+                raise UsageError(
+                    f"there is no feature {name}",
+                    allowed=f"features: {', '.join(list(self.features)[:16])}",
+                    fix=f"did you mean {close}?" if close else "",
+                )
+        needed: set[int] = set()
+        stack = [self.features[name] for name in wanted]
+        while stack:
+            index = stack.pop()
+            if index not in needed:
+                needed.add(index)
+                stack += self.nodes[index].args
+        order = sorted(needed)
+        place = {old: new for new, old in enumerate(order)}
+        nodes = tuple(
+            dataclasses.replace(
+                self.nodes[old],
+                args=tuple(place[argument] for argument in self.nodes[old].args),
+                shape=place.get(self.nodes[old].shape, -1),
+            )
+            for old in order
+        )
+        return Plan(nodes, {name: place[self.features[name]] for name in wanted})
+
+    def readers(self, index: int) -> list[str]:
+        """The features that depend on a node."""
+        dependent = {index}
+        for later in range(index + 1, len(self.nodes)):
+            if dependent.intersection(self.nodes[later].args):
+                dependent.add(later)
+        return [name for name, node in self.features.items() if node in dependent]
+
+    def explain(self) -> str:
+        """The plan as text: one line per node, with level, type, how often it is used, and its features."""
+        uses = [0] * len(self.nodes)
+        for node in self.nodes:
+            for argument in node.args:
+                uses[argument] += 1
+        named: dict[int, list[str]] = {}
+        for name, index in self.features.items():
+            named.setdefault(index, []).append(name)
+        rows = []
+        for index, node in enumerate(self.nodes):
+            shared = f"shared ×{uses[index]}" if uses[index] > 1 and node.op not in ("source", "constant") else ""
+            names = "→ " + ", ".join(named[index]) if index in named else ""
+            rows.append((f"%{index}", LEVELS[node.level], str(node.type), self._spell(node), shared, names))
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(5)]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows
+        ]
+        return "\n".join([*lines, self._summary(uses)])
+
+    def _summary(self, uses: Sequence[int]) -> str:
+        saved = sum(count - 1 for count, node in zip(uses, self.nodes, strict=True) if count > 1)
+        counts = [sum(1 for node in self.nodes if node.level == level) for level in range(4)]
+        per = ", ".join(f"{count} per {name}" for count, name in zip(counts[1:], LEVELS[1:], strict=True) if count)
+        return (
+            f"{len(self.features)} features, {len(self.nodes)} nodes ({counts[0]} constants, {per}); "
+            f"{saved} computations saved by sharing"
+        )
+
+    def _spell(self, node: Node) -> str:
+        if node.op == "source":
+            return f"{node.params['entity']}.{node.params['column']}"
+        if node.op == "constant":
+            return repr(node.params["value"])
+        params = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in node.params.items()]
+        params = [text if len(text) <= 48 else text[:45] + "…" for text in params]
+        return f"{node.op}({', '.join([*(f'%{argument}' for argument in node.args), *params])})"
+
+
+class PlanBuilder:
+    """Adds nodes one by one, checking each; an equal node is returned instead of added again."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._known: dict[str, int] = {}
+
+    def add(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> int:
+        """The position of the node. Raises TypeClash where it cannot be."""
+        key = _key(op, args, params)
+        if key in self._known:
+            return self._known[key]
+        if len(self.nodes) >= MAX_NODES:
+            raise TypeClash(f"the set has more than {MAX_NODES:,} operations")
+        node = self._check(op, args, params, place)
+        self.nodes.append(node)
+        self._known[key] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+    def _check(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> Node:
+        if op == "source":
+            node = _source(params, place)
+            return dataclasses.replace(node, shape=len(self.nodes)) if node.type.kind == "list" else node
+        if op == "constant":
+            return Node(op, (), params, _constant_type(params.get("value")), CONSTANT, place)
+        if op not in REGISTRY:
+            raise TypeClash(f"there is no operator {op!r}", fix=_nearest(op, REGISTRY) or "use a newer tackboard")
+        operator = REGISTRY[op]
+        operator.check_call(len(args), params)
+        inputs = [self.nodes[argument] for argument in args]
+        if op == "events":
+            return Node(op, (), params, VIEW, REQUEST, place)
+        if operator.family in (CHOOSING, AGGREGATING):
+            return self._check_events(operator, args, inputs, params, place)
+        for node in inputs:
+            if node.type.kind == "view":
+                raise TypeClash("it is given events", allowed="aggregate them first: count(), sum(…), collect(…)")
+        level = _level([node.level for node in inputs])
+        lists = [node for node in inputs if node.type.kind == "list"]
+        if operator.elementwise and lists:
+            return self._map_lists(operator, args, inputs, params, place)
+        type_ = operator.rule(tuple(node.type for node in inputs), params)
+        shape = -1
+        if type_.kind == "list":
+            shape = lists[0].shape if op == "differences" else len(self.nodes)
+        return Node(op, args, params, type_, level, place, shape=shape)
+
+    def _map_lists(
+        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
+    ) -> Node:
+        """An elementwise operator on lists: the other inputs are constants, or lists of the same events."""
+        lists = [node for node in inputs if node.type.kind == "list"]
+        for node in inputs:
+            if node.type.kind == "list" and node.shape != lists[0].shape:
+                raise TypeClash("it is given two lists of different events", allowed="lists of one choice of events")
+            if node.type.kind != "list" and node.level != CONSTANT:
+                raise TypeClash(f"it is given a list and {node.type}", allowed="a list with constants or lists")
+            if node.type.nullable:
+                raise TypeClash(f"it is given {node.type}", fix="fill the missing list first: .fill_missing([])")
+        element = operator.rule(tuple(node.type.of_elements() for node in inputs), params)
+        if element.kind not in SCALARS:
+            raise TypeClash(f"it would give a list of {element}", allowed="lists hold scalars")
+        if element.nullable:
+            raise TypeClash("it may give missing elements", allowed="elements of a list are never missing")
+        level = _level([node.level for node in inputs])
+        return Node(operator.name, args, params, element.in_list(), level, place, shape=lists[0].shape, maps_lists=True)
+
+    def _check_events(
+        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
+    ) -> Node:
+        if operator.name == "sequence":
+            return self._check_sequence(operator, args, inputs, params, place)
+        if not inputs or inputs[0].type.kind != "view":
+            raise TypeClash("its first input is not a choice of events")
+        level = inputs[0].level
+        for position, node in enumerate(inputs[1:], 1):
+            is_key = operator.name == "matching" and position == 2
+            if is_key and node.level == EVENT:
+                raise TypeClash("the value to match is a column of the events", allowed="one of user, request or item")
+            if is_key:
+                level = max(level, node.level)
+            elif node.level not in (EVENT, CONSTANT):
+                raise TypeClash(
+                    f"it is given a value of the {LEVELS[node.level]}",
+                    allowed="a column of the events, e.g. events.item",
+                    fix="compare events with the request by events.matching(column, value)",
+                )
+        type_ = operator.rule(tuple(node.type for node in inputs), params)
+        if type_.kind == "list":
+            shape = args[0] if operator.name == "collect" else len(self.nodes)
+            return Node(operator.name, args, params, type_, level, place, shape=shape)
+        return Node(operator.name, args, params, type_, level, place)
+
+    def _check_sequence(
+        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
+    ) -> Node:
+        if len({node.shape for node in inputs if node.type.kind == "list"}) > 1:
+            raise TypeClash("its columns are lists of different events", allowed="lists of one choice of events")
+        type_ = operator.rule(tuple(node.type for node in inputs), params)
+        return Node(operator.name, args, params, type_, _level([node.level for node in inputs]), place)
+
+
+class Compiler:
+    """Named expressions to a plan; see the module's docstring."""
+
+    def __init__(self, features: Mapping[str, Expression]) -> None:
+        self._features = features
+        self._builder = PlanBuilder()
+        self._done: dict[str, int] = {}
+        self._seen: dict[int, int] = {}
+        self._path: list[str] = []
+
+    def compile(self) -> Plan:
+        """The plan of all features. Raises SpecError naming feature and line."""
+        for name in self._features:
+            self._feature(name)
+        return Plan(tuple(self._builder.nodes), {name: self._done[name] for name in self._features})
+
+    def _feature(self, name: str) -> int:
+        if name in self._done:
+            return self._done[name]
+        expression = self._features[name]
+        if name in self._path:
+            circle = [*self._path[self._path.index(name) :], name]
+            raise SpecError(
+                f"feature {name} ({expression.place}) depends on itself: {' → '.join(circle)}",
+                fix="take one of the references out",
+            )
+        self._path.append(name)
+        try:
+            index = self._expression(expression, name)
+        except RecursionError:
+            raise SpecError(f"feature {name} ({expression.place}) is nested too deeply") from None
+        self._path.pop()
+        node = self._builder.nodes[index]
+        if node.type.kind == "view":
+            raise SpecError(
+                f"feature {name} ({node.place}) is a choice of events", allowed="aggregate them: count(), collect(…)"
+            )
+        if node.level == EVENT:
+            raise SpecError(
+                f"feature {name} ({node.place}) is a column of the events, not a value of the request",
+                allowed="aggregate it: events.last(…), events.sum(…), events.collect(…)",
+            )
+        self._done[name] = index
+        return index
+
+    def _expression(self, expression: Expression, name: str) -> int:
+        if id(expression) in self._seen:
+            return self._seen[id(expression)]
+        if expression.op == "unknown_column":
+            raise _unknown_column(expression, name)
+        if expression.op == "feature":
+            index = self._reference(expression, name)
+        else:
+            args = tuple(self._expression(argument, name) for argument in expression.args)
+            try:
+                index = self._builder.add(expression.op, args, expression.params, expression.place)
+            except TypeClash as clash:
+                raise spec_error(name, expression.place, expression.op, clash) from None
+        self._seen[id(expression)] = index
+        return index
+
+    def _reference(self, expression: Expression, name: str) -> int:
+        wanted = expression.params["name"]
+        if wanted not in self._features:
+            close = suggest(str(wanted), self._features)
+            raise SpecError(
+                f"feature {name} ({expression.place}) refers to a feature {wanted!r}, which does not exist",
+                fix=f"did you mean {close}?" if close else "",
+            )
+        return self._feature(wanted)
+
+
+def compile_features(features: Mapping[str, Expression]) -> Plan:
+    """The plan of named expressions. Raises SpecError naming feature and line."""
+    return Compiler(features).compile()
+
+
+def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
+    """The plan of features.json's nodes, checked like one that was just written. Raises DataError."""
+    builder = PlanBuilder()
+    positions: list[int] = []
+    for number, data in enumerate(nodes):
+        try:
+            op, args, params = data["op"], data.get("args", []), data.get("params", {})
+            line = int(data.get("line", 0))
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise DataError(f"operation {number} of the feature set cannot be read") from None
+        valid = isinstance(op, str) and isinstance(params, dict) and isinstance(args, list)
+        if not valid or not all(type(argument) is int and 0 <= argument < number for argument in args):
+            raise DataError(f"operation {number} of the feature set has inputs that do not come before it")
+        place = Place(str(data.get("file", "")), line) if line else NOWHERE
+        try:
+            positions.append(builder.add(op, tuple(positions[argument] for argument in args), params, place))
+        except TypeClash as clash:
+            readers = _names_reading(number, nodes, features)
+            error = spec_error(readers or f"(operation {number})", place, op, clash)
+            raise DataError(error.got, allowed=error.allowed, fix=error.fix) from None
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError):
+            raise DataError(f"operation {number} of the feature set, {op}, has parameters it cannot have") from None
+    indices: dict[str, int] = {}
+    for name, index in features.items():
+        if type(index) is not int or not 0 <= index < len(positions):
+            raise DataError(f"feature {name} names operation {index!r}, which does not exist")
+        node = builder.nodes[positions[index]]
+        if node.type.kind == "view" or node.level == EVENT:
+            raise DataError(f"feature {name} is no value of a request")
+        indices[name] = positions[index]
+    return Plan(tuple(builder.nodes), indices)
+
+
+def spec_error(feature: str, place: Place, op: str, clash: TypeClash) -> SpecError:
+    """A TypeClash as users see it."""
+    spelling = REGISTRY[op].spelling if op in REGISTRY else op
+    return SpecError(f"feature {feature} ({place}), {spelling}: {clash.got}", allowed=clash.allowed, fix=clash.fix)
+
+
+def _key(op: str, args: tuple[int, ...], params: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps([op, args, params], sort_keys=True, ensure_ascii=True)
+    except (TypeError, ValueError):
+        raise TypeClash(f"its parameter is {type(next(iter(params.values()), None)).__name__}") from None
+
+
+def _level(levels: Sequence[int]) -> int:
+    if EVENT in levels and max(levels, default=CONSTANT) > EVENT:
+        raise TypeClash(
+            "it mixes a column of the events with a value of the request",
+            allowed="aggregate the events first, or choose them by events.matching(column, value)",
+        )
+    return max(levels, default=CONSTANT)
+
+
+def _constant_type(value: Any) -> FeatureType:
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < (1 << 63):
+            raise TypeClash(f"{value} does not fit into 64 bits")
+        return INT
+    if isinstance(value, float):
+        return FLOAT
+    if isinstance(value, str):
+        return STRING
+    raise TypeClash(
+        f"{type(value).__name__} is no value of a feature",
+        allowed="features, numbers, strings, true and false",
+        fix="choose events with events.where(…)" if type(value).__name__ == "Events" else "",
+    )
+
+
+def _source(params: Mapping[str, Any], place: Place) -> Node:
+    entity, column = params.get("entity"), params.get("column")
+    if entity not in BUILT_IN or not isinstance(column, str):
+        raise TypeClash(f"there is no entity {entity!r}", allowed=f"entities: {', '.join(BUILT_IN)}")
+    try:
+        type_ = type_from_json(params.get("type"))
+    except DataError as error:
+        raise TypeClash(error.got, allowed=error.allowed) from None
+    if column in FUTURE:
+        raise TypeClash(
+            f"{entity}.{column} looks into the future",
+            allowed="it is counted over the whole log, a part of which comes after the request",
+            fix="count what was received before: events.count(), events.last(events.time)",
+        )
+    if BUILT_IN[entity].get(column, type_) != type_:
+        raise TypeClash(f"{entity}.{column} is {BUILT_IN[entity][column]}, declared {type_}")
+    if type_.kind in ("sequence", "view") or (type_.kind == "vector" and not 1 <= type_.width <= 65_536):
+        raise TypeClash(f"a column cannot be {type_}")
+    for bound in ("minimum", "maximum"):
+        value = params.get(bound)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)):
+            raise TypeClash(f"{bound} = {value!r}", allowed="a number")
+    level = {"item": CANDIDATE, "event": EVENT}.get(str(entity), REQUEST)
+    if entity == "event" and type_.kind not in SCALARS:
+        raise TypeClash(f"a column of the events cannot be {type_}", allowed="scalars")
+    return Node("source", (), params, type_, level, place)
+
+
+def _unknown_column(expression: Expression, name: str) -> SpecError:
+    entity, column = expression.params["entity"], expression.params["column"]
+    known = expression.params["known"]
+    spelt = "events" if entity == "event" else entity
+    if column in FUTURE:
+        return SpecError(
+            f"feature {name} ({expression.place}): {spelt}.{column} looks into the future",
+            allowed="it is counted over the whole log, a part of which comes after the request",
+            fix="count what was received before: events.count(), events.last(events.time)",
+        )
+    close = suggest(column, known)
+    return SpecError(
+        f"feature {name} ({expression.place}): {spelt} has no column {column}",
+        allowed=f"declared: {', '.join(known)}",
+        fix=f"did you mean {spelt}.{close}?" if close else f"declare it: {spelt} = {spelt.title()}({column}=…)",
+    )
+
+
+def _nearest(word: str, choices: Iterable[str]) -> str:
+    close = suggest(word, choices)
+    return f"did you mean {close}?" if close else ""
+
+
+def _names_reading(number: int, nodes: Sequence[Any], features: Mapping[str, Any]) -> str:
+    """The features of features.json that depend on an operation."""
+    dependent = {number}
+    for later in range(number + 1, len(nodes)):
+        args = nodes[later].get("args", []) if isinstance(nodes[later], dict) else []
+        if isinstance(args, list) and dependent.intersection(a for a in args if isinstance(a, int)):
+            dependent.add(later)
+    return ", ".join(str(name) for name, index in features.items() if index in dependent)

@@ -1,0 +1,185 @@
+"""Stored data as the executors read it: the events of all users, and the attributes of users and items.
+
+Only the columns that a plan reads are loaded. Attributes may change: a table with `valid_from` holds several versions
+of an entity, and a request sees the newest one that was valid at its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tackboard.events.dataset import Dataset
+from tackboard.features.arrow import from_arrow
+from tackboard.features.column import DTYPES, Column
+from tackboard.features.execution import Program
+from tackboard.features.plan import Plan
+from tackboard.features.types import type_from_json
+from tackboard.features.views import Positions, first_at_least
+
+EVENT_COLUMNS = {"item": "item_id", "action": "action", "surface": "surface", "time": "time_ms"}
+"""Names of the built-in event columns in events.parquet."""
+
+
+class EventTable:
+    """Events of U users end to end, each user's by (time, order). `columns` are those of the language."""
+
+    def __init__(
+        self,
+        *,
+        user_ids: Positions,
+        offsets: Positions,
+        times: Positions,
+        received: Positions,
+        columns: Mapping[str, Column],
+    ) -> None:
+        self.user_ids = user_ids
+        self.offsets = offsets
+        self.times = times
+        self.received = received
+        self.columns = columns
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table, plan: Plan) -> EventTable:
+        """The events of a dataset: sorted by user_id, time_ms and order, with the columns that `plan` reads."""
+        users = _numbers(table, "user_id")
+        user_ids, starts = np.unique(users, return_index=True)
+        columns = {}
+        for index, node in plan.sources():
+            if node.params["entity"] != "event":
+                continue
+            name = str(node.params["column"])
+            stored = EVENT_COLUMNS.get(name, name)
+            if stored not in table.column_names:
+                raise Program(plan).missing_source(index)
+            columns[name] = read_source(table[stored], node.params)
+        return cls(
+            user_ids=user_ids,
+            offsets=np.append(starts, len(users)).astype(np.int64),
+            times=_numbers(table, "time_ms"),
+            received=_numbers(table, "received_ms"),
+            columns=columns,
+        )
+
+    def owners_of(self, user_ids: Positions) -> Positions:
+        """The position of each user's range, or -1 for users without events."""
+        return find_ids(self.user_ids, user_ids)
+
+    def slice(self, first: int, last: int) -> EventTable:
+        """The users from position `first` to `last`, not included."""
+        start, end = int(self.offsets[first]), int(self.offsets[last])
+        window = np.arange(start, end, dtype=np.int64)
+        return EventTable(
+            user_ids=self.user_ids[first:last],
+            offsets=self.offsets[first : last + 1] - start,
+            times=self.times[start:end],
+            received=self.received[start:end],
+            columns=self.columns
+            if (start, end) == (0, len(self.times))
+            else {name: column.take(window) for name, column in self.columns.items()},
+        )
+
+
+class EntityTable:
+    """Attributes by id, and by the time they are valid from where `valid_from` is given. Sorted by both."""
+
+    def __init__(self, ids: Positions, columns: Mapping[str, Column], valid_from: Positions | None = None) -> None:
+        self.ids = ids
+        self.columns = columns
+        self.valid_from = valid_from
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table, entity: str, plan: Plan) -> EntityTable:
+        """The attributes of `entity` (user or item) that `plan` reads, from a dataset's table."""
+        columns = {}
+        for index, node in plan.sources():
+            name = str(node.params["column"])
+            if node.params["entity"] != entity or name == "id":
+                continue
+            if name not in table.column_names:
+                raise Program(plan).missing_source(index)
+            columns[name] = read_source(table[name], node.params)
+        valid_from = _numbers(table, "valid_from_ms") if "valid_from_ms" in table.column_names else None
+        return cls(_numbers(table, f"{entity}_id"), columns, valid_from)
+
+    def lookup(self, name: str, ids: Positions, times: Positions | None, default: Any = None) -> Column:
+        """The attribute of each id as valid at its time; `default`, or missing, where there is none."""
+        places = self.places(ids, times)
+        column = self.columns[name]
+        known = places >= 0
+        if not len(self.ids):
+            column = Column.of(column.type, [None])
+        taken = column.take(np.where(known, places, 0))
+        present = taken.present if known.all() else known if taken.present is None else known & taken.present
+        taken = Column(taken.type, taken.values, present=present, offsets=taken.offsets, dictionary=taken.dictionary)
+        return taken if default is None else with_default(taken, default)
+
+    def places(self, ids: Positions, times: Positions | None) -> Positions:
+        """The row of each id, or -1."""
+        if self.valid_from is None or times is None:
+            return find_ids(self.ids, ids)
+        starts = np.searchsorted(self.ids, ids, side="left").astype(np.int64)
+        ends = np.searchsorted(self.ids, ids, side="right").astype(np.int64)
+        # The first version that is valid from later than the request; the one before it is the request's.
+        later = first_at_least(self.valid_from, starts, ends, times + 1)
+        return np.where(later > starts, later - 1, -1)
+
+
+def read_source(array: pa.ChunkedArray, params: Mapping[str, Any]) -> Column:
+    """A stored column as the source that `params` declares, its default filled in."""
+    column = from_arrow(array, type_from_json(params["type"]), f"{params['entity']}.{params['column']}")
+    default = params.get("default")
+    return column if default is None else with_default(column, default)
+
+
+def with_default(column: Column, default: Any) -> Column:
+    """The column with `default` where a value is missing."""
+    if column.present is None:
+        return column
+    if column.dictionary is not None:
+        dictionary = np.append(column.dictionary, np.array([default], dtype=np.object_))
+        codes = np.where(column.present, column.values, len(dictionary) - 1)
+        return Column(column.type, codes, dictionary=dictionary)
+    filled = np.where(column.present, column.values, DTYPES[column.type.kind](default))
+    return Column(column.type, filled)
+
+
+def find_ids(sorted_ids: Positions, ids: Positions) -> Positions:
+    """The position of each id among sorted, distinct ones, or -1."""
+    if not len(sorted_ids):
+        return np.full(len(ids), -1, dtype=np.int64)
+    places = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+    return np.where(sorted_ids[places] == ids, places, -1).astype(np.int64)
+
+
+def load_tables(dataset: Dataset, plan: Plan) -> tuple[EventTable | None, EntityTable | None, EntityTable | None]:
+    """(events, users, items) of a dataset, as far as `plan` reads them."""
+    read: dict[str, list[str]] = {"event": [], "user": [], "item": []}
+    for _, node in plan.sources():
+        entity, column = str(node.params["entity"]), str(node.params["column"])
+        if entity in read and (entity == "event" or column != "id"):
+            read[entity].append(column)
+    events = None
+    if plan.reads_events:
+        wanted = ["user_id", "time_ms", "received_ms", *(EVENT_COLUMNS.get(name, name) for name in read["event"])]
+        stored = {*wanted[:3], *EVENT_COLUMNS.values(), *dataset.fields}
+        table = dataset.read_events([name for name in dict.fromkeys(wanted) if name in stored])
+        events = EventTable.from_arrow(table, plan)
+    entities: list[EntityTable | None] = []
+    for entity in ("user", "item"):
+        if not read[entity]:
+            entities.append(None)
+            continue
+        table = dataset.read_history(entity)
+        if table is None:
+            table = dataset.read_users() if entity == "user" else dataset.read_items()
+        entities.append(EntityTable.from_arrow(table, entity, plan))
+    return events, entities[0], entities[1]
+
+
+def _numbers(table: pa.Table, name: str) -> NDArray[np.int64]:
+    return np.asarray(table[name].to_numpy(), dtype=np.int64)

@@ -1,0 +1,103 @@
+"""The types of features: what an expression gives, checked before any data is read.
+
+A scalar is a bool, int (64 bits), float (64 bits), string, id (an int64 that names something and is never calculated
+with) or time (ms since 1970, UTC). Beside scalars there are the vector of fixed width (32-bit floats), the list of a
+scalar, and the sequence: parallel lists, one entry per event. `nullable` says that a value may be missing; elements of
+lists and vectors never are. A view is a choice of events inside the language and is no feature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tackboard.core.errors import DataError
+
+SCALARS = ("bool", "int", "float", "string", "id", "time")
+NUMBERS = ("bool", "int", "float")
+KINDS = (*SCALARS, "vector", "list", "sequence", "view")
+MODEL_KINDS = {"bool": "dense", "int": "dense", "float": "dense", "id": "id", "time": "timestamp", "vector": "vector"}
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureType:
+    """One type. `element` is a list's scalar, `width` a vector's, `columns` a sequence's lists by name."""
+
+    kind: str
+    element: str = ""
+    width: int = 0
+    nullable: bool = False
+    columns: tuple[tuple[str, FeatureType], ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "vector":
+            text = f"vector[{self.width}]"
+        elif self.kind == "list":
+            text = f"list[{self.element}]"
+        elif self.kind == "sequence":
+            text = "sequence{" + ", ".join(f"{name}: {column.element}" for name, column in self.columns) + "}"
+        else:
+            text = self.kind
+        return text + "?" if self.nullable else text
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it can be calculated with."""
+        return self.kind in NUMBERS
+
+    @property
+    def model_kind(self) -> str | None:
+        """What a model calls it: id, dense, vector, id list, number list, timestamp or sequence; None for text."""
+        if self.kind == "list":
+            inner = {"id": "id list", "int": "number list", "float": "number list", "bool": "number list"}
+            return inner.get(self.element)
+        return "sequence" if self.kind == "sequence" else MODEL_KINDS.get(self.kind)
+
+    def with_nullable(self, nullable: bool) -> FeatureType:  # noqa: FBT001
+        """The same type, with or without missing values."""
+        return self if nullable == self.nullable else dataclasses.replace(self, nullable=nullable)
+
+    def of_elements(self) -> FeatureType:
+        """The scalar type of a list's elements; any other type is its own."""
+        return FeatureType(self.element) if self.kind == "list" else self
+
+    def in_list(self) -> FeatureType:
+        """The list of this scalar."""
+        return FeatureType("list", element=self.kind)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, without the fields that are at their default."""
+        data: dict[str, Any] = {"kind": self.kind}
+        if self.element:
+            data["element"] = self.element
+        if self.width:
+            data["width"] = self.width
+        if self.nullable:
+            data["nullable"] = True
+        if self.columns:
+            data["columns"] = {name: column.to_json() for name, column in self.columns}
+        return data
+
+
+BOOL, INT, FLOAT = FeatureType("bool"), FeatureType("int"), FeatureType("float")
+STRING, ID, TIME = FeatureType("string"), FeatureType("id"), FeatureType("time")
+VIEW = FeatureType("view")
+
+
+def type_from_json(data: Any) -> FeatureType:
+    """The type that `to_json` wrote; anything else raises DataError."""
+    if not isinstance(data, dict) or data.get("kind") not in KINDS or not set(data) <= _FIELDS:
+        raise DataError(f"{str(data)[:80]!r} is no feature type", allowed=f"kinds: {', '.join(KINDS)}")
+    width, columns, element = data.get("width", 0), data.get("columns", {}), data.get("element", "")
+    if type(width) is not int or width < 0 or not isinstance(columns, dict) or element not in ("", *SCALARS):
+        raise DataError(f"{str(data)[:80]!r} is no feature type")
+    return FeatureType(
+        kind=data["kind"],
+        element=element,
+        width=width,
+        nullable=bool(data.get("nullable", False)),
+        columns=tuple((str(name), type_from_json(column)) for name, column in columns.items()),
+    )
+
+
+_FIELDS = {field.name for field in dataclasses.fields(FeatureType)}

@@ -1,0 +1,202 @@
+"""A choice of events for every row, without copying them.
+
+The events of all users lie end to end, each user's by time. A `View` gives every row (a request, or a candidate) a
+range of an index into them:
+
+    events   0 1 2 3 4 5 6 7 8 9        two users: 0–5 and 6–9
+    index    0   2   4   6 7            the clicks among them; None stands for all events in order
+    row r    index[starts[r]:ends[r]]   what row r sees, oldest first
+
+Filtering events moves the ranges with one cumulative count, a time window is a binary search, the newest n a
+subtraction; none of them touches single events of single rows. `bounds` cuts the index into segments (one per user at
+first), and `segments` says in which one a row's range lies, so that events can be grouped by a key within it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.features.column import offsets_of, ranges
+
+Positions = NDArray[np.int64]
+INT64_MIN = np.iinfo(np.int64).min
+
+
+class View:
+    """Ranges of events per row; see the module's picture. Treated as immutable."""
+
+    __slots__ = ("_expanded", "bounds", "ends", "index", "segments", "starts")
+
+    def __init__(
+        self, index: Positions | None, starts: Positions, ends: Positions, segments: Positions, bounds: Positions
+    ) -> None:
+        self.index = index
+        self.starts = starts
+        self.ends = ends
+        self.segments = segments
+        self.bounds = bounds
+        self._expanded: tuple[Positions, Positions] | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lengths(self) -> Positions:
+        """Events of each row."""
+        return self.ends - self.starts
+
+    def at_index(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of the events, in the order of the index."""
+        return values if self.index is None else values[self.index]
+
+    def expanded(self) -> tuple[Positions, Positions]:
+        """(places in the index, rows) of every event of every row, end to end; computed once."""
+        if self._expanded is None:
+            lengths = self.lengths
+            places = ranges(self.starts, lengths)
+            rows = (
+                np.zeros(len(places), dtype=np.int64)
+                if len(self) == 1
+                else np.repeat(np.arange(len(self), dtype=np.int64), lengths)
+            )
+            self._expanded = places, rows
+        return self._expanded
+
+    def events_of_rows(self) -> Positions:
+        """Positions of the events of every row, end to end."""
+        places, _ = self.expanded()
+        return places if self.index is None else self.index[places]
+
+    def with_ranges(self, starts: Positions, ends: Positions) -> View:
+        """The same index with other ranges."""
+        return View(self.index, starts, ends, self.segments, self.bounds)
+
+    def spread(self, request_of: Positions) -> View:
+        """Rows of requests as rows of candidates."""
+        return View(self.index, self.starts[request_of], self.ends[request_of], self.segments[request_of], self.bounds)
+
+    def keep(self, condition: NDArray[np.bool_]) -> View:
+        """The events for which `condition` [events] holds."""
+        kept = self.at_index(condition)
+        before = offsets_of(kept)
+        places = np.flatnonzero(kept)
+        index = places if self.index is None else self.index[places]
+        return View(index, before[self.starts], before[self.ends], self.segments, before[self.bounds])
+
+    def newest(self, count: int) -> View:
+        """The last `count` events of each row."""
+        return self.with_ranges(np.maximum(self.starts, self.ends - count), self.ends)
+
+    def from_time(self, times: Positions, oldest: Positions) -> View:
+        """The events at or after `oldest` [rows]; `times` [events] rise within a segment."""
+        return self.with_ranges(first_at_least(self.at_index(times), self.starts, self.ends, oldest), self.ends)
+
+    def before_time(self, times: Positions, limit: Positions) -> View:
+        """The events before `limit` [rows]."""
+        return self.with_ranges(self.starts, first_at_least(self.at_index(times), self.starts, self.ends, limit))
+
+    def group(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
+        """The events whose key [events] is the one that the row wants [rows]; none where `known` is False."""
+        keys = self.at_index(keys)
+        segment_of = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int64), np.diff(self.bounds))
+        order = np.lexsort((keys, segment_of)) if len(self.bounds) > 2 else np.argsort(keys, kind="stable")
+        keys, segment_of = keys[order], segment_of[order]
+        is_first = np.ones(len(keys), dtype=np.bool_)
+        is_first[1:] = (keys[1:] != keys[:-1]) | (segment_of[1:] != segment_of[:-1])
+        first = np.flatnonzero(is_first)
+        group_bounds = np.append(first, len(keys)).astype(np.int64) if len(first) else np.zeros(2, dtype=np.int64)
+        group_keys = keys[first]
+        of_segment = np.searchsorted(segment_of[first], np.arange(len(self.bounds), dtype=np.int64))
+        limit = of_segment[self.segments + 1]
+        group = first_at_least(group_keys, of_segment[self.segments], limit, wanted)
+        found = group < limit
+        group = np.where(found, group, 0)
+        if len(first):
+            found &= group_keys[group] == wanted
+            if known is not None:
+                found &= known
+        starts = np.where(found, group_bounds[group], 0)
+        ends = np.where(found, group_bounds[np.minimum(group + 1, len(group_bounds) - 1)], 0)
+        whole = (self.starts == self.bounds[self.segments]) & (self.ends == self.bounds[self.segments + 1])
+        if not whole.all():
+            # Within a group the order is that of the events, so a narrower range is two more searches.
+            starts, ends = (
+                first_at_least(order, starts, ends, self.starts),
+                first_at_least(order, starts, ends, self.ends),
+            )
+        index = order if self.index is None else self.index[order]
+        return View(index, starts, ends, group, group_bounds)
+
+
+def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
+    """For each row the first place in [start, end) whose value is not less than `wanted`, or end.
+
+    `values` rise within each range. All rows are searched side by side, halving their ranges.
+    """
+    if len(starts) == 1:
+        start = int(starts[0])
+        return start + np.searchsorted(values[start : int(ends[0])], wanted[:1], side="left").astype(np.int64)
+    if len(starts) and (starts == starts[0]).all() and (ends == ends[0]).all():
+        start = int(starts[0])
+        return start + np.searchsorted(values[start : int(ends[0])], wanted, side="left").astype(np.int64)
+    low, high = starts.copy(), ends.copy()
+    rows = np.flatnonzero(low < high)
+    while len(rows):
+        middle = (low[rows] + high[rows]) >> 1
+        less = values[middle] < wanted[rows]
+        low[rows[less]] = middle[less] + 1
+        high[rows[~less]] = middle[~less]
+        rows = rows[low[rows] < high[rows]]
+    return low
+
+
+def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
+    """What each request sees: events of its owner (a range of `offsets`, or -1) received strictly before it.
+
+    Where events arrive in the order in which they happened, that is the head of the owner's range. A request in whose
+    head some event came late gets a segment of its own, with the late ones left out.
+    """
+    known = owners >= 0
+    safe = np.where(known, owners, 0)
+    none = np.zeros(len(owners), dtype=np.int64)
+    if len(offsets) == 1:
+        return View(None, none, none, none, np.zeros(2, dtype=np.int64))
+    starts = np.where(known, offsets[safe], 0)
+    limits = np.where(known, offsets[safe + 1], 0)
+    in_order = np.ones(max(0, len(received) - 1), dtype=np.bool_)
+    in_order[:] = received[1:] >= received[:-1]
+    borders = offsets[1:-1]
+    in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
+    if in_order.all():
+        return View(None, starts, first_at_least(received, starts, limits, request_ms), safe, offsets)
+    # The smallest received time from here to the end of the range rises along it, so it can be searched.
+    ends = first_at_least(_running(received, offsets, np.minimum, -1), starts, limits, request_ms)
+    latest = _running(received, offsets, np.maximum, 1)
+    late = np.flatnonzero((ends > starts) & (latest[np.maximum(ends - 1, 0)] >= request_ms))
+    if not len(late):
+        return View(None, starts, ends, safe, offsets)
+    lengths = (ends - starts)[late]
+    events, rows = ranges(starts[late], lengths), np.repeat(np.arange(len(late)), lengths)
+    seen = received[events] < request_ms[late][rows]
+    events, counts = events[seen], np.bincount(rows[seen], minlength=len(late))
+    extra = len(received) + offsets_of(counts.astype(np.int64))
+    starts[late], ends[late], safe = extra[:-1], extra[1:], safe.copy()
+    safe[late] = len(offsets) - 1 + np.arange(len(late))
+    index = np.concatenate([np.arange(len(received), dtype=np.int64), events])
+    return View(index, starts, ends, safe, np.concatenate([offsets[:-1], extra]))
+
+
+def _running(values: Positions, offsets: Positions, combine: Any, direction: int) -> Positions:
+    """The running minimum or maximum within each range of `offsets`, from its start (1) or its end (-1)."""
+    result = values.copy()
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    step, longest = 1, int(np.diff(offsets).max(initial=0))
+    while step < longest:
+        same = owner[step:] == owner[:-step]
+        here, there = (result[step:], result[:-step]) if direction > 0 else (result[:-step], result[step:])
+        here[same] = combine(here[same], there[same].copy())
+        step *= 2
+    return result
