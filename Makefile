@@ -9,7 +9,7 @@ TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-slow check distributed format clean
+.PHONY: help install demo test test-slow check distributed rivals format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -41,10 +41,14 @@ check: ## Lint, format, types, import contract, rules, documentation
 distributed: ## Add TorchRec and FBGEMM to .venv
 	$(INSTALL) distributed --command "make distributed"
 
+rivals: ## Polars, pandas and Feast in an environment of their own, for `tackboard bench features`
+	$(INSTALL) core --command "make rivals"
+	@.venv/bin/python scripts/install_rivals.py
+
 format: ## Format the code and apply the safe fixes of the linter
 	$(INSTALL) dev --command "make format"
 	@.venv/bin/ruff format
 	@.venv/bin/ruff check --fix
 
-clean: ## Remove .venv, caches and what the demo wrote
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo
+clean: ## Remove .venv, .rivals, caches and what the demo wrote
+	rm -rf .venv .rivals .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo

@@ -1,8 +1,8 @@
 """The jagged batch: where data and models meet.
 
-In: histories as flat NumPy arrays with offsets. Out: tensors. A batch of B histories holds N events packed end to end
-and the M distinct items among them; an event names its item by position in that list. So a table row is looked up
-once per distinct item, however often the item occurs, and row ids are computed here, when the batch is built, never
+In: features as columns of the unified representation. Out: tensors. A batch of B histories holds N events packed end
+to end and the M distinct items among them; an event names its item by position in that list. So a table row is looked
+up once per distinct item, however often the item occurs, and row ids are computed here, when the batch is built, never
 inside `forward`.
 
     offsets  [B+1]  0 ────── 3 ───────────── 7      two histories, of 3 and of 4 events
@@ -16,14 +16,17 @@ Shapes: B rows (histories), N packed events, M distinct items, k hash functions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tackboard.core.config import check
+from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.hashing import MAX_ROWS, row_ids
+from tackboard.features.column import Column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +47,17 @@ class HashConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SequenceBatch:
-    """B histories as tensors; see the module's picture."""
+    """B histories as tensors; see the module's picture.
+
+    `columns` holds the other columns of the history by name [N], `request` the features of the request: one value per
+    history [B], or, where a loss predicts every event from what came before it, one per event [N].
+    """
 
     offsets: torch.Tensor
     users: torch.Tensor
     items: torch.Tensor
-    actions: torch.Tensor
-    surfaces: torch.Tensor
-    times_ms: torch.Tensor
+    columns: dict[str, torch.Tensor]
+    request: dict[str, torch.Tensor]
     is_positive: torch.Tensor
     item_ids: torch.Tensor
     item_rows: torch.Tensor
@@ -67,43 +73,69 @@ class SequenceBatch:
         """N, the number of events."""
         return len(self.items)
 
+    @property
+    def actions(self) -> torch.Tensor:
+        """The action of each event, as its position in the vocabulary [N]."""
+        return self.column("action")
+
+    @property
+    def surfaces(self) -> torch.Tensor:
+        """The surface of each event, as its position in the vocabulary [N]."""
+        return self.column("surface")
+
+    @property
+    def times_ms(self) -> torch.Tensor:
+        """The time of each event [N]."""
+        return self.column("time")
+
+    def column(self, name: str) -> torch.Tensor:
+        """A column of the history [N]. Only what the model's config lists in `reads` is carried."""
+        if name not in self.columns:
+            carried = ", ".join(f"history.{column}" for column in ("item", *self.columns))
+            raise ConfigError(
+                f"the model reads history.{name}, which the batch does not carry",
+                allowed=f"carried: {carried}",
+                fix=f"add history.{name} to `reads` of the model's config",
+            )
+        return self.columns[name]
+
     def lengths(self) -> torch.Tensor:
         """Events of each history [B]."""
         return self.offsets[1:] - self.offsets[:-1]
 
     def to(self, device: torch.device) -> SequenceBatch:
         """The same batch on `device`."""
-        return SequenceBatch(*(getattr(self, f.name).to(device, non_blocking=True) for f in dataclasses.fields(self)))
+        moved = {field.name: _move(getattr(self, field.name), device) for field in dataclasses.fields(self)}
+        return SequenceBatch(**moved)
 
 
 def make_batch(
     *,
-    lengths: NDArray[np.int64],
-    users: NDArray[np.int64],
-    item_ids: NDArray[np.int64],
-    actions: NDArray[np.int64],
-    surfaces: NDArray[np.int64],
-    times_ms: NDArray[np.int64],
+    history: Column,
     hashing: HashConfig,
+    users: NDArray[np.int64] | None = None,
+    request: Mapping[str, Column] | None = None,
     is_positive: NDArray[np.bool_] | None = None,
     log_q: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None,
 ) -> SequenceBatch:
-    """A batch of histories given end to end: `lengths` and `users` [B], the rest [N].
+    """A batch of B histories: a sequence column with the column `item`, and features of the request.
 
     `is_positive` [N] marks the events that a loss may predict; none, if not given. `log_q` gives the log of each
-    distinct item's share of the training events, for the popularity correction of the loss; 0, if not given.
+    distinct item's share of the training events, for the popularity correction of the loss; 0, if not given. `users`
+    [B] tells whose histories they are; 0, if not given.
     """
-    distinct, items = np.unique(item_ids, return_inverse=True)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    fields = dict(history.fields or {})
+    item = fields.pop("item")
+    offsets = item.offsets if item.offsets is not None else np.zeros(1, dtype=np.int64)
+    distinct, items = np.unique(item.values, return_inverse=True)
     frequencies = log_q(distinct) if log_q is not None else np.zeros(len(distinct), dtype=np.float32)
     positive = is_positive if is_positive is not None else np.zeros(len(items), dtype=np.bool_)
     return SequenceBatch(
-        offsets=torch.from_numpy(offsets),
-        users=_tensor(users),
+        offsets=_tensor(offsets),
+        users=_tensor(np.zeros(len(history), dtype=np.int64) if users is None else users),
         items=_tensor(items),
-        actions=_tensor(actions),
-        surfaces=_tensor(surfaces),
-        times_ms=_tensor(times_ms),
+        columns={name: feature_tensor(field) for name, field in fields.items()},
+        request={name: feature_tensor(column) for name, column in (request or {}).items()},
         is_positive=torch.from_numpy(np.array(positive, dtype=np.bool_, copy=True)),
         item_ids=_tensor(distinct),
         item_rows=item_rows(distinct, hashing),
@@ -111,9 +143,28 @@ def make_batch(
     )
 
 
+def feature_tensor(column: Column) -> torch.Tensor:
+    """The values of a column as a tensor of its own: int64 for whole numbers, ids and times, bool, else float32.
+
+    A list column gives its elements end to end. What may be missing has to be filled in the language: DataError.
+    """
+    if column.present is not None and not column.present.all():
+        raise DataError(f"a feature of type {column.type} is missing", fix="use .fill_missing(…) in its definition")
+    if column.dictionary is not None or column.fields is not None:
+        raise DataError(f"a feature of type {column.type} has no tensor", fix="use .hash_id() or .index_in(…)")
+    dtype = np.float32 if column.values.dtype.kind == "f" else column.values.dtype
+    return torch.from_numpy(np.array(column.values, dtype=dtype, copy=True))
+
+
 def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:
     """Rows of items in each sub-table: int64 [M, k]."""
     return torch.from_numpy(row_ids(item_ids, hashing.num_hashes, hashing.num_rows, hashing.seed))
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, dict):
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in value.items()}
+    return value.to(device, non_blocking=True)
 
 
 def _tensor(array: NDArray[np.int64]) -> torch.Tensor:

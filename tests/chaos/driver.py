@@ -36,7 +36,14 @@ from tackboard.core import files
 
 PR_SET_CHILD_SUBREAPER = 36
 REAP_S = 20.0
-PRELOADED = ("torch", "torch._dynamo", "pyarrow.parquet", "tackboard.train.trainer", "tackboard.recipes.registry")
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "pyarrow.parquet",
+    "tackboard.train.trainer",
+    "tackboard.recipes.registry",
+    "tackboard.features.backfill",
+)
 """What a trial would import; importing starts no threads, running would."""
 
 
@@ -47,8 +54,9 @@ def observe(order: dict[str, Any]) -> None:
     points = open(order["points"], "a", buffering=1) if "points" in order else None  # noqa: SIM115
 
     def stand(point: str) -> None:
-        # A run's own name is new every time.
+        # The names of runs and snapshots are new every time.
         point = re.sub(r"^\d{4}-\d\d-\d\d_.*:", "RUN:", point)
+        point = re.sub(r"^\d{8}T\d{6}Z-[0-9a-f]{8}:", "SNAPSHOT:", point)
         passed[point] += 1
         if points is not None:
             points.write(point + "\n")

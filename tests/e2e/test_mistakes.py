@@ -107,6 +107,24 @@ def signature_of_user_code(folder: Path) -> None:
     write_manifest(folder, "bundle")
 
 
+def features(definitions: str, *, name: str = "mine.py", item: str = "topic=Int()") -> Callable[[Path, Path], object]:
+    """Plants a file of features; they stand in its line 4."""
+    head = f"from tackboard.features.language import *\nitem = Item({item})\nevents = Events()\n"
+    return file(name, f'{head}features = FeatureSet("home", {definitions})\n')
+
+
+def newer_features(folder: Path, workspace: Path) -> None:
+    """Plants the features.json of a tackboard to come."""
+    from tackboard.features.language import Events, FeatureSet
+
+    content = FeatureSet("home", count=Events().count()).to_json() | {"format_version": 2}
+    (folder / "features.json").write_text(json.dumps(content))
+
+
+def both(*plants: Callable[[Path, Path], object]) -> Callable[[Path, Path], object]:
+    return lambda folder, workspace: [plant(folder, workspace) for plant in plants]
+
+
 MISTAKES = [
     # Importing one's own log.
     Mistake(
@@ -219,6 +237,98 @@ MISTAKES = [
         ("unknown setting num_usres", "did you mean num_users?"),
     ),
     Mistake("fewer than no users", "data synth --set num_users=-5", WRONG_USE, ("num_users = -5", "1 or more")),
+    # Defining features.
+    Mistake(
+        "features that depend on each other",
+        "features check mine.py",
+        WRONG_USE,
+        ("feature a (mine.py:4) depends on itself: a → b → a", "take one of the references out"),
+        features('a=feature("b") + 1, b=feature("a") * 2'),
+    ),
+    Mistake(
+        "a typo in a column",
+        "features check mine.py",
+        WRONG_USE,
+        ("feature topic (mine.py:4): item has no column topik", "declared: id, topic", "did you mean item.topic?"),
+        features("topic=item.topik"),
+    ),
+    Mistake(
+        "a sum of a number and a text",
+        "features check mine.py",
+        WRONG_USE,
+        ("feature sum (mine.py:4), a + b: it is given", "string"),
+        features('sum=item.topic + "more"'),
+    ),
+    Mistake(
+        "a feature that looks into the future",
+        "features check mine.py",
+        WRONG_USE,
+        ("feature popularity (mine.py:4): item.num_events looks into the future", "events.count()"),
+        features("popularity=item.num_events"),
+    ),
+    Mistake(
+        "a column of events for a feature",
+        "features explain mine.py",
+        WRONG_USE,
+        ("feature when (mine.py:4) is a column of the events", "events.last(…)"),
+        features("when=events.time"),
+    ),
+    Mistake(
+        "features of a newer version",
+        "features check features.json",
+        DATA_INVALID,
+        ("features.json has feature format version 2", "up to 1", "use a newer tackboard"),
+        newer_features,
+    ),
+    Mistake(
+        "a file without features",
+        "features check mine.py",
+        WRONG_USE,
+        ("mine.py defines no feature set", "FeatureSet("),
+        file("mine.py", "features = 5\n"),
+    ),
+    Mistake(
+        "a typo in a feature's name",
+        "features explain mine.py --feature tpoic",
+        WRONG_USE,
+        ("there is no feature tpoic", "did you mean topic?"),
+        features("topic=item.topic"),
+    ),
+    Mistake(
+        "a column that the data does not have",
+        "features check mine.py --data {workspace}/datasets/tiny",
+        DATA_INVALID,
+        ("feature price (mine.py:4): item.price is not in the data", "add price to the items' data"),
+        features("price=item.price", item="price=Float()"),
+    ),
+    Mistake(
+        "a column of another type",
+        "features check mine.py --data {workspace}/datasets/tiny",
+        DATA_INVALID,
+        ("feature topic (mine.py:4): item.topic is int64", "declared: string"),
+        features("topic=item.topic", item="topic=String()"),
+    ),
+    Mistake(
+        "a value out of its range",
+        "features backfill mine.py --data tiny",
+        DATA_INVALID,
+        ("feature topic (mine.py:4): item.topic is ", "declared range: -∞ to 1", "declare another range"),
+        both(features("topic=item.topic", item="topic=Int(maximum=1)"), copied("datasets/tiny", "tiny")),
+    ),
+    Mistake(
+        "a removed feature in the same version",
+        "features check mine.py --against old.py",
+        WRONG_USE,
+        ("feature count (old.py:4) is removed", "a new version of feature set home", "version=2"),
+        both(features("topic=item.topic"), features("count=events.count()", name="old.py")),
+    ),
+    Mistake(
+        "a backfill of a snapshot outside its dataset",
+        "features backfill mine.py --data copy",
+        WRONG_USE,
+        ("copy is not the newest snapshot of a dataset", "latest"),
+        both(features("topic=item.topic"), copied("datasets/tiny/latest", "copy")),
+    ),
     # Training.
     Mistake(
         "a recipe that does not exist",

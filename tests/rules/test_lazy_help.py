@@ -38,7 +38,9 @@ def help_of(arguments: list[str]) -> dict[str, object]:
     return answer
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["data", "synth"], ["serve"], ["doctor"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [[], ["train"], ["data", "synth"], ["features", "check"], ["serve"], ["doctor"]], ids=" ".join
+)
 def test_help_is_light(arguments: list[str]) -> None:
     answer = help_of(arguments)
     assert answer["code"] in (0, None)

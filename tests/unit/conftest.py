@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from tackboard.core.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from tackboard.data.sequences import Sequences
+    from tackboard.features.column import Column
     from tackboard.train.config import RunConfig
 
 Event = tuple[Any, Any, str, str, int]
@@ -21,8 +22,20 @@ Event = tuple[Any, Any, str, str, int]
 NUM_USERS, NUM_ITEMS = 14, 25
 
 
-def write_events(root: Path, events: Sequence[Event], name: str = "tiny") -> Path:
-    """A dataset of the given events under `root`; returns the folder that holds its snapshots."""
+def write_events(
+    root: Path,
+    events: Sequence[Event],
+    name: str = "tiny",
+    *,
+    received_ms: Sequence[int] | None = None,
+    fields: Mapping[str, Sequence[Any]] | None = None,
+    **attributes: Any,
+) -> Path:
+    """A dataset of the given events under `root`; returns the folder that holds its snapshots.
+
+    An event was received when it happened unless `received_ms` says when. `fields` are further columns of the events,
+    `attributes` the attribute tables of `write_dataset`.
+    """
     import pyarrow as pa
 
     from tackboard.events.dataset import write_dataset
@@ -38,10 +51,10 @@ def write_events(root: Path, events: Sequence[Event], name: str = "tiny") -> Pat
         "action": pa.array(actions).dictionary_encode(),
         "surface": pa.array(surfaces).dictionary_encode(),
         "time_ms": pa.array(times, type=pa.int64()),
-        "received_ms": pa.array(times, type=pa.int64()),
+        "received_ms": pa.array(times if received_ms is None else received_ms, type=pa.int64()),
         "order": pa.array(range(len(times)), type=pa.int64()),
     }
-    write_dataset(root, name, pa.table(columns))
+    write_dataset(root, name, pa.table(columns | dict(fields or {})), **attributes)
     return root / name
 
 
@@ -57,9 +70,42 @@ def tiny_events() -> list[Event]:
     return events
 
 
+def standard_history(
+    lengths: Sequence[int],
+    items: Sequence[int],
+    actions: Sequence[int],
+    surfaces: Sequence[int],
+    times_ms: Sequence[int],
+) -> Column:
+    """The feature `history` with all of its standard columns, of events given as ids and indices."""
+    from tackboard.features.column import Column, sequence_column
+    from tackboard.features.kernels.lists import differences
+    from tackboard.features.kernels.scaling import bucketize
+    from tackboard.features.standard import GAP_BOUNDARIES_MS
+    from tackboard.features.types import ID, INT, TIME
+
+    counts = np.array(lengths, dtype=np.int64)
+    times = sequence_column(counts, time=Column.of(TIME, times_ms)).fields
+    assert times is not None
+    return sequence_column(
+        counts,
+        item=Column.of(ID, items),
+        action=Column.of(INT, actions),
+        surface=Column.of(INT, surfaces),
+        time=Column.of(TIME, times_ms),
+        gap=bucketize(differences(times["time"]).flat(), boundaries=GAP_BOUNDARIES_MS),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_history() -> Callable[..., Column]:
+    """`make_history(lengths, items, actions, surfaces, times_ms)`: a `history` with all standard columns."""
+    return standard_history
+
+
 @pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Path]:
-    """`make_dataset(root, events, name=…)` writes a dataset of (user, item, action, surface, time_ms) rows."""
+    """`make_dataset(root, events, name=…, …)` writes a dataset of (user, item, action, surface, time_ms) rows."""
     return write_events
 
 
@@ -70,11 +116,12 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_sequences(tiny_dataset: Path) -> Sequences:
-    """The tiny dataset in memory, with hides as negatives."""
+def tiny_sequences(tiny_dataset: Path, tiny_config: Callable[..., RunConfig]) -> Sequences:
+    """The tiny dataset in memory, with hides as negatives: what the model of `tiny_config` reads of it."""
     from tackboard.data.sequences import load_sequences
+    from tackboard.train.config import features_for
 
-    return load_sequences(tiny_dataset, ("click", "save"))
+    return load_sequences(tiny_dataset, ("click", "save"), features=features_for(tiny_config()))
 
 
 @pytest.fixture(scope="session")

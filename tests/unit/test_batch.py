@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, item_rows, make_batch
-from tackboard.core.errors import ConfigError
+from tackboard.batch import HashConfig, SequenceBatch, feature_tensor, item_rows, make_batch
+from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.hashing import row_ids
+from tackboard.features.column import Column, sequence_column
+from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 
 HASHING = HashConfig(num_hashes=3, num_rows=11, seed=4)
 
 
 def batch_of(lengths: list[int], items: list[int], **fields: object) -> SequenceBatch:
     count = np.arange(len(items), dtype=np.int64)
-    return make_batch(
-        lengths=np.array(lengths, dtype=np.int64),
-        users=np.arange(len(lengths), dtype=np.int64) + 70,
-        item_ids=np.array(items, dtype=np.int64),
-        actions=count % 3,
-        surfaces=count % 2,
-        times_ms=count * 1000,
-        hashing=HASHING,
-        **fields,  # type: ignore[arg-type]
+    history = sequence_column(
+        np.array(lengths, dtype=np.int64),
+        item=Column.of(ID, items),
+        action=Column(INT, count % 3),
+        surface=Column(INT, count % 2),
+        time=Column(TIME, count * 1000),
     )
+    users = np.arange(len(lengths), dtype=np.int64) + 70
+    return make_batch(history=history, users=users, hashing=HASHING, **fields)  # type: ignore[arg-type]
 
 
 def test_the_picture_of_the_module() -> None:
@@ -72,20 +75,106 @@ def test_positives_and_frequencies_are_taken_over_per_distinct_item() -> None:
     assert batch.is_positive.tolist() == [True, False, True]
 
 
+def test_columns_of_the_history_by_name() -> None:
+    batch = batch_of([2, 1], [5, 6, 5])
+    assert batch.actions.tolist() == [0, 1, 2]
+    assert batch.surfaces.tolist() == [0, 1, 0]
+    assert batch.times_ms.tolist() == [0, 1000, 2000]
+    assert batch.column("time") is batch.times_ms
+    assert set(batch.columns) == {"action", "surface", "time"}  # the item has a place of its own
+    assert batch.request == {}
+
+
+def test_a_column_that_is_not_carried_is_named_with_what_to_do() -> None:
+    history = sequence_column(np.array([1]), item=Column.of(ID, [5]), action=Column.of(INT, [1]))
+    batch = make_batch(history=history, hashing=HASHING)
+    with pytest.raises(ConfigError) as caught:
+        batch.column("gap")
+    assert "history.gap" in caught.value.got
+    assert caught.value.allowed == "carried: history.item, history.action"
+    assert "add history.gap to `reads`" in caught.value.fix
+    with pytest.raises(ConfigError, match=r"history\.time"):
+        _ = batch.times_ms
+
+
+def test_a_batch_without_users_belongs_to_nobody() -> None:
+    history = sequence_column(np.array([1, 0]), item=Column.of(ID, [5]))
+    assert make_batch(history=history, hashing=HASHING).users.tolist() == [0, 0]
+
+
+def test_features_of_the_request_are_tensors_beside_the_history() -> None:
+    request = {"hour": Column.of(INT, [3, 4]), "ratio": Column.of(FLOAT, [0.5, -1.0]), "new": Column.of(BOOL, [1, 0])}
+    batch = batch_of([1, 2], [5, 6, 5], request=request)
+    assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.request.items()} == {
+        "hour": (torch.int64, [3, 4]),
+        "ratio": (torch.float32, [0.5, -1.0]),
+        "new": (torch.bool, [True, False]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "dtype", "expected"),
+    [
+        (BOOL, [True, False], torch.bool, [True, False]),
+        (INT, [2**62, -3], torch.int64, [2**62, -3]),
+        (ID, [-(2**63)], torch.int64, [-(2**63)]),
+        (TIME, [1_700_000_000_000], torch.int64, [1_700_000_000_000]),
+        (FLOAT, [0.1, float("inf")], torch.float32, [float(np.float32(0.1)), float("inf")]),
+        (FeatureType("vector", width=2), [[1, 2], [3, 4]], torch.float32, [[1, 2], [3, 4]]),
+        (FLOAT.in_list(), [[1.5], [], [2.5, 3.5]], torch.float32, [1.5, 2.5, 3.5]),
+        (FLOAT.with_nullable(True), [1.0, 2.0], torch.float32, [1.0, 2.0]),
+        (INT, [], torch.int64, []),
+    ],
+)
+def test_a_column_as_a_tensor(type_: FeatureType, values: list[Any], dtype: torch.dtype, expected: list[Any]) -> None:
+    column = Column.of(type_, values)
+    tensor = feature_tensor(column)
+    assert (tensor.dtype, tensor.tolist()) == (dtype, expected)
+    if len(values):
+        before = column.values.copy()
+        tensor.zero_()
+        assert np.array_equal(column.values, before)  # a tensor of its own
+
+
+@pytest.mark.parametrize(
+    ("column", "got", "fix"),
+    [
+        (Column.of(FLOAT.with_nullable(True), [1.0, None]), "float? is missing", "fill_missing"),
+        (Column.of(STRING, ["a"]), "string has no tensor", "index_in"),
+        (Column.of(STRING.in_list(), [["a"]]), "list[string] has no tensor", "hash_id"),
+        (sequence_column(np.array([1]), item=Column.of(ID, [5])), "sequence{item: id} has no tensor", "hash_id"),
+    ],
+)
+def test_what_has_no_tensor_says_what_to_use(column: Column, got: str, fix: str) -> None:
+    with pytest.raises(DataError) as caught:
+        feature_tensor(column)
+    assert got in caught.value.got
+    assert fix in caught.value.fix
+
+
 def test_a_batch_owns_its_memory() -> None:
     """A batch is cut from arrays that live as long as the dataset; writing to one must never reach the other."""
     times = np.arange(4, dtype=np.int64)
-    batch = make_batch(
-        lengths=np.array([4]), users=times[:1], item_ids=times, actions=times, surfaces=times, times_ms=times,
-        hashing=HASHING,
-    )  # fmt: skip
-    batch.times_ms.add_(1)
+    history = sequence_column(
+        np.array([4]),
+        item=Column(ID, times),
+        action=Column(INT, times),
+        surface=Column(INT, times),
+        time=Column(TIME, times),
+    )
+    batch = make_batch(history=history, users=times[:1], request={"hour": Column(INT, times)}, hashing=HASHING)
+    for tensor in (batch.times_ms, batch.actions, batch.surfaces, batch.users, batch.items, batch.request["hour"]):
+        tensor.add_(1)
     assert times.tolist() == [0, 1, 2, 3]
 
 
 def test_to_moves_every_tensor() -> None:
-    moved = batch_of([2], [5, 6]).to(torch.device("meta"))
-    assert {getattr(moved, name).device.type for name in moved.__dataclass_fields__} == {"meta"}
+    moved = batch_of([2], [5, 6], request={"hour": Column.of(INT, [3])}).to(torch.device("meta"))
+    fields = [getattr(moved, name) for name in moved.__dataclass_fields__]
+    tensors = [*(field for field in fields if isinstance(field, torch.Tensor)), *moved.columns.values()]
+    tensors += moved.request.values()
+    assert len(tensors) == 7 + 3 + 1
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 @pytest.mark.parametrize("wrong", [{"num_hashes": 0}, {"num_hashes": 65}, {"num_rows": 0}, {"num_rows": 2**31}])

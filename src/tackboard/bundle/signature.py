@@ -13,7 +13,8 @@ from tackboard.core.manifest import verify_manifest
 from tackboard.events.vocabulary import Vocabulary
 
 KIND = "bundle"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 added `reads` and features.json."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class Signature:
     model: Any
     tables: Any
     lineage: Any
+    reads: tuple[str, ...] = ()
+    """The features the model reads, e.g. history.item; empty in bundles of version 1, which read the standard ones."""
 
     @property
     def vocabulary(self) -> Vocabulary:

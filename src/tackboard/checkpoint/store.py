@@ -1,6 +1,6 @@
 """Checkpoints of one run: groups of named tensors and a JSON state in, the same out, or an error naming the file.
 
-    checkpoints/step-00000200/   <group>.safetensors … · state.json · MANIFEST.json
+    checkpoints/step-00000200/   <group>.safetensors … · state.json · features.json · MANIFEST.json
     checkpoints/latest           -> step-00000200
 
 A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; `latest` is replaced after
@@ -56,8 +56,17 @@ class CheckpointStore:
         self.folder = folder
         self.keep = keep
 
-    def save(self, step: int, groups: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
-        """Writes the checkpoint of `step` and points `latest` at it. An intact one of the same step is kept."""
+    def save(
+        self,
+        step: int,
+        groups: Mapping[str, Tensors],
+        state: Mapping[str, Any],
+        documents: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Path:
+        """Writes the checkpoint of `step` and points `latest` at it. An intact one of the same step is kept.
+
+        `documents` are further JSON files, by name.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{step:08d}"
         if final.exists() and not _is_intact(final):
@@ -70,6 +79,8 @@ class CheckpointStore:
                     reach(f"{name}:before-write")
                     save_tensors(tensors, temporary / name)
                     reach(f"{name}:after-write")
+                for name, document in (documents or {}).items():
+                    write_json_atomic(temporary / name, dict(document))
                 write_json_atomic(temporary / "state.json", dict(state))
                 write_manifest(temporary, KIND, {"step": step})
         self.point_latest(final)

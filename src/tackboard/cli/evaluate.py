@@ -57,7 +57,8 @@ def evaluate_run(
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
     from tackboard.events.vocabulary import Vocabulary
-    from tackboard.models.interface import build_model
+    from tackboard.features.feature_set import read_features
+    from tackboard.models.interface import build_model, features_of
     from tackboard.train.config import config_from_json
 
     torch.set_num_threads(usable_cores())
@@ -66,7 +67,10 @@ def evaluate_run(
     trained_on = checkpoint.state["lineage"]
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     source = dataset or snapshot_path(trained_on)
-    sequences = load_sequences(source, config.data.positive_actions, vocabulary=vocabulary)
+    features = read_features(checkpoint.path) or features_of(config.model, vocabulary)
+    sequences = load_sequences(
+        source, config.data.positive_actions, vocabulary=vocabulary, features=lambda _vocabulary: features
+    )
     model = build_model(config.model, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
     rivals = baselines(sequences)

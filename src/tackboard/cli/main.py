@@ -28,6 +28,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 data_app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, rich_markup_mode=None)
+features_app = typer.Typer(
+    help="Define features once: check, explain, compute, document.", no_args_is_help=True, rich_markup_mode=None
+)
 bench_app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -42,6 +45,11 @@ def _register() -> None:
         doctor,
         evaluate,
         export,
+        features_backfill,
+        features_check,
+        features_docs,
+        features_explain,
+        features_replay,
         init,
         score,
         serve,
@@ -52,6 +60,12 @@ def _register() -> None:
     app.command("init")(init.init)
     app.add_typer(data_app, name="data")
     data_app.command("synth")(data_synth.data_synth)
+    app.add_typer(features_app, name="features")
+    features_app.command("check")(features_check.features_check)
+    features_app.command("explain")(features_explain.features_explain)
+    features_app.command("backfill")(features_backfill.features_backfill)
+    features_app.command("docs")(features_docs.features_docs)
+    features_app.command("replay")(features_replay.features_replay)
     app.command("train")(train.train)
     app.command("evaluate")(evaluate.evaluate)
     app.command("export")(export.export)

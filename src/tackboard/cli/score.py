@@ -41,19 +41,18 @@ def score(
         raise UsageError(
             f"{request} cannot be read: {error.strerror}", fix="give a JSON file, or - for stdin"
         ) from None
-    history, candidates = read_request(text)
+    history, candidates, more = read_request(text)
     if bundle is not None:
-        from tackboard.scoring.request import parse_request
         from tackboard.scoring.scorer import Scorer
 
         scorer = Scorer.load(bundle, code_file=code)
         model = str(scorer.signature.name)
-        scores = scorer.score(parse_request(scorer.signature, history, candidates))
+        scores = scorer.score(scorer.reader.read(history, candidates, **more))
     else:
         from tackboard.serve.tokens import read_token
 
         client = ScoringClient(url or "http://127.0.0.1:8000", token=read_token(token_file))
-        scores = client.score(history, candidates, binary=binary)
+        scores = client.score(history, candidates, binary=binary, **more)
         model = client.model
     order = np.argsort(-np.asarray(scores), kind="stable")[:top_k]
     ranked = [{"item": candidates[index], "score": float(scores[index])} for index in order]

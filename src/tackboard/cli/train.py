@@ -28,7 +28,7 @@ def train(
     from tackboard.core.config import apply_overrides
     from tackboard.core.rundir import RunDirectory
     from tackboard.recipes.registry import find_recipe
-    from tackboard.train.config import config_to_json
+    from tackboard.train.config import config_to_json, features_for
 
     config = find_recipe(recipe)
     if fast_dev_run:
@@ -45,7 +45,7 @@ def train(
 
     run = _find_run(config, runs, resume)
     dataset = (snapshot_of(run) if run else None) or config.data.dataset
-    sequences = load_sequences(dataset, config.data.positive_actions)
+    sequences = load_sequences(dataset, config.data.positive_actions, features=features_for(config))
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 

@@ -8,6 +8,7 @@ unsigned 64-bit division; it needs rows < 2^31, far above the largest published 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any
 
@@ -65,3 +66,9 @@ def string_id(text: str) -> int:
     """The int64 of a string: the first 8 bytes of BLAKE2b over its UTF-8 form, little-endian, signed."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def remembered_string_id(text: str) -> int:
+    """`string_id`, remembered for texts that come again and again: categories, countries, devices."""
+    return string_id(text)

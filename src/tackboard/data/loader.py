@@ -24,7 +24,8 @@ from tackboard.batch import HashConfig, SequenceBatch, make_batch
 from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.data.plan import StepPlan, cut_segments
-from tackboard.data.sequences import Sequences, ranges
+from tackboard.data.sequences import Sequences
+from tackboard.features.column import ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class DataConfig:
 
     dataset: str
     """Folder of the dataset: datasets/NAME, or one snapshot inside it."""
+    features: str = ""
+    """File of features of your own, file.py or file.py:name, beside the standard ones; empty for these alone."""
     positive_actions: tuple[str, ...] = ()
     """Actions that the loss predicts and evaluation holds out; empty means all of them."""
     max_length: int = 64
@@ -134,21 +137,25 @@ def stored_batch(
 ) -> SequenceBatch:
     """The batch of runs of stored events: `lengths` events from index `starts` on, each of the user at `users` [B].
 
-    With `frequencies` it carries what a loss needs: which events are positive, and the items' shares. Without, it is
-    what a server would build of these histories, so that evaluation sees nothing that a request does not hold.
+    With `frequencies` it carries what a loss needs: which events are positive, the items' shares, and the features of
+    the request before every event. Without, it is what a server would build of these histories, with the features of
+    the one request that follows, so that evaluation sees nothing that a request does not hold.
     """
     events = ranges(starts, lengths)
+    requests = events if frequencies else ends_of_history(sequences, users)
     return make_batch(
-        lengths=lengths,
+        history=sequences.histories(starts, lengths),
+        request={name: column.take(requests) for name, column in sequences.request.items()},
         users=sequences.user_ids[users],
-        item_ids=sequences.item_ids[events],
-        actions=sequences.actions[events],
-        surfaces=sequences.surfaces[events],
-        times_ms=sequences.times_ms[events],
         is_positive=sequences.is_positive[events] if frequencies else None,
         hashing=hashing,
         log_q=frequencies.log_share if frequencies else None,
     )
+
+
+def ends_of_history(sequences: Sequences, users: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The event whose request ends each user's history: the held-out one, or the last where none is held out."""
+    return np.minimum(sequences.train_ends[users], sequences.offsets[1:][users] - 1)
 
 
 def _end_with_trainer(trainer: int, _worker: int) -> None:

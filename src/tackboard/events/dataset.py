@@ -3,6 +3,7 @@
     datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json MANIFEST.json
                                   and, where attributes change with time, item_history.parquet user_history.parquet
                                   and, for synthetic worlds, impressions.parquet truth.json
+                                  and, after a backfill, features.parquet features.json
     datasets/<name>/latest        -> the newest snapshot
 
 Decided: a snapshot never changes. Importing again makes a new one and moves `latest` in one rename, so a training run
@@ -17,10 +18,11 @@ import io
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,7 +31,7 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import new_directory, read_json, remove_leftovers, replace_symlink, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.events.entities import entity_table, split_versions
-from tackboard.events.schema import complete_events
+from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import describe
 from tackboard.events.vectors import from_stored, to_stored
 
@@ -96,6 +98,11 @@ class Dataset:
         return {name: str(field["type"]) for name, field in self.statistics.get("fields", {}).items()}
 
     @property
+    def has_context(self) -> bool:
+        """Whether events carry a context, a JSON object per event."""
+        return "context" in pq.read_schema(self.events_path).names
+
+    @property
     def events_path(self) -> Path:
         """The Parquet file of events, sorted by (user_id, time_ms, order)."""
         return self.path / EVENTS
@@ -103,6 +110,28 @@ class Dataset:
     def read_events(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The events, or some of their columns."""
         return _read(self.events_path, columns)
+
+    def event_chunks(self, columns: Sequence[str], num_rows: int) -> Iterator[pa.Table]:
+        """user_id and some columns of the events, piece by piece: whole users, about `num_rows` events at a time."""
+        names = list(dict.fromkeys(["user_id", *columns]))
+        held: list[pa.Table] = []
+        try:
+            with pq.ParquetFile(self.events_path) as file:
+                for group in range(file.num_row_groups):
+                    held.append(file.read_row_group(group, columns=names))
+                    if sum(table.num_rows for table in held) < num_rows:
+                        continue
+                    table = pa.concat_tables(held)
+                    users = numpy_column(table, "user_id")
+                    # The last user may go on in the next row group.
+                    last = int(np.searchsorted(users, users[-1]))
+                    if last:
+                        yield table.slice(0, last)
+                    held = [table.slice(last)]
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptFileError(f"{self.events_path} cannot be read: {error}") from None
+        if held:
+            yield pa.concat_tables(held)
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
         """One row per item, sorted by item_id; of attributes that change with time, the newest."""

@@ -1,6 +1,6 @@
 """Makes a bundle of a checkpoint: safetensors and JSON, nothing that runs.
 
-    <bundle>/  dense.safetensors · tables/<name>.safetensors · signature.json · card.md · MANIFEST.json
+    <bundle>/  dense.safetensors · tables/<name>.safetensors · features.json · signature.json · card.md · MANIFEST.json
 
 Tables are stored in fp16 by default, as the published system keeps them; dense parameters stay fp32. The parameters
 are checked against the model they claim to be before anything is written, and the bundle is written into a temporary
@@ -22,7 +22,8 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, write_text_atomic
 from tackboard.core.manifest import write_manifest
 from tackboard.events.vocabulary import Vocabulary
-from tackboard.models.interface import build_model, recorded_code_file, restore_config
+from tackboard.features.feature_set import FeatureSet, read_features
+from tackboard.models.interface import build_model, features_of, recorded_code_file, restore_config
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -40,7 +41,10 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     code_file = recorded_code_file(checkpoint.state["model"])
     config = restore_config(checkpoint.state["model"], code_file)
     _check_parameters(checkpoint, config)
-    signature = _signature(checkpoint, config.max_history, name, version, tables)
+    features = read_features(checkpoint.path)
+    if features is None:
+        features = features_of(config, Vocabulary.from_dict(checkpoint.state["vocabulary"]))
+    signature = _signature(checkpoint, config.max_history, features, name, version, tables)
     with new_directory(bundle) as folder:
         save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")
         (folder / "tables").mkdir()
@@ -49,6 +53,7 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
             if not bool(torch.isfinite(stored).all()):
                 raise DataError(f"{parameter} does not fit into {tables}", fix="use --tables fp32")
             save_tensors({parameter: stored}, folder / signature.tables[parameter]["file"])
+        features.write(folder)
         write_signature(folder, signature)
         write_text_atomic(folder / "card.md", _card(signature, checkpoint))
         write_manifest(folder, KIND, {"name": name, "version": version})
@@ -63,7 +68,9 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     }
 
 
-def _signature(checkpoint: Checkpoint, max_history: int, name: str, version: str, tables: str) -> Signature:
+def _signature(
+    checkpoint: Checkpoint, max_history: int, features: FeatureSet, name: str, version: str, tables: str
+) -> Signature:
     state = checkpoint.state
     model = {key: value for key, value in state["model"].items() if key != "code_file"}
     return Signature(
@@ -74,6 +81,7 @@ def _signature(checkpoint: Checkpoint, max_history: int, name: str, version: str
         actions=tuple(state["vocabulary"]["actions"]),
         surfaces=tuple(state["vocabulary"]["surfaces"]),
         max_history=max_history,
+        reads=tuple(features.reads()),
         model=model,
         tables={
             parameter: {"file": f"tables/{parameter}.safetensors", "dtype": tables, "shape": list(weight.shape)}

@@ -55,8 +55,9 @@ def to_arrow(column: Column) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(flat, column.type.width, mask=mask)
     values = np.ascontiguousarray(column.values)
     if column.dictionary is not None:
-        codes = pa.array(values if len(column.dictionary) else np.zeros(0, dtype=np.int64), mask=absent)
-        texts = [str(text) for text in column.dictionary]
+        texts = [str(text) for text in column.dictionary] or [""]
+        # A missing row's code is undefined, and Arrow refuses one that points nowhere.
+        codes = pa.array(values if absent is None else np.clip(values, 0, len(texts) - 1), mask=absent)
         try:
             return pa.DictionaryArray.from_arrays(codes, pa.array(texts, pa.string()))
         except (UnicodeEncodeError, pa.ArrowException):

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tackboard.features.column import Column, offsets_of, ranges
+from tackboard.features.column import Column, join_columns, offsets_of, ranges
 from tackboard.features.execution import Program
+from tackboard.features.folding import FoldedTable, fold
 from tackboard.features.frame import Frame
 from tackboard.features.plan import CANDIDATE, Plan
-from tackboard.features.tables import EntityTable, EventTable, with_default
+from tackboard.features.tables import EntityTable, EventTable, Lookup, with_default
 from tackboard.features.types import ID, TIME
-from tackboard.features.views import Positions, View, visible_before
+from tackboard.features.views import Positions, no_events, visible_before
 
 EVENTS_PER_CHUNK = 1 << 22
 """Events that the requests of one chunk see, together, at most; one request may see more."""
@@ -59,14 +60,25 @@ class BatchExecutor:
         items: EntityTable | None = None,
     ) -> None:
         self.plan = plan
-        self.program = Program(plan)
         self.events = events
-        self.users = users
-        self.items = items
+        self.tables = {"user": users, "item": items}
+        self._folded: dict[str, FoldedTable] = {}
+        self._prepare(plan)
+
+    def _prepare(self, plan: Plan) -> None:
+        self.program = Program(plan)
         self._sources = [
             (str(node.params["entity"]), str(node.params["column"]), node.params.get("default"))
             for _, node in plan.sources()
         ]
+
+    def _fold(self, entity: str, num_rows: int) -> None:
+        """Computes what depends on one entity alone over its table, once that is less work than row by row."""
+        table = self.tables[entity]
+        if table is None or entity in self._folded or num_rows < len(table.ids):
+            return
+        plan, self._folded[entity] = fold(self.program.plan, entity, table)
+        self._prepare(plan)
 
     def compute(self, rows: Rows) -> dict[str, Column]:
         """Every feature: a value per request, or per candidate where the feature is of that level."""
@@ -87,6 +99,8 @@ class BatchExecutor:
 
     def chunks(self, rows: Rows) -> Iterator[tuple[Positions | None, dict[str, Column]]]:
         """(positions of the requests, their features) chunk by chunk; None stands for all, in the given order."""
+        self._fold("user", len(rows.user_ids))
+        self._fold("item", 0 if rows.item_ids is None else len(rows.item_ids))
         owners = np.zeros(len(rows.user_ids), dtype=np.int64)
         counts = rows.candidate_counts()
         weight = np.zeros(len(rows.user_ids), dtype=np.int64)
@@ -114,7 +128,7 @@ class BatchExecutor:
 
     def _compute(self, rows: Rows, owners: Positions) -> dict[str, Column]:
         num_requests = len(rows.user_ids)
-        events, visible = None, _no_events(num_requests)
+        events, visible = None, no_events(num_requests)
         if self.events is not None:
             known = owners[owners >= 0]
             low, high = (int(known.min()), int(known.max()) + 1) if len(known) else (0, 0)
@@ -139,6 +153,8 @@ class BatchExecutor:
     def _columns(self, rows: Rows, request_of: Positions, events: EventTable | None) -> dict[tuple[str, str], Column]:
         columns: dict[tuple[str, str], Column] = {}
         item_ids = np.zeros(0, dtype=np.int64) if rows.item_ids is None else rows.item_ids
+        ids = {"user": rows.user_ids, "item": item_ids}
+        lookups: dict[str, Lookup] = {}
         for entity, name, default in self._sources:
             key = (entity, name)
             if entity == "event" and events is not None:
@@ -148,37 +164,14 @@ class BatchExecutor:
             elif entity == "context" and name in rows.context:
                 column = rows.context[name]
                 columns[key] = column if default is None else with_default(column, default)
-            elif name == "id" and entity in ("user", "item"):
-                columns[key] = Column(ID, rows.user_ids if entity == "user" else item_ids)
-            elif entity == "user" and self.users is not None:
-                columns[key] = self.users.lookup(name, rows.user_ids, rows.request_ms, default)
-            elif entity == "item" and self.items is not None:
-                columns[key] = self.items.lookup(name, item_ids, rows.request_ms[request_of], default)
+            elif name == "id" and entity in ids:
+                columns[key] = Column(ID, ids[entity])
+            elif entity in ids and (table := self._folded.get(entity) or self.tables[entity]) is not None:
+                if entity not in lookups:
+                    times = rows.request_ms if entity == "user" else rows.request_ms[request_of]
+                    lookups[entity] = table.lookup(ids[entity], times)
+                columns[key] = lookups[entity](name, default)
         return columns
-
-
-def join_columns(parts: Sequence[Column]) -> Column:
-    """Columns of one type, one after the other."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    present = None
-    if any(part.present is not None for part in parts):
-        present = np.concatenate([part.mask for part in parts])
-    if first.fields is not None:
-        fields = {name: join_columns([part.fields[name] for part in parts if part.fields]) for name in first.fields}
-        return Column(first.type, first.values, present=present, fields=fields)
-    dictionary = None
-    values = [part.values for part in parts]
-    if first.dictionary is not None:
-        texts = [part.dictionary for part in parts if part.dictionary is not None]
-        dictionary = np.concatenate(texts)
-        shift = offsets_of(np.array([len(text) for text in texts], dtype=np.int64))
-        values = [codes + start for codes, start in zip(values, shift[:-1], strict=True)]
-    offsets = None
-    if first.offsets is not None:
-        offsets = offsets_of(np.concatenate([np.diff(part.offsets) for part in parts if part.offsets is not None]))
-    return Column(first.type, np.concatenate(values), present=present, offsets=offsets, dictionary=dictionary)
 
 
 def _cuts(weight: Positions, counts: Positions) -> list[int]:
@@ -192,8 +185,3 @@ def _cuts(weight: Positions, counts: Positions) -> list[int]:
             events, candidates = 0, 0
         events, candidates = events + seen, candidates + count
     return [*bounds, len(weight)]
-
-
-def _no_events(num_rows: int) -> View:
-    nothing = np.zeros(num_rows, dtype=np.int64)
-    return View(None, nothing, nothing, nothing, np.zeros(2, dtype=np.int64))

@@ -105,13 +105,20 @@ class Column:
         """The elements of a list column as a scalar column."""
         return Column(self.type.of_elements(), self.values, dictionary=self.dictionary)
 
+    def texts(self) -> NDArray[np.object_]:
+        """The strings of a string column [all values]; any under a missing entry, whose code may point anywhere."""
+        assert self.dictionary is not None
+        if len(self.dictionary) == 0:
+            return np.full(len(self.values), "", dtype=np.object_)
+        return self.dictionary.take(self.values, mode="clip")
+
     def to_pylist(self) -> list[Any]:
         """Plain Python values, one per row, None where missing. Lists of lists; a sequence as a dict of lists."""
         if self.fields is not None:
             lists = {name: field.to_pylist() for name, field in self.fields.items()}
             rows: list[Any] = [{name: lists[name][row] for name in lists} for row in range(len(self))]
         else:
-            flat = self.values.tolist() if self.dictionary is None else [str(self.dictionary[c]) for c in self.values]
+            flat = self.values.tolist() if self.dictionary is None else [str(text) for text in self.texts()]
             if self.offsets is None:
                 rows = flat
             else:
@@ -153,6 +160,17 @@ def encode_strings(values: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np
     return codes, dictionary
 
 
+def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
+    """Parallel scalar columns, given end to end, as one sequence column with rows of `lengths`."""
+    offsets = offsets_of(lengths)
+    fields = {
+        name: Column(column.type.in_list(), column.values, offsets=offsets, dictionary=column.dictionary)
+        for name, column in columns.items()
+    }
+    type_ = FeatureType("sequence", columns=tuple((name, field.type) for name, field in fields.items()))
+    return Column(type_, np.zeros(0), fields=fields)
+
+
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each run of `lengths` starts, and where the last one ends."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -175,6 +193,30 @@ def ordered_sum(values: NDArray[np.float64], rows: NDArray[np.int64], num_rows: 
     whole array, so a row alone and the same row among others would differ in their last bits.
     """
     return np.asarray(np.bincount(rows, weights=values, minlength=num_rows), dtype=np.float64)
+
+
+def join_columns(parts: Sequence[Column]) -> Column:
+    """Columns of one type, one after the other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    present = None
+    if any(part.present is not None for part in parts):
+        present = np.concatenate([part.mask for part in parts])
+    if first.fields is not None:
+        fields = {name: join_columns([part.fields[name] for part in parts if part.fields]) for name in first.fields}
+        return Column(first.type, first.values, present=present, fields=fields)
+    dictionary = None
+    values = [part.values for part in parts]
+    if first.dictionary is not None:
+        texts = [part.dictionary for part in parts if part.dictionary is not None]
+        dictionary = np.concatenate(texts)
+        shift = offsets_of(np.array([len(text) for text in texts], dtype=np.int64))
+        values = [codes + start for codes, start in zip(values, shift[:-1], strict=True)]
+    offsets = None
+    if first.offsets is not None:
+        offsets = offsets_of(np.concatenate([np.diff(part.offsets) for part in parts if part.offsets is not None]))
+    return Column(first.type, np.concatenate(values), present=present, offsets=offsets, dictionary=dictionary)
 
 
 def both_present(*columns: Column) -> Mask | None:
@@ -203,7 +245,8 @@ def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
         for name in sorted({*one.fields, *other.fields}):
             if name not in one.fields or name not in other.fields:
                 return np.arange(len(one), dtype=np.int64)
-            differ[differing_rows(one.fields[name], other.fields[name])] = True
+            rows = differing_rows(one.fields[name], other.fields[name])
+            differ[rows[both[rows]]] = True
         return np.flatnonzero(differ)
     if one.offsets is not None and other.offsets is not None:
         same_length = np.diff(one.offsets) == np.diff(other.offsets)
@@ -224,7 +267,7 @@ def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
 def bits(column: Column) -> NDArray[Any]:
     """A scalar or vector column in a form that compares bit by bit."""
     if column.dictionary is not None:
-        return column.dictionary[column.values] if len(column.values) else np.zeros(0, dtype=np.object_)
+        return column.texts()
     values = np.ascontiguousarray(column.values)
     integers = {np.dtype(np.float64): np.uint64, np.dtype(np.float32): np.uint32}
     return values.view(integers[values.dtype]) if values.dtype in integers else values

@@ -37,6 +37,9 @@ class Program:
             else:
                 self._steps.append((index, step))
 
+    def __reduce__(self) -> tuple[type[Program], tuple[Plan]]:
+        return Program, (self.plan,)
+
     def run(self, frame: Frame) -> dict[str, Column]:
         """Every feature: a row per request, or per candidate where the feature's level says so."""
         values: list[Any] = [None] * len(self.plan.nodes)
@@ -92,23 +95,26 @@ class Program:
             if found is None:
                 raise self.missing_source(index)
             if bounded:
-                self._check_range(found, index)
+                self.check_range(found, index)
             return found
 
         return read
 
     def missing_source(self, index: int) -> DataError:
         """The error for a source that the data does not have."""
-        node = self.plan.nodes[index]
-        entity, column = node.params["entity"], node.params["column"]
+        params = self.plan.nodes[index].params
+        entity, column = params["entity"], params["column"]
         return DataError(
-            f"feature {self._reader(index)} ({node.place}) reads {entity}.{column}, which the data does not have",
+            f"{self.plan.describe_source(index)} is not in the data",
             fix=f"add {column} to the {entity}s' data, or take the feature out",
         )
 
-    def _check_range(self, column: Column, index: int) -> None:
+    def check_range(self, column: Column, index: int) -> None:
+        """Raises DataError where a value of the source at `index` lies outside its declared range."""
         node = self.plan.nodes[index]
         low, high = node.params.get("minimum"), node.params.get("maximum")
+        if low is None and high is None:
+            return
         values = column.values if column.present is None else column.values[column.present]
         outside = np.zeros(0, dtype=np.bool_)
         if low is not None and len(values):
@@ -118,15 +124,11 @@ class Program:
         if outside.any():
             allowed = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
             raise DataError(
-                f"feature {self._reader(index)} ({node.place}): {node.params['entity']}.{node.params['column']} is "
-                f"{values[outside][0]} in {int(outside.sum())} of {len(values)} values",
+                f"{self.plan.describe_source(index)} is {values[outside][0]} in {int(outside.sum())} of {len(values)} "
+                "values",
                 allowed=f"declared range: {allowed}",
                 fix="mend the data, or declare another range",
             )
-
-    def _reader(self, index: int) -> str:
-        readers = self.plan.readers(index)
-        return (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
 
 
 def _num_rows(frame: Frame, level: int) -> int:

@@ -12,24 +12,28 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from tackboard.core.config import suggest
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import read_json, write_json_atomic
 from tackboard.core.progress import say
 from tackboard.core.user_code import load_code
 from tackboard.features.expressions import Expression, caller_place
 from tackboard.features.kernels.clock import database_version
-from tackboard.features.plan import LEVELS, Plan, SpecError, compile_features, compile_nodes
+from tackboard.features.plan import LEVELS, Node, Plan, PlanBuilder, SpecError, compile_features, compile_nodes
 from tackboard.features.types import FeatureType
 
 FORMAT_VERSION = 1
 FILE_NAME = "features.json"
+OWN_PREFIX = "tackboard."
 ZONED = ("hour", "weekday", "minute_of_day")
 UNICODE = ("lower", "strip", "nfc")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
@@ -85,6 +89,14 @@ class FeatureSet:
         """The hash of each feature's own computation."""
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
+    def reads(self) -> list[str]:
+        """The set as a model's `reads`: names of features, and of a sequence's columns."""
+        return [
+            read
+            for feature in self.features()
+            for read in ([f"{feature.name}.{column}" for column, _ in feature.type.columns] or [feature.name])
+        ]
+
     def features(self) -> list[Feature]:
         """The features, in the order they were written."""
         rows = []
@@ -98,6 +110,41 @@ class FeatureSet:
         """The set with some features only."""
         plan = self.plan.trimmed(names)
         return _make(self.name, self.version, plan, {name: self.descriptions.get(name, "") for name in plan.features})
+
+    def reading(self, reads: Iterable[str]) -> FeatureSet:
+        """The set with what a model reads only: features by name, and columns of a sequence as `history.item`."""
+        builder, places = self._rebuilt(PlanBuilder())
+        named: dict[str, int] = {}
+        wanted: dict[str, list[str]] = {}
+        for read in reads:
+            name, _, column = read.partition(".")
+            if name not in self.plan.features:
+                self.plan.trimmed([name])  # Raises, with a suggestion.
+            wanted.setdefault(name, []).append(column)
+        for name, columns in wanted.items():
+            node = self.plan.nodes[self.plan.features[name]]
+            index = places[self.plan.features[name]]
+            if any(columns):
+                index = _some_columns(builder, index, name, [column for column in columns if column], node)
+            named[name] = index
+        plan = Plan(tuple(builder.nodes), named).trimmed(named)
+        return _make(self.name, self.version, plan, {name: self.descriptions.get(name, "") for name in named})
+
+    def merged(self, other: FeatureSet) -> FeatureSet:
+        """This set, and the features of `other` whose names it does not have."""
+        builder, places = self._rebuilt(PlanBuilder())
+        named = {name: places[index] for name, index in self.plan.features.items()}
+        _, more = other._rebuilt(builder)
+        named |= {name: more[index] for name, index in other.plan.features.items() if name not in named}
+        texts = {name: self.descriptions.get(name) or other.descriptions.get(name, "") for name in named}
+        return _make(self.name, self.version, Plan(tuple(builder.nodes), named).trimmed(named), texts)
+
+    def _rebuilt(self, builder: PlanBuilder) -> tuple[PlanBuilder, list[int]]:
+        """Adds the plan's nodes to `builder`; returns where each of them went."""
+        places: list[int] = []
+        for node in self.plan.nodes:
+            places.append(builder.add(node.op, tuple(places[i] for i in node.args), node.params, node.place))
+        return builder, places
 
     def explain(self) -> str:
         """The plan as text; see `Plan.explain`."""
@@ -171,6 +218,22 @@ def _make(name: str, version: int, plan: Plan, descriptions: Mapping[str, str]) 
     return result
 
 
+def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str], node: Node) -> int:
+    """A sequence node with some of its columns, in the order they were written."""
+    known = [column for column, _ in node.type.columns]
+    for column in columns:
+        if column not in known:
+            close = suggest(column, known)
+            raise UsageError(
+                f"feature {name} has no column {column}",
+                allowed=f"its columns: {', '.join(known) or 'none, it is no sequence'}",
+                fix=f"did you mean {name}.{close}?" if close else "",
+            )
+    kept = [position for position, column in enumerate(known) if column in columns]
+    args = tuple(builder.nodes[index].args[position] for position in kept)
+    return builder.add("sequence", args, {"names": [known[position] for position in kept]}, node.place)
+
+
 def node_digests(plan: Plan) -> list[str]:
     """A hash for every node, of its operator, its parameters and the hashes of its inputs."""
     digests: list[str] = []
@@ -187,16 +250,21 @@ def read_features(folder: Path) -> FeatureSet | None:
 
 
 def load_features(place: str) -> FeatureSet:
-    """The set of `file.py`, `file.py:name`, `features.json` or a folder that holds one."""
+    """The set of `file.py`, `file.py:name`, `features.json` or a folder that holds one.
+
+    A run stands for its latest checkpoint, a dataset for its latest snapshot; `tackboard.…` is a module of ours.
+    """
     path_text, separator, name = place.rpartition(":")
-    if not separator or not path_text.endswith(".py"):
+    if not separator or not (path_text.endswith(".py") or path_text.startswith(OWN_PREFIX)):
         path_text, name = place, ""
+    if path_text.startswith(OWN_PREFIX):
+        return _find_set(_own_module(path_text), path_text, name)
     path = Path(path_text)
     if path.is_dir():
-        found = read_features(path)
-        if found is None:
-            raise UsageError(f"{path} holds no {FILE_NAME}", allowed="a bundle, a checkpoint, or file.py")
-        return found
+        for folder in (path, path / "latest", path / "checkpoints" / "latest"):
+            if (found := read_features(folder)) is not None:
+                return found
+        raise UsageError(f"{path} holds no {FILE_NAME}", allowed="allowed: a bundle, a checkpoint, a run, or file.py")
     if not path.is_file():
         raise UsageError(
             f"{path} is not a file", allowed="allowed: path/to/features.py, features.json, a bundle or a checkpoint"
@@ -205,7 +273,18 @@ def load_features(place: str) -> FeatureSet:
         return FeatureSet.from_json(read_json(path), str(path))
     if path.suffix != ".py":
         raise UsageError(f"{path}", allowed="allowed: path/to/features.py, features.json, a bundle or a checkpoint")
-    sets = {key: value for key, value in vars(load_code(path)).items() if isinstance(value, FeatureSet)}
+    return _find_set(load_code(path), str(path), name)
+
+
+def _own_module(place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError:
+        raise UsageError(f"there is no module {place}", allowed="allowed: path/to/features.py, a bundle …") from None
+
+
+def _find_set(module: ModuleType, path: str, name: str) -> FeatureSet:
+    sets = {key: value for key, value in vars(module).items() if isinstance(value, FeatureSet)}
     if name and name not in sets:
         raise UsageError(f"{path} has no feature set {name}", allowed=f"it has: {', '.join(sets) or 'none'}")
     if not sets:

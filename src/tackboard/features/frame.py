@@ -49,9 +49,7 @@ class Frame:
         """The time of the request behind each row of a view."""
         if self.request_ms is None:
             raise UsageError("these features depend on the time of the request", allowed="give request_ms")
-        if len(view) == self.num_requests:
-            return self.request_ms
-        return self.request_ms[self.candidate_requests()]
+        return self.request_ms if view.requests is None else self.request_ms[view.requests]
 
     def candidate_requests(self) -> Positions:
         """The request of each candidate [C]."""

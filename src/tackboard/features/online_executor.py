@@ -14,6 +14,7 @@ import numpy as np
 from tackboard.core.errors import UsageError
 from tackboard.features.column import Column
 from tackboard.features.execution import Program
+from tackboard.features.folding import FoldedTable, fold
 from tackboard.features.frame import Frame
 from tackboard.features.plan import Plan
 from tackboard.features.tables import EntityTable, with_default
@@ -28,13 +29,17 @@ _ZERO = np.zeros(1, dtype=np.int64)
 class OnlineExecutor:
     """Computes a plan for one request at a time. May be called from several threads.
 
-    `users` and `items` are attribute tables in memory, for attributes that a request does not bring itself.
+    `users` and `items` are tables in memory. Where there is one, attributes come from it, and what depends on them
+    alone is computed now, once; where there is none, a request brings them.
     """
 
     def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
         self.plan = plan
+        self.tables: dict[str, FoldedTable] = {}
+        for entity, table in (("user", users), ("item", items)):
+            if table is not None:
+                plan, self.tables[entity] = fold(plan, entity, table)
         self.program = Program(plan)
-        self.tables = {"user": users, "item": items}
         self._needs_times = plan.needs_event_times
         self._sources = [
             (str(node.params["entity"]), str(node.params["column"]), node.params.get("default"))
@@ -59,13 +64,24 @@ class OnlineExecutor:
         given = {"event": history or {}, "user": user or {}, "item": item or {}, "context": context or {}}
         times = _times(history or {}, needed=self._needs_times)
         moment = None if request_ms is None else np.array([request_ms], dtype=np.int64)
+        ids = {"user": np.array([user_id], dtype=np.int64), "item": item_ids}
+        lookups = {
+            entity: table.lookup(ids[entity], None if moment is None else np.broadcast_to(moment, (len(ids[entity]),)))
+            for entity, table in self.tables.items()
+        }
         columns: dict[tuple[str, str], Column] = {}
         for entity, name, default in self._sources:
-            column = given.get(entity, {}).get(name)
-            if column is None:
-                column = self._other(entity, name, moment, user_id, item_ids)
+            if entity == "request":
+                column = None if moment is None else Column(TIME, moment)
+            elif name == "id" and entity in ids:
+                column = Column(ID, ids[entity])
+            elif entity in lookups:
+                column = lookups[entity](name, None)
+            else:
+                column = given[entity].get(name)
+                column = column if column is None or default is None else with_default(column, default)
             if column is not None:
-                columns[entity, name] = column if default is None else with_default(column, default)
+                columns[entity, name] = column
         end = np.array([len(times)], dtype=np.int64)
         frame = Frame(
             num_requests=1,
@@ -77,22 +93,6 @@ class OnlineExecutor:
             columns=columns,
         )
         return self.program.run(frame)
-
-    def _other(
-        self, entity: str, name: str, moment: Positions | None, user_id: int, item_ids: Positions
-    ) -> Column | None:
-        if entity == "request":
-            return None if moment is None else Column(TIME, moment)
-        if entity not in ("user", "item"):
-            return None
-        ids = item_ids if entity == "item" else np.array([user_id], dtype=np.int64)
-        if name == "id":
-            return Column(ID, ids)
-        table = self.tables[entity]
-        if table is None or name not in table.columns:
-            return None
-        times = None if moment is None else np.broadcast_to(moment, (len(ids),))
-        return table.lookup(name, ids, times)
 
 
 def _times(history: Columns, *, needed: bool) -> Positions:

@@ -81,6 +81,15 @@ class Plan:
         """Whether any feature depends on the time of the request."""
         return self.needs_event_times or any(node.params["entity"] == "request" for _, node in self.sources())
 
+    @property
+    def newest_events(self) -> int | None:
+        """How many of the newest events are looked at, at most; None where any event may count."""
+        whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
+        readers = [node for node in self.nodes if whole.intersection(node.args)]
+        if not readers or any(node.op != "newest" for node in readers):
+            return None
+        return max(int(node.params["count"]) for node in readers)
+
     def trimmed(self, names: Iterable[str]) -> Plan:
         """The plan of some features only; what nothing else needs is gone. An unknown name raises UsageError."""
         wanted = list(dict.fromkeys(names))
@@ -118,6 +127,13 @@ class Plan:
             if dependent.intersection(self.nodes[later].args):
                 dependent.add(later)
         return [name for name, node in self.features.items() if node in dependent]
+
+    def describe_source(self, index: int) -> str:
+        """A source as errors name it: the first feature that depends on it, the line, the column."""
+        # A column that was computed before is named feature@number (folding.py).
+        node, readers = self.nodes[index], list(dict.fromkeys(name.partition("@")[0] for name in self.readers(index)))
+        first = (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
+        return f"feature {first} ({node.place}): {node.params['entity']}.{node.params['column']}"
 
     def explain(self) -> str:
         """The plan as text: one line per node, with level, type, how often it is used, and its features."""
@@ -164,6 +180,7 @@ class PlanBuilder:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self._known: dict[str, int] = {}
+        self._declared: dict[tuple[Any, Any], Mapping[str, Any]] = {}
 
     def add(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> int:
         """The position of the node. Raises TypeClash where it cannot be."""
@@ -180,6 +197,7 @@ class PlanBuilder:
     def _check(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> Node:
         if op == "source":
             node = _source(params, place)
+            self._check_declared_once(params)
             return dataclasses.replace(node, shape=len(self.nodes)) if node.type.kind == "list" else node
         if op == "constant":
             return Node(op, (), params, _constant_type(params.get("value")), CONSTANT, place)
@@ -204,6 +222,14 @@ class PlanBuilder:
         if type_.kind == "list":
             shape = lists[0].shape if op == "differences" else len(self.nodes)
         return Node(op, args, params, type_, level, place, shape=shape)
+
+    def _check_declared_once(self, params: Mapping[str, Any]) -> None:
+        """Executors know a column by its name, so it has one type and one default. Ranges may differ: all hold."""
+        declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
+        if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
+            raise TypeClash(
+                f"{params['entity']}.{params['column']} is declared in two ways", fix="declare it once for all features"
+            )
 
     def _map_lists(
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
@@ -430,6 +456,8 @@ def _source(params: Mapping[str, Any], place: Place) -> Node:
         raise TypeClash(f"a column cannot be {type_}")
     for bound in ("minimum", "maximum"):
         value = params.get(bound)
+        if value is not None and not type_.is_number:
+            raise TypeClash(f"{entity}.{column} is {type_} with a {bound}", allowed="ranges are for numbers")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)):
             raise TypeClash(f"{bound} = {value!r}", allowed="a number")
     level = {"item": CANDIDATE, "event": EVENT}.get(str(entity), REQUEST)

@@ -6,7 +6,7 @@ of an entity, and a request sees the newest one that was valid at its time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from tackboard.events.dataset import Dataset
 from tackboard.features.arrow import from_arrow
 from tackboard.features.column import DTYPES, Column
+from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.execution import Program
 from tackboard.features.plan import Plan
 from tackboard.features.types import type_from_json
-from tackboard.features.views import Positions, first_at_least
+from tackboard.features.views import Positions, first_above
 
+Lookup = Callable[[str, Any], Column]
 EVENT_COLUMNS = {"item": "item_id", "action": "action", "surface": "surface", "time": "time_ms"}
 """Names of the built-in event columns in events.parquet."""
 
@@ -45,7 +47,10 @@ class EventTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table, plan: Plan) -> EventTable:
-        """The events of a dataset: sorted by user_id, time_ms and order, with the columns that `plan` reads."""
+        """The events of a dataset: sorted by user_id, time_ms and order, with the columns that `plan` reads.
+
+        Times that the table does not hold are 0: enough where only the order of the events is asked for.
+        """
         users = _numbers(table, "user_id")
         user_ids, starts = np.unique(users, return_index=True)
         columns = {}
@@ -56,12 +61,12 @@ class EventTable:
             stored = EVENT_COLUMNS.get(name, name)
             if stored not in table.column_names:
                 raise Program(plan).missing_source(index)
-            columns[name] = read_source(table[stored], node.params)
+            columns[name] = read_source(table[stored], plan, index)
         return cls(
             user_ids=user_ids,
             offsets=np.append(starts, len(users)).astype(np.int64),
-            times=_numbers(table, "time_ms"),
-            received=_numbers(table, "received_ms"),
+            times=_numbers_or_zeros(table, "time_ms"),
+            received=_numbers_or_zeros(table, "received_ms"),
             columns=columns,
         )
 
@@ -102,21 +107,26 @@ class EntityTable:
                 continue
             if name not in table.column_names:
                 raise Program(plan).missing_source(index)
-            columns[name] = read_source(table[name], node.params)
+            columns[name] = read_source(table[name], plan, index)
         valid_from = _numbers(table, "valid_from_ms") if "valid_from_ms" in table.column_names else None
         return cls(_numbers(table, f"{entity}_id"), columns, valid_from)
 
-    def lookup(self, name: str, ids: Positions, times: Positions | None, default: Any = None) -> Column:
-        """The attribute of each id as valid at its time; `default`, or missing, where there is none."""
+    def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
+        """A function of (attribute, default): its value for each id as valid at its time, the default, or missing."""
         places = self.places(ids, times)
-        column = self.columns[name]
         known = places >= 0
-        if not len(self.ids):
-            column = Column.of(column.type, [None])
-        taken = column.take(np.where(known, places, 0))
-        present = taken.present if known.all() else known if taken.present is None else known & taken.present
-        taken = Column(taken.type, taken.values, present=present, offsets=taken.offsets, dictionary=taken.dictionary)
-        return taken if default is None else with_default(taken, default)
+        safe, all_known = np.where(known, places, 0), bool(known.all())
+
+        def read(name: str, default: Any = None) -> Column:
+            column = self.columns[name] if len(self.ids) else Column.of(self.columns[name].type, [None])
+            taken = column.take(safe)
+            present = taken.present if all_known else known if taken.present is None else known & taken.present
+            taken = Column(
+                taken.type, taken.values, present=present, offsets=taken.offsets, dictionary=taken.dictionary
+            )
+            return taken if default is None else with_default(taken, default)
+
+        return read
 
     def places(self, ids: Positions, times: Positions | None) -> Positions:
         """The row of each id, or -1."""
@@ -125,13 +135,14 @@ class EntityTable:
         starts = np.searchsorted(self.ids, ids, side="left").astype(np.int64)
         ends = np.searchsorted(self.ids, ids, side="right").astype(np.int64)
         # The first version that is valid from later than the request; the one before it is the request's.
-        later = first_at_least(self.valid_from, starts, ends, times + 1)
+        later = first_above(self.valid_from, starts, ends, times)
         return np.where(later > starts, later - 1, -1)
 
 
-def read_source(array: pa.ChunkedArray, params: Mapping[str, Any]) -> Column:
-    """A stored column as the source that `params` declares, its default filled in."""
-    column = from_arrow(array, type_from_json(params["type"]), f"{params['entity']}.{params['column']}")
+def read_source(array: pa.ChunkedArray, plan: Plan, index: int) -> Column:
+    """A stored column as the source at `index` of the plan declares it, its default filled in."""
+    params = plan.nodes[index].params
+    column = from_arrow(array, type_from_json(params["type"]), plan.describe_source(index))
     default = params.get("default")
     return column if default is None else with_default(column, default)
 
@@ -156,29 +167,57 @@ def find_ids(sorted_ids: Positions, ids: Positions) -> Positions:
     return np.where(sorted_ids[places] == ids, places, -1).astype(np.int64)
 
 
-def load_tables(dataset: Dataset, plan: Plan) -> tuple[EventTable | None, EntityTable | None, EntityTable | None]:
-    """(events, users, items) of a dataset, as far as `plan` reads them."""
-    read: dict[str, list[str]] = {"event": [], "user": [], "item": []}
-    for _, node in plan.sources():
-        entity, column = str(node.params["entity"]), str(node.params["column"])
-        if entity in read and (entity == "event" or column != "id"):
-            read[entity].append(column)
+def load_tables(
+    dataset: Dataset, plan: Plan, *, timed: bool = True
+) -> tuple[EventTable | None, EntityTable | None, EntityTable | None]:
+    """(events, users, items) of a dataset, as far as `plan` reads them.
+
+    Without `timed`, the times of events are left on disk too: what remains cannot tell what a request saw.
+    """
     events = None
     if plan.reads_events:
-        wanted = ["user_id", "time_ms", "received_ms", *(EVENT_COLUMNS.get(name, name) for name in read["event"])]
-        stored = {*wanted[:3], *EVENT_COLUMNS.values(), *dataset.fields}
-        table = dataset.read_events([name for name in dict.fromkeys(wanted) if name in stored])
-        events = EventTable.from_arrow(table, plan)
-    entities: list[EntityTable | None] = []
+        events = EventTable.from_arrow(dataset.read_events(stored_event_columns(dataset, plan, timed=timed)), plan)
+    users, items = load_entities(dataset, plan)
+    return events, users, items
+
+
+def stored_event_columns(dataset: Dataset, plan: Plan, *, timed: bool = True) -> list[str]:
+    """The columns of events.parquet that `plan` reads, as far as the dataset has them; `timed` adds the times."""
+    always = ["user_id", *(["time_ms", "received_ms"] if timed else [])]
+    names = [str(node.params["column"]) for _, node in plan.sources() if node.params["entity"] == "event"]
+    stored = {*EVENT_COLUMNS.values(), *dataset.fields}
+    wanted = [name for name in (EVENT_COLUMNS.get(name, name) for name in names) if name in stored]
+    return list(dict.fromkeys([*always, *wanted]))
+
+
+def load_entities(dataset: Dataset, plan: Plan) -> tuple[EntityTable | None, EntityTable | None]:
+    """(users, items) of a dataset, as far as `plan` reads them."""
+    tables: list[EntityTable | None] = []
     for entity in ("user", "item"):
-        if not read[entity]:
-            entities.append(None)
+        params = [node.params for _, node in plan.sources() if node.params["entity"] == entity]
+        if all(each["column"] == "id" for each in params):
+            tables.append(None)
             continue
         table = dataset.read_history(entity)
         if table is None:
             table = dataset.read_users() if entity == "user" else dataset.read_items()
-        entities.append(EntityTable.from_arrow(table, entity, plan))
-    return events, entities[0], entities[1]
+        tables.append(EntityTable.from_arrow(table, entity, plan))
+    return tables[0], tables[1]
+
+
+def read_context(dataset: Dataset, plan: Plan) -> dict[str, Column]:
+    """The context columns that `plan` reads, one value per event; missing where the events carry no context."""
+    if not context_sources(plan):
+        return {}
+    if not dataset.has_context:
+        return context_columns(plan, pa.nulls(dataset.num_events, pa.string()))
+    return context_columns(plan, dataset.read_events(["context"])["context"])
+
+
+def _numbers_or_zeros(table: pa.Table, name: str) -> NDArray[np.int64]:
+    if name in table.column_names:
+        return _numbers(table, name)
+    return np.broadcast_to(np.zeros(1, dtype=np.int64), (table.num_rows,))
 
 
 def _numbers(table: pa.Table, name: str) -> NDArray[np.int64]:

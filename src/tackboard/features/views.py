@@ -10,6 +10,7 @@ range of an index into them:
 Filtering events moves the ranges with one cumulative count, a time window is a binary search, the newest n a
 subtraction; none of them touches single events of single rows. `bounds` cuts the index into segments (one per user at
 first), and `segments` says in which one a row's range lies, so that events can be grouped by a key within it.
+`requests` is each row's request where rows are candidates, and None where rows are requests.
 """
 
 from __future__ import annotations
@@ -22,22 +23,29 @@ from numpy.typing import NDArray
 from tackboard.features.column import offsets_of, ranges
 
 Positions = NDArray[np.int64]
-INT64_MIN = np.iinfo(np.int64).min
+INT64_MIN, INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 class View:
     """Ranges of events per row; see the module's picture. Treated as immutable."""
 
-    __slots__ = ("_expanded", "bounds", "ends", "index", "segments", "starts")
+    __slots__ = ("_expanded", "bounds", "ends", "index", "requests", "segments", "starts")
 
     def __init__(
-        self, index: Positions | None, starts: Positions, ends: Positions, segments: Positions, bounds: Positions
+        self,
+        index: Positions | None,
+        starts: Positions,
+        ends: Positions,
+        segments: Positions,
+        bounds: Positions,
+        requests: Positions | None = None,
     ) -> None:
         self.index = index
         self.starts = starts
         self.ends = ends
         self.segments = segments
         self.bounds = bounds
+        self.requests = requests
         self._expanded: tuple[Positions, Positions] | None = None
 
     def __len__(self) -> int:
@@ -72,11 +80,12 @@ class View:
 
     def with_ranges(self, starts: Positions, ends: Positions) -> View:
         """The same index with other ranges."""
-        return View(self.index, starts, ends, self.segments, self.bounds)
+        return View(self.index, starts, ends, self.segments, self.bounds, self.requests)
 
     def spread(self, request_of: Positions) -> View:
         """Rows of requests as rows of candidates."""
-        return View(self.index, self.starts[request_of], self.ends[request_of], self.segments[request_of], self.bounds)
+        starts, ends, segments = self.starts[request_of], self.ends[request_of], self.segments[request_of]
+        return View(self.index, starts, ends, segments, self.bounds, request_of)
 
     def keep(self, condition: NDArray[np.bool_]) -> View:
         """The events for which `condition` [events] holds."""
@@ -84,7 +93,8 @@ class View:
         before = offsets_of(kept)
         places = np.flatnonzero(kept)
         index = places if self.index is None else self.index[places]
-        return View(index, before[self.starts], before[self.ends], self.segments, before[self.bounds])
+        starts, ends = before[self.starts], before[self.ends]
+        return View(index, starts, ends, self.segments, before[self.bounds], self.requests)
 
     def newest(self, count: int) -> View:
         """The last `count` events of each row."""
@@ -97,6 +107,10 @@ class View:
     def before_time(self, times: Positions, limit: Positions) -> View:
         """The events before `limit` [rows]."""
         return self.with_ranges(self.starts, first_at_least(self.at_index(times), self.starts, self.ends, limit))
+
+    def until_time(self, times: Positions, newest: Positions) -> View:
+        """The events at or before `newest` [rows]."""
+        return self.with_ranges(self.starts, first_above(self.at_index(times), self.starts, self.ends, newest))
 
     def group(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
         """The events whose key [events] is the one that the row wants [rows]; none where `known` is False."""
@@ -128,7 +142,7 @@ class View:
                 first_at_least(order, starts, ends, self.ends),
             )
         index = order if self.index is None else self.index[order]
-        return View(index, starts, ends, group, group_bounds)
+        return View(index, starts, ends, group, group_bounds, self.requests)
 
 
 def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
@@ -151,6 +165,12 @@ def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wan
         high[rows[~less]] = middle[~less]
         rows = rows[low[rows] < high[rows]]
     return low
+
+
+def first_above(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
+    """For each row the first place in [start, end) whose value is greater than `wanted`, or end; see above."""
+    largest = wanted == INT64_MAX  # nothing is greater, and adding 1 would wrap around
+    return np.where(largest, ends, first_at_least(values, starts, ends, np.where(largest, wanted, wanted + 1)))
 
 
 def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
@@ -200,3 +220,9 @@ def _running(values: Positions, offsets: Positions, combine: Any, direction: int
         here[same] = combine(here[same], there[same].copy())
         step *= 2
     return result
+
+
+def no_events(num_rows: int) -> View:
+    """A view in which no row sees any event."""
+    nothing = np.zeros(num_rows, dtype=np.int64)
+    return View(None, nothing, nothing, nothing, np.zeros(2, dtype=np.int64))

@@ -1,6 +1,6 @@
 """Real requests to a running server, through the public `tritonclient`, unmodified.
 
-A dataset comes in: the newest events of some of its users become histories, and items of its catalogue become the
+A dataset comes in: what is known of some of its users becomes histories, and items of its catalogue become the
 candidates. Scores and latencies go out, and the comparison with what `tackboard score --offline` says. The draw of
 users and candidates is keyed, so two runs over one dataset send the same requests.
 """
@@ -30,8 +30,10 @@ class RequestError(TackboardError):
 
 @dataclass(frozen=True, kw_only=True)
 class UserRequest:
-    """One user's newest events, oldest first, and the items to score for that user. Ids are the dataset's own."""
+    """What is known of one user at the time of a request, oldest first, and the items to score. Ids are the dataset's."""
 
+    user: Any
+    request_time_ms: int
     history: dict[str, list[Any]]
     """item, action, surface and time_ms, all of one length."""
     candidates: list[Any]
@@ -40,7 +42,12 @@ class UserRequest:
         """The request as `tackboard score` reads it from a file."""
         columns = zip(*(self.history[name] for name in HISTORY_FIELDS), strict=True)
         events = [dict(zip(HISTORY_FIELDS, values, strict=True)) for values in columns]
-        return {"history": events, "candidates": self.candidates}
+        return {
+            "user": self.user,
+            "request_time_ms": self.request_time_ms,
+            "history": events,
+            "candidates": self.candidates,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +58,15 @@ class Answers:
     latencies_ms: list[float]
 
 
-def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int, max_history: int) -> list[UserRequest]:
-    """Requests of `num_requests` users of a dataset (all of them if there are fewer).
+def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> list[UserRequest]:
+    """Requests of `num_requests` users of a dataset (all of them if there are fewer), right after their last event.
 
-    Candidates of one request differ from each other; only a catalogue smaller than `num_candidates` is repeated.
+    A history holds what had been received by then, so an event that arrived late is not in it. Candidates of one request differ from each other; only a catalogue smaller than `num_candidates` is repeated.
     """
     import pyarrow.parquet as parquet
 
-    events = parquet.read_table(dataset / "events.parquet", columns=["user_id", *HISTORY_FIELDS])
+    columns = ["user_id", "user", "received_ms", *HISTORY_FIELDS]
+    events = parquet.read_table(dataset / "events.parquet", columns=columns)
     catalogue = parquet.read_table(dataset / "items.parquet", columns=["item"])["item"]
     user_ids = events["user_id"].to_numpy()
     # Events are sorted by user, so a user's are one slice.
@@ -66,12 +74,15 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int, max_
     ends = np.append(starts[1:], len(user_ids))
     requests = []
     for user in permutation(len(starts), DRAW_SEED)[:num_requests]:
-        begin = max(int(starts[user]), int(ends[user]) - max_history)
-        newest = events.slice(begin, int(ends[user]) - begin)
+        own = events.slice(int(starts[user]), int(ends[user] - starts[user]))
+        now_ms = own["time_ms"][len(own) - 1].as_py() + 1
+        known = own.filter(own["received_ms"].to_numpy() < now_ms)
         chosen = np.resize(permutation(len(catalogue), DRAW_SEED, int(user)), num_candidates)
         requests.append(
             UserRequest(
-                history={name: newest[name].to_pylist() for name in HISTORY_FIELDS},
+                user=own["user"][0].as_py(),
+                request_time_ms=now_ms,
+                history={name: known[name].to_pylist() for name in HISTORY_FIELDS},
                 candidates=catalogue.take(chosen).to_pylist(),
             )
         )
@@ -164,7 +175,8 @@ def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) ->
     from tritonclient.http import InferInput
 
     columns = {f"history_{name}": request.history[name] for name in HISTORY_FIELDS}
-    columns["candidate_item"] = request.candidates
+    columns |= {"candidate_item": request.candidates, "user": [request.user]}
+    columns["request_time_ms"] = [request.request_time_ms]
     inputs = []
     for name, values in columns.items():
         array = np.array(values, dtype=np.int64 if datatypes[name] == "INT64" else np.object_)

@@ -83,13 +83,7 @@ def run_demo(config: DemoConfig, *, live: bool | None = None) -> Outcome:
         stages = _build(config, display)
         dataset = Path(stages["data"].require("dataset"))
         bundle = Path(stages["export"].require("bundle"))
-        signature = read_json(bundle / "signature.json")
-        requests = draw_requests(
-            dataset,
-            num_requests=config.num_users,
-            num_candidates=config.num_candidates,
-            max_history=int(signature["max_history"]),
-        )
+        requests = draw_requests(dataset, num_requests=config.num_users, num_candidates=config.num_candidates)
         display.begin("serve")
         stages["serve"], exchanges, served = _serve(config, requests, display)
         every = [value for exchange in exchanges for value in exchange.latencies_ms]

@@ -25,6 +25,8 @@ from tackboard.core.errors import ConfigError, DataError, UsageError
 from tackboard.core.progress import say
 from tackboard.core.user_code import load_code
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.standard import DEFAULT_READS, features_for_model
 
 OWN_PREFIX = "tackboard.models."
 REQUIRED_METHODS = ("loss", "encode_users", "encode_items", "score")
@@ -67,6 +69,8 @@ class ModelConfig(Protocol):
     def build(self, vocabulary: Vocabulary) -> nn.Module:
         """A model with fresh parameters."""
 
+    # It may have `reads`: the features the model reads, such as history.item or the name of a number.
+
 
 def build_model(config: Any, vocabulary: Vocabulary) -> nn.Module:
     """The model of `config`, checked to have the methods of `SequenceModel`."""
@@ -86,6 +90,11 @@ def build_model(config: Any, vocabulary: Vocabulary) -> nn.Module:
             fix="see examples/own_model.py",
         )
     return model
+
+
+def features_of(config: Any, vocabulary: Vocabulary, own: FeatureSet | None = None) -> FeatureSet:
+    """What a model of `config` reads: its `reads`, or the standard columns where it does not say."""
+    return features_for_model(getattr(config, "reads", DEFAULT_READS), vocabulary, config.max_history, own)
 
 
 def describe_model(config: Any) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class PinFMConfig:
     """Events of a history that the model reads, the newest; longer training segments are refused."""
     num_time_buckets: int = 24
     """Buckets of log2(seconds since the previous event); 0 leaves time out."""
+    request_features: tuple[str, ...] = ()
+    """Features of the request (numbers, about -3 to 3) that are read beside the history; see docs/features.md."""
     dropout: float = 0.0
     """Share of activations dropped in training, 0 to below 1."""
     initial_temperature: float = 0.07
@@ -75,6 +77,12 @@ class PinFMConfig:
         check(
             0.01 <= self.initial_temperature <= 10, "model.initial_temperature", self.initial_temperature, "0.01 to 10"
         )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The features the model reads."""
+        gap = ("history.gap",) if self.num_time_buckets else ()
+        return ("history.item", "history.action", "history.surface", *gap, *self.request_features)
 
     def build(self, vocabulary: Vocabulary) -> PinFM:
         """A PinFM with fresh parameters."""
@@ -106,6 +114,8 @@ class PinFM(nn.Module):
             max_positions=config.max_history + 1,
             dropout=config.dropout,
         )
+        num_features = len(config.request_features)
+        self.request = nn.Linear(num_features, config.width, bias=False) if num_features else None
         self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.initial_temperature)))
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
@@ -114,9 +124,9 @@ class PinFM(nn.Module):
         hidden_TD = self._hidden(batch, items_ME)
         # The token before event n is number n + row: one start token for its own row and for each row before.
         before_N = torch.arange(batch.num_events, device=batch.items.device) + row_of_event(batch)
-        hidden_PD = self._project(hidden_TD.index_select(0, before_N[batch.is_positive]))
+        hidden_PD = self._with_request(hidden_TD.index_select(0, before_N[batch.is_positive]), batch, batch.is_positive)
         loss = next_item_loss(
-            hidden_PD,
+            self._project(hidden_PD),
             functional.normalize(self.psi(items_ME), dim=-1),
             batch,
             self._inverse_temperature(),
@@ -129,7 +139,7 @@ class PinFM(nn.Module):
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows))
         last_B = batch.offsets[1:] + torch.arange(batch.num_rows, device=batch.items.device)
-        return self._project(hidden_TD.index_select(0, last_B))
+        return self._project(self._with_request(hidden_TD.index_select(0, last_B), batch))
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         """One unit vector per item [M, D]."""
@@ -145,7 +155,8 @@ class PinFM(nn.Module):
         events_NE = functional.embedding(batch.items, items_ME)
         events_NE = events_NE + self.actions(batch.actions) + self.surfaces(batch.surfaces)
         if self.config.num_time_buckets:
-            events_NE = events_NE + self.time_gaps(self._gap_buckets(batch))
+            last_bucket = self.config.num_time_buckets - 1
+            events_NE = events_NE + self.time_gaps(batch.column("gap").clamp_max(last_bucket))
         events_ND = functional.normalize(self.phi_in(events_NE), dim=-1) * math.sqrt(self.config.width)
         rows_B = torch.arange(batch.num_rows, device=batch.items.device)
         places_N = torch.arange(batch.num_events, device=batch.items.device) + row_of_event(batch) + 1
@@ -155,11 +166,14 @@ class PinFM(nn.Module):
         hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1)
         return hidden
 
-    def _gap_buckets(self, batch: SequenceBatch) -> torch.Tensor:
-        """Bucket of log2(1 + seconds since the previous event) [N]; a row's first event has gap 0."""
-        gaps_s = torch.diff(batch.times_ms, prepend=batch.times_ms[:1]).clamp_min(0).double() / 1000.0
-        gaps_s[batch.offsets[:-1][batch.lengths() > 0]] = 0.0
-        return torch.log2(1.0 + gaps_s).long().clamp_max(self.config.num_time_buckets - 1)
+    def _with_request(
+        self, hidden_PD: torch.Tensor, batch: SequenceBatch, chosen: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Adds what the request says: its features [P], or those at the `chosen` ones of one per event."""
+        if self.request is None:
+            return hidden_PD
+        features = torch.stack([batch.request[name].float() for name in self.config.request_features], dim=-1)
+        return hidden_PD + self.request(features if chosen is None else features[chosen])
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         return functional.normalize(self.phi_out(hidden), dim=-1)

@@ -17,7 +17,11 @@ def demo() -> RunConfig:
     return RunConfig(
         name="demo",
         data=DataConfig(
-            dataset="datasets/demo", positive_actions=("click", "save", "share"), max_length=64, tokens_per_step=4096
+            dataset="datasets/demo",
+            features="tackboard.recipes.demo_features",
+            positive_actions=("click", "save", "share"),
+            max_length=64,
+            tokens_per_step=4096,
         ),
         model=PinFMConfig(
             hashing=HashConfig(num_hashes=4, num_rows=2048),
@@ -26,6 +30,7 @@ def demo() -> RunConfig:
             max_history=64,
             # In this world the gap before an event says little about the next one; on real logs it says much.
             num_time_buckets=0,
+            request_features=("recency", "actions_1d", "saves_7d"),
         ),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=40),
         training=TrainingConfig(steps=300, checkpoint_every=100),

@@ -59,6 +59,11 @@ nav a { color: var(--muted); margin-right: 18px; white-space: nowrap; }
 figure { margin: 18px 0 22px; }
 figure svg { display: block; width: 100%; height: auto; font-variant-numeric: tabular-nums; }
 figcaption { font-size: 14px; margin-top: 6px; }
+figure { overflow-x: auto; }
+h3 { font-size: 16.5px; line-height: 1.35; margin: 34px 0 4px; overflow-wrap: anywhere; }
+td a { color: inherit; text-decoration-color: var(--muted); }
+.filter { font-size: 14px; margin: 14px 0; color: var(--muted); }
+.filter label { display: inline-block; margin-right: 14px; white-space: nowrap; }
 .scroll { overflow-x: auto; margin: 14px 0 20px; }
 table { border-collapse: collapse; width: 100%; font-size: 14.5px; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--muted); font-size: 14px; padding-bottom: 6px; }
@@ -90,6 +95,14 @@ class Figure:
     label: str
     value: str
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A table cell that leads to another place of the page."""
+
+    text: str
+    anchor: str
 
 
 @dataclass
@@ -140,9 +153,7 @@ class Section:
         )
         body = []
         for index, row in enumerate(rows):
-            cells = "".join(
-                f'<td class="{side}">{clean(str(cell))}</td>' for side, cell in zip(sides, row, strict=True)
-            )
+            cells = "".join(f'<td class="{side}">{_cell(cell)}</td>' for side, cell in zip(sides, row, strict=True))
             mark = ' class="strong"' if index in strong_rows else ""
             body.append(f"<tr{mark}>{cells}</tr>")
         words = f"<caption>{clean(caption)}</caption>" if caption else ""
@@ -153,12 +164,38 @@ class Section:
 
     def facts(self, facts: Sequence[tuple[str, object]]) -> None:
         """Names and values, one pair a line."""
-        lines = [f'<tr><th scope="row">{clean(name)}</th><td>{clean(str(value))}</td></tr>' for name, value in facts]
+        lines = [f'<tr><th scope="row">{clean(name)}</th><td>{_cell(value)}</td></tr>' for name, value in facts]
         self.blocks.append(f'<div class="scroll"><table><tbody>{"".join(lines)}</tbody></table></div>')
 
     def code(self, text: str) -> None:
         """Text to copy, in a fixed-width font, line breaks kept."""
         self.blocks.append(f"<pre><code>{clean(text)}</code></pre>")
+
+    def entries(self, entries: Sequence["Section"], groups: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
+        """Smaller sections, each under its own heading, and a choice among them that needs no script.
+
+        A group is a name and the positions of its entries. Choosing a group hides the others.
+        """
+        rules, labels = [], ['<label><input type="radio" name="filter" checked> all</label>']
+        for number, (name, _) in enumerate(groups):
+            mark = f"filter-{number}"
+            rules.append(f"main:has(#{mark}:checked) .entry:not(.{mark}) {{ display: none; }}")
+            labels.append(f'<label><input type="radio" name="filter" id="{mark}"> {clean(name)}</label>')
+        if groups:
+            self.blocks.append(f'<style>{" ".join(rules)}</style><p class="filter">Show: {"".join(labels)}</p>')
+        for position, entry in enumerate(entries):
+            marks = "".join(f" filter-{number}" for number, (_, chosen) in enumerate(groups) if position in chosen)
+            heading = f'<h3 id="{entry.anchor}">{clean(entry.title)}</h3>'
+            self.blocks.append(f'<div class="entry{marks}">{heading}{"".join(entry.blocks)}</div>')
+
+
+def _cell(value: object) -> str:
+    """A value as the content of a table cell; of several, each a text or a link, a list with commas."""
+    if isinstance(value, tuple):
+        return ", ".join(_cell(one) for one in value)
+    if isinstance(value, Link):
+        return f'<a href="#{clean(value.anchor)}">{clean(value.text)}</a>'
+    return clean(str(value))
 
 
 class Page:

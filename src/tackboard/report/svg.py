@@ -8,7 +8,7 @@ dark and a chart saved on its own still has colours. Series are told apart by lu
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Literal
@@ -61,6 +61,16 @@ class Bars:
     name: str
     values: Sequence[float]
     tone: Tone | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixRow:
+    """One row of a matrix: its name, where a click leads, and in which columns it has a mark, full or hollow."""
+
+    name: str
+    anchor: str
+    left: Mapping[int, bool]
+    right: Mapping[int, bool]
 
 
 @dataclass(frozen=True)
@@ -239,6 +249,45 @@ def bar_chart(
     return _chart(parts, width, height, title, description)
 
 
+def matrix(
+    rows: Sequence[MatrixRow], left: Sequence[str], right: Sequence[str], *, title: str, description: str
+) -> Svg:
+    """Rows with a dot for each column they belong to, `left` and `right` of their names, in its natural size.
+
+    A picture of what belongs to what that stays readable where lines between names would cross: it only grows longer.
+    Raises ValueError without rows.
+    """
+    if not rows:
+        raise ValueError(f"matrix {title!r} has no rows")
+    step, slant = 20, 0.82
+    reach = max((len(_shortened(name)) for name in (*left, *right)), default=0) * FONT_SIZE * CHARACTER_WIDTH
+    top, middle = 24 + reach * slant, 12 + step * len(left)
+    width_of_names = 28 + max(len(_shortened(row.name)) for row in rows) * FONT_SIZE * CHARACTER_WIDTH
+    end = middle + width_of_names + step * len(right)
+    height = math.ceil(top + step * len(rows) + 12)
+    places = [12 + step * (index + 0.5) for index in range(len(left))]
+    places += [middle + width_of_names + step * (index + 0.5) for index in range(len(right))]
+    parts = []
+    for x, name in zip(places, (*left, *right), strict=True):
+        parts.append(_rule(x, top - 4, x, height - 12, GRID))
+        turned = _text(x + 4, top - 10, _shortened(name), fill=MUTED)
+        parts.append(f'<g transform="rotate(-55 {x + 4:.1f} {top - 10:.1f})"><title>{clean(name)}</title>{turned}</g>')
+    for number, row in enumerate(rows):
+        y = top + step * (number + 0.5)
+        parts.append(_rule(12, y + step / 2, end, y + step / 2, GRID))
+        name = _text(middle + 14, y + 4.5, _shortened(row.name))
+        parts.append(f'<a href="#{clean(row.anchor)}"><title>{clean(row.name)}</title>{name}</a>')
+        for marks, shift, colour in ((row.left, 0, _colour("accent")), (row.right, len(left), _colour("third"))):
+            for column, is_full in marks.items():
+                style = f'fill="{colour}"' if is_full else f'fill="none" stroke="{colour}" stroke-width="1.5"'
+                parts.append(f'<circle cx="{places[shift + column]:.1f}" cy="{y:.1f}" r="4.5" {style}/>')
+    return _chart(parts, math.ceil(end + reach * 0.6 + 12), height, title, description, natural_size=True)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 32 else name[:31] + "…"
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Percentile (0 to 100) of at least one value, linear between neighbours, as NumPy computes it by default."""
     if not values:
@@ -360,12 +409,15 @@ def _legend(names: Sequence[str], tones: Sequence[Tone], x: float, y: float) -> 
     return "".join(parts)
 
 
-def _chart(parts: Sequence[str], width: int, height: int, title: str, description: str) -> Svg:
+def _chart(
+    parts: Sequence[str], width: int, height: int, title: str, description: str, *, natural_size: bool = False
+) -> Svg:
     body = "".join(parts)
+    size = f' style="width: {width}px"' if natural_size else ""
     # Ids must differ between the charts of one page and be the same in every run.
     name = "chart-" + hashlib.blake2b(f"{title}\0{description}\0{body}".encode(), digest_size=5).hexdigest()
     return Svg(
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}"{size} role="img" '
         f'aria-labelledby="{name}-title {name}-text" font-size="{FONT_SIZE}" '
         'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif">'
         f'<title id="{name}-title">{clean(title)}</title>'

@@ -10,7 +10,7 @@ import http.client
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -22,17 +22,30 @@ from tackboard.scoring.request import HISTORY_FIELDS
 
 DEFAULT_PORT = 8000
 REQUEST_SHAPE = 'allowed: {"history": [{"item", "action", "surface", "time_ms"}, ...], "candidates": [item, ...]}'
+OPTIONAL_KEYS = ("request_time_ms", "user", "attributes")
 
 
-def read_request(text: str | bytes) -> tuple[dict[str, list[Any]], list[Any]]:
-    """A request file's text as (history columns, candidates). UsageError where it has another shape."""
+class RequestDocument(NamedTuple):
+    """A request file: history columns, candidates, and further arguments of `RequestReader.read` by name."""
+
+    history: dict[str, list[Any]]
+    candidates: list[Any]
+    more: dict[str, Any]
+
+
+def read_request(text: str | bytes) -> RequestDocument:
+    """The content of a request file. UsageError where it has another shape.
+
+    Beside history and candidates it may hold the user, the time of the request, and attributes: a list for each name.
+    """
     try:
         request = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the request is not JSON: {error}", allowed=REQUEST_SHAPE) from None
     if not isinstance(request, dict):
         raise UsageError("the request is not a JSON object", allowed=REQUEST_SHAPE)
-    _check_keys(request, ("history", "candidates"), "the request", needed=("history", "candidates"))
+    needed = ("history", "candidates")
+    _check_keys(request, (*needed, *OPTIONAL_KEYS), "the request", needed=needed)
     history, candidates = request["history"], request["candidates"]
     if not isinstance(candidates, list) or not isinstance(history, list):
         raise UsageError("history and candidates must be lists", allowed=REQUEST_SHAPE)
@@ -40,9 +53,16 @@ def read_request(text: str | bytes) -> tuple[dict[str, list[Any]], list[Any]]:
         if not isinstance(event, dict):
             raise UsageError(f"history event {position} is not an object", allowed=REQUEST_SHAPE)
         # A field is given for every event or for none: half a column of times would have no meaning.
-        _check_keys(event, HISTORY_FIELDS, f"history event {position}", needed=("item", *history[0]))
-    fields = [field for field in HISTORY_FIELDS if not history or field in history[0]]
-    return {field: [event[field] for event in history] for field in fields}, candidates
+        # A field of one's own may be any; what the model does not know is refused by whoever knows the model.
+        known = (*HISTORY_FIELDS, *(key for key in history[0] if not suggest(key, HISTORY_FIELDS)))
+        _check_keys(event, known, f"history event {position}", needed=("item", *history[0]))
+    fields = list(history[0]) if history else list(HISTORY_FIELDS)
+    columns = {field: [event[field] for event in history] for field in fields}
+    attributes = request.get("attributes", {})
+    if not isinstance(attributes, dict) or not all(isinstance(values, list) for values in attributes.values()):
+        raise UsageError("attributes must be lists by name", allowed='e.g. {"user_country": ["de"]}')
+    more = {"request_ms": request.get("request_time_ms"), "user": request.get("user"), "attributes": attributes}
+    return RequestDocument(columns, candidates, {name: value for name, value in more.items() if value is not None})
 
 
 class ScoringClient:
@@ -53,19 +73,30 @@ class ScoringClient:
         self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
         self._timeout_s = timeout_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._id_datatype = ""
+        self._datatypes: dict[str, str] = {}
         self.model = ""
 
     def score(
-        self, history: Mapping[str, Sequence[Any]], candidates: Sequence[Any], *, binary: bool = False
+        self,
+        history: Mapping[str, Sequence[Any]],
+        candidates: Sequence[Any],
+        *,
+        binary: bool = False,
+        request_ms: int | None = None,
+        user: int | str | None = None,
+        attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> npt.NDArray[np.float32]:
         """One score per candidate, in their order. UsageError with the server's sentence where it refuses."""
         if not self.model:
             self._find_model()
         columns = {f"history_{field}": values for field, values in history.items()}
         columns["candidate_item"] = candidates
-        datatypes = dict.fromkeys(columns, "BYTES") | {"history_time_ms": "INT64"}
-        datatypes |= dict.fromkeys(("history_item", "candidate_item"), self._id_datatype)
+        columns |= attributes or {}
+        columns |= {} if request_ms is None else {"request_time_ms": [request_ms]}
+        columns |= {} if user is None else {"user": [user]}
+        datatypes = {name: self._datatypes.get(name, "BYTES") for name in columns}
+        if user is not None:
+            datatypes["user"] = "BYTES" if isinstance(user, str) else "INT64"
         inputs: list[dict[str, Any]] = []
         chunks: list[bytes] = []
         for name, values in columns.items():
@@ -87,9 +118,7 @@ class ScoringClient:
         stats = json.loads(self._call("GET", "/v2/models/stats")[0])
         self.model = stats["model_stats"][0]["name"]
         metadata = json.loads(self._call("GET", f"/v2/models/{quote(self.model, safe='')}")[0])
-        self._id_datatype = next(
-            tensor["datatype"] for tensor in metadata["inputs"] if tensor["name"] == "candidate_item"
-        )
+        self._datatypes = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
 
     def _call(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -137,14 +166,21 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str, need
         raise UsageError(f"{where} lacks {', '.join(missing)}", allowed=REQUEST_SHAPE)
 
 
+_WIRE_TYPES: dict[str, tuple[type, str, str]] = {
+    "INT64": (int, "a whole number", "q"),
+    "FP64": (float, "a number", "d"),
+    "FP32": (float, "a number", "f"),
+    "BOOL": (bool, "true or false", "?"),
+}
+
+
 def _to_binary(name: str, datatype: str, values: Sequence[Any]) -> bytes:
-    kind = int if datatype == "INT64" else str
-    if any(type(value) is not kind for value in values):
-        wanted = "a whole number" if kind is int else "a string"
+    kind, wanted, letter = _WIRE_TYPES.get(datatype, (str, "a string", ""))
+    if any(type(value) is not kind and not (kind is float and type(value) is int) for value in values):
         raise UsageError(f"{name} holds a value of the wrong type", allowed=f"allowed: every one {wanted}")
     try:
-        if kind is int:
-            return struct.pack(f"<{len(values)}q", *values)
+        if letter:
+            return struct.pack(f"<{len(values)}{letter}", *values)
         encoded = [value.encode("utf-8") for value in values]
     except (struct.error, UnicodeEncodeError):
         raise UsageError(f"{name} holds a value that does not fit {datatype}") from None

@@ -1,8 +1,9 @@
-"""From what a caller sends to what a model reads; the one parser of server and command line.
+"""From what a caller sends to what features are computed from; the one parser of server and command line.
 
-A history event has an item, and may have an action, a surface and a time. Names that training never saw become the
-unknown index. Events may come in any order: they are sorted by time, ties kept as given, and the newest
-`max_history` are read. Errors name the field and never repeat an id.
+A history event has an item, and may have an action, a surface, a time and fields of its own. Events may come in any
+order: they are sorted by time, ties kept as given. What a model reads beyond the history (the time of the request,
+attributes of the user and of the candidates, a context) follows from its features. A field that exists but that this
+model does not read is passed over before it is converted. Errors name the field and never repeat an id.
 """
 
 from __future__ import annotations
@@ -17,42 +18,136 @@ from numpy.typing import NDArray
 from tackboard.bundle.signature import Signature
 from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
+from tackboard.features.column import DTYPES, Column
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_json
 
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
+PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
+"""How attributes are named in a request: user_country, candidate_price, context_device."""
+ENTITIES = tuple(PREFIXES)
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreRequest:
-    """One user's history [S], oldest first, and candidates [C]; ids hashed, names as indices."""
+    """One user's history, oldest first, and C candidates, as columns of the unified representation.
 
-    history_items: NDArray[np.int64]
-    history_actions: NDArray[np.int64]
-    history_surfaces: NDArray[np.int64]
-    history_times_ms: NDArray[np.int64]
-    candidate_items: NDArray[np.int64]
-
-
-def parse_request(
-    signature: Signature, history: Mapping[str, Sequence[Any]], candidates: Sequence[Any]
-) -> ScoreRequest:
-    """Checks and converts a request. `history` holds parallel lists `item`, `action`, `surface`, `time_ms`.
-
-    `action` and `surface` may be absent (unknown), `time_ms` too (all 0, order as given). Raises UsageError.
+    `attributes` are those of the user and the context (one row each) and of the candidates (C rows), by entity.
     """
-    for field in history:
-        if field not in HISTORY_FIELDS:
-            raise UsageError(f"history has a field {field!r}", allowed=f"allowed: {', '.join(HISTORY_FIELDS)}")
-    items = item_ids(signature, history.get("item", ()), "history item")
-    count = len(items)
-    actions = signature.vocabulary.action_indices(_names(history.get("action"), count, "action"))
-    surfaces = signature.vocabulary.surface_indices(_names(history.get("surface"), count, "surface"))
-    times = _times(history.get("time_ms"), count)
-    newest = np.argsort(times, kind="stable")[-signature.max_history :] if count else np.zeros(0, dtype=np.int64)
-    chosen = item_ids(signature, candidates, "candidate")
-    if len(chosen) == 0:
-        raise UsageError("candidates is empty", allowed="allowed: one or more item ids")
-    return ScoreRequest(items[newest], actions[newest], surfaces[newest], times[newest], chosen)
+
+    history: Mapping[str, Column]
+    candidate_items: NDArray[np.int64]
+    request_ms: int | None = None
+    user_id: int | None = None
+    attributes: Mapping[str, Mapping[str, Column]] = dataclasses.field(default_factory=dict)
+
+
+class RequestReader:
+    """What a bundle's model takes, and the way from a caller's values to a `ScoreRequest`."""
+
+    def __init__(self, signature: Signature, features: FeatureSet) -> None:
+        self.signature = signature
+        self.features = features
+        plan = features.plan
+        self.needs_request_time = plan.needs_request_time
+        self.history: dict[str, FeatureType] = {}
+        """Columns of the history that the model reads."""
+        self.attributes: dict[str, tuple[str, str, FeatureType]] = {}
+        """Name in the request → (entity, column, type) of the attributes that the model reads."""
+        self.needs_user = False
+        self._ranges: dict[str, tuple[Any, Any]] = {}
+        for _, node in plan.sources():
+            entity, column = str(node.params["entity"]), str(node.params["column"])
+            field = f"history {column}" if entity == "event" else PREFIXES.get(entity, "") + column
+            low, high = node.params.get("minimum"), node.params.get("maximum")
+            if (low, high) != (None, None):
+                self._ranges[field] = (-np.inf if low is None else low, np.inf if high is None else high)
+            if entity == "event":
+                self.history[column] = type_from_json(node.params["type"])
+            elif entity in PREFIXES and column != "id":
+                self.attributes[field] = (entity, column, type_from_json(node.params["type"]))
+            elif entity == "user":
+                self.needs_user = True
+        self.fields = tuple(name for name in self.history if name not in ("item", "action", "surface", "time"))
+        """Fields of the events beyond the canonical ones."""
+        self._keep = plan.newest_events
+
+    def read(
+        self,
+        history: Mapping[str, Sequence[Any]],
+        candidates: Sequence[Any],
+        *,
+        request_ms: Any = None,
+        user: Any = None,
+        attributes: Mapping[str, Sequence[Any]] | None = None,
+    ) -> ScoreRequest:
+        """Checks and converts a request. `history` holds parallel lists `item`, `action`, `surface`, `time_ms`, fields.
+
+        `action` and `surface` may be absent (unknown), `time_ms` too (all 0, order as given), and every attribute
+        (missing). `attributes` holds a list for every name: of one value, or of one per candidate. Raises UsageError.
+        """
+        allowed = (*HISTORY_FIELDS, *self.fields)
+        for field in history:
+            if field not in allowed:
+                raise UsageError(f"history has a field {field!r}", allowed=f"allowed: {', '.join(allowed)}")
+        items = item_ids(self.signature, history.get("item", ()), "history item")
+        count = len(items)
+        times = _times(history.get("time_ms"), count)
+        if "time_ms" not in history and self.features.plan.needs_event_times and count:
+            raise UsageError("history lacks time_ms", allowed="this model reads how old events are")
+        order = np.argsort(times, kind="stable") if count else np.zeros(0, dtype=np.int64)
+        if self._keep is not None:
+            order = order[-self._keep :]
+        columns = {"item": Column(ID, items[order]), "time": Column(TIME, times[order])}
+        for name in ("action", "surface"):
+            if name in self.history:
+                names = _names(history.get(name), count, name)
+                columns[name] = Column.of(STRING, [names[position] for position in order])
+        for name in self.fields:
+            columns[name] = self._column(history.get(name), count, self.history[name], f"history {name}").take(order)
+        if user is None and self.needs_user:
+            raise UsageError("user is missing", allowed="this model reads the user's id")
+        chosen = item_ids(self.signature, candidates, "candidate")
+        if len(chosen) == 0:
+            raise UsageError("candidates is empty", allowed="allowed: one or more item ids")
+        return ScoreRequest(
+            history=columns,
+            candidate_items=chosen,
+            request_ms=self._moment(request_ms),
+            user_id=None if user is None else _user_id(user),
+            attributes=self._attributes(attributes or {}, len(chosen)),
+        )
+
+    def _moment(self, value: Any) -> int | None:
+        if value is None:
+            if self.needs_request_time:
+                raise UsageError("request_time_ms is missing", allowed="this model reads the time of the request")
+            return None
+        if problem := _not_int64(value):
+            raise UsageError(f"request_time_ms is {problem}", allowed="allowed: whole ms since 1970")
+        return int(value)
+
+    def _attributes(self, given: Mapping[str, Sequence[Any]], num_candidates: int) -> dict[str, dict[str, Column]]:
+        for name in given:
+            if name not in self.attributes:
+                known = ", ".join(self.attributes) or "none"
+                raise UsageError(f"there is an attribute {name!r}", allowed=f"this model reads: {known}")
+        columns: dict[str, dict[str, Column]] = {entity: {} for entity in ENTITIES}
+        for name, (entity, column, type_) in self.attributes.items():
+            count = num_candidates if entity == "item" else 1
+            columns[entity][column] = self._column(given.get(name), count, type_, name)
+        return columns
+
+    def _column(self, values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
+        """`_values`, refused where one lies outside the range that its column was declared with."""
+        column = _values(values, count, type_, field)
+        if field in self._ranges:
+            low, high = self._ranges[field]
+            given = column.values if column.present is None else column.values[column.present]
+            if (given < low).any() or (given > high).any():
+                raise UsageError(f"{field} is out of range", allowed=f"allowed: {low} to {high}")
+        return column
 
 
 def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: str) -> NDArray[np.int64]:
@@ -68,6 +163,52 @@ def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: 
         if not isinstance(value, str) or not value:
             raise _wrong_id(field, position, _type_name(value), "a non-empty string, as in training")
     return np.array([string_id(value) for value in values], dtype=np.int64)
+
+
+def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
+    """A column of `count` values as the caller gave them; all missing where they are absent, one by one where None."""
+    if values is None:
+        return Column.of(type_, [None] * count)
+    if len(values) != count:
+        raise UsageError(f"{field} has {len(values)} values", allowed=f"allowed: {count}")
+    if isinstance(values, np.ndarray) and type_.kind in DTYPES and type_.kind != "string":
+        wanted = np.dtype(DTYPES[type_.kind])
+        shape = (count, type_.width) if type_.kind == "vector" else (count,)
+        if values.shape == shape and (values.dtype == wanted or (wanted.kind == "f" and values.dtype.kind == "f")):
+            return Column(type_, np.ascontiguousarray(values, dtype=wanted))
+    checked = [_checked(value, type_, field, position) for position, value in enumerate(values)]
+    return Column.of(type_, checked)
+
+
+def _checked(value: Any, type_: FeatureType, field: str, position: int) -> Any:
+    """One value of an attribute, or UsageError naming its place."""
+    if value is None:
+        return None
+    kind = type_.kind
+    if kind == "id" and isinstance(value, str):
+        return string_id(value)
+    if kind in ("int", "id", "time") and _not_int64(value) is None:
+        return int(value)
+    if kind == "float" and (isinstance(value, float | np.floating) or _not_int64(value) is None):
+        return float(value)
+    if kind == "bool" and isinstance(value, bool | np.bool_):
+        return bool(value)
+    if kind == "string" and isinstance(value, str):
+        return value
+    if kind in ("vector", "list") and isinstance(value, list | tuple | np.ndarray):
+        element = FeatureType("float") if kind == "vector" else type_.of_elements()
+        inner = [_checked(entry, element, field, position) for entry in value]
+        if None not in inner and (kind == "list" or len(inner) == type_.width):
+            return inner
+    raise UsageError(f"{field} {position} is {_type_name(value)}", allowed=f"allowed: {type_.with_nullable(False)}")
+
+
+def _user_id(value: Any) -> int:
+    if isinstance(value, str) and value:
+        return string_id(value)
+    if problem := _not_int64(value):
+        raise UsageError(f"user is {problem}", allowed="allowed: a whole number of 64 bits, or a string")
+    return int(value)
 
 
 def _names(values: Sequence[Any] | None, count: int, field: str) -> Sequence[str]:

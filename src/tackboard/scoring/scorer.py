@@ -1,7 +1,8 @@
-"""Loads a bundle and scores requests: the user part once, every candidate against it."""
+"""Loads a bundle and scores requests: features first, then the user part once and every candidate against it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,24 @@ from tackboard.batch import item_rows, make_batch
 from tackboard.bundle.signature import Signature, read_bundle
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.machine import usable_cores
-from tackboard.models.interface import build_model, restore_config
-from tackboard.scoring.request import ScoreRequest
+from tackboard.features.column import Column
+from tackboard.features.feature_set import FeatureSet, read_features
+from tackboard.features.online_executor import OnlineExecutor
+from tackboard.features.standard import HISTORY, check_readable
+from tackboard.models.interface import build_model, features_of, restore_config
+from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
 class Scorer:
     """A bundle's model, ready to score. One call at a time."""
 
-    def __init__(self, signature: Signature, model: Any, hashing: Any) -> None:
+    def __init__(self, signature: Signature, model: Any, hashing: Any, features: FeatureSet) -> None:
         self.signature = signature
         self.model = model
         self.hashing = hashing
+        self.features = features
+        self.reader = RequestReader(signature, features)
+        self._executor = OnlineExecutor(features.plan)
 
     @classmethod
     def load(cls, bundle: Path, code_file: Path | None = None, num_threads: int | None = None) -> Scorer:
@@ -32,6 +40,11 @@ class Scorer:
         torch.set_num_threads(num_threads or usable_cores())
         signature = read_bundle(bundle)
         config = restore_config(signature.model, code_file)
+        features = read_features(bundle)
+        if features is None:
+            # A bundle from before features.json: its model reads the standard features.
+            features = features_of(config, signature.vocabulary)
+        check_readable(features, config.max_history)
         model = build_model(config, signature.vocabulary)
         tensors = load_file(bundle / "dense.safetensors")
         for table in signature.tables.values():
@@ -42,21 +55,28 @@ class Scorer:
             reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
             raise CorruptFileError(f"{bundle} does not fit its model: {reason[:160]}") from None
         model.eval()
-        return cls(signature, model, config.hashing)
+        return cls(signature, model, config.hashing, features)
 
-    @torch.inference_mode()
     def score(self, request: ScoreRequest) -> NDArray[np.float32]:
         """Scores of the candidates [C], in their order."""
-        history = make_batch(
-            lengths=np.array([len(request.history_items)], dtype=np.int64),
-            users=np.zeros(1, dtype=np.int64),
-            item_ids=request.history_items,
-            actions=request.history_actions,
-            surfaces=request.history_surfaces,
-            times_ms=request.history_times_ms,
-            hashing=self.hashing,
+        return self.score_features(self.compute_features(request), request.candidate_items)
+
+    def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
+        """What the model reads of a request: the features that training computed in batch."""
+        return self._executor.compute(
+            history=request.history,
+            request_ms=request.request_ms,
+            user_id=request.user_id or 0,
+            item_ids=request.candidate_items,
+            **request.attributes,
         )
-        user = self.model.encode_users(history)
-        items = self.model.encode_items(item_rows(request.candidate_items, self.hashing))
+
+    @torch.inference_mode()
+    def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores of the candidates [C] for features of the request."""
+        others = {name: column for name, column in features.items() if name != HISTORY}
+        batch = make_batch(history=features[HISTORY], request=others, hashing=self.hashing)
+        user = self.model.encode_users(batch)
+        items = self.model.encode_items(item_rows(candidate_items, self.hashing))
         scores: NDArray[np.float32] = self.model.score(user, items)[0].float().numpy()
         return scores

@@ -1,7 +1,7 @@
 """The model as clients see it: a scorer in; names, tensors and descriptions out.
 
 Inputs are one user's history as four columns and the candidates as a fifth; the output is one score per candidate.
-The same `parse_request` that the offline command uses turns the columns into a `ScoreRequest`, so both agree on every
+The same `RequestReader` that the offline command uses turns the columns into a `ScoreRequest`, so both agree on every
 rule about ids, actions and lengths.
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tackboard.bundle.signature import Signature
 from tackboard.core.errors import DataError, UsageError
-from tackboard.scoring.request import HISTORY_FIELDS, ScoreRequest, parse_request
+from tackboard.scoring.request import HISTORY_FIELDS, RequestReader, ScoreRequest
 from tackboard.serve.errors import RequestError, bad_request, shown
 from tackboard.serve.protocol import InferRequest
 from tackboard.serve.routes import is_plain_name
@@ -27,6 +27,7 @@ class ScorerLike(Protocol):
     """What the server needs of a scorer: a signature, and scores for a request."""
 
     signature: Signature
+    reader: RequestReader
 
     def score(self, request: ScoreRequest) -> npt.NDArray[np.float32]:
         """One score per candidate."""
@@ -110,7 +111,7 @@ class ServedModel:
             raise bad_request(f"candidate_item has {num_candidates} values; allowed: 1 to {self.max_candidates}")
         history = {column: columns[f"history_{column}"] for column in HISTORY_FIELDS if f"history_{column}" in columns}
         try:
-            return parse_request(self.signature, history, columns["candidate_item"])
+            return self.scorer.reader.read(history, columns["candidate_item"])
         except (UsageError, DataError) as error:
             raise bad_request(str(error).replace("\n", "; ")) from None
 
@@ -140,7 +141,7 @@ class ServedModel:
             "surface": [surfaces[-1]] * num_events,
             "time_ms": [60_000 * number for number in range(num_events)],
         }
-        return parse_request(self.signature, history, ids(num_candidates))
+        return self.scorer.reader.read(history, ids(num_candidates))
 
 
 def _tensor_entry(name: str, datatype: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from tackboard.core.config import check, from_dict, to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.data.loader import DataConfig
 from tackboard.evaluation.ranking import EvaluationConfig
-from tackboard.models.interface import describe_model, recorded_code_file, restore_config
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.feature_set import FeatureSet, load_features
+from tackboard.models.interface import describe_model, features_of, recorded_code_file, restore_config
 from tackboard.train.guard import GuardConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -89,3 +92,9 @@ def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> Run
     model = restore_config(description, code_file or recorded_code_file(description))
     rest = from_dict(RunConfig, data | {"model": None})
     return dataclasses.replace(rest, model=model)
+
+
+def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:
+    """What the run's model reads, for a vocabulary: of the user's own file of features and the standard ones."""
+    own = load_features(config.data.features) if config.data.features else None
+    return lambda vocabulary: features_of(config.model, vocabulary, own)

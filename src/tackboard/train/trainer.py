@@ -29,6 +29,7 @@ from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.sequences import Sequences
+from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.interface import build_model, describe_model
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
@@ -162,7 +163,12 @@ class Trainer:
         path = self.store.find_latest()
         if path is None:
             self.run.cut_metrics_after(self.step)  # There are some where every checkpoint was damaged.
-            self.run.log_event("start", parameters=sum(p.numel() for p in self.model.parameters()))
+            self.run.log_event(
+                "start",
+                parameters=sum(p.numel() for p in self.model.parameters()),
+                features=self.sequences.features.hash,
+                trimming=dict(self.sequences.trimming),
+            )
             self.save()
         else:
             before = self._load(path).get("num_threads", self.num_threads)
@@ -184,7 +190,7 @@ class Trainer:
             "optimizer": {name: tensor.cpu() for name, tensor in self.optimizers.state().items()},
         }
         try:
-            self.store.save(self.step, groups, self._state())
+            self.store.save(self.step, groups, self._state(), {FILE_NAME: self.sequences.features.to_json()})
         except OSError as error:
             raise (
                 storage_error(
@@ -224,6 +230,13 @@ class Trainer:
                 f"{self.run.path} was started on snapshot {recorded}, not on {self.sequences.snapshot}",
                 allowed="a run goes on with the data it was started on",
                 fix="start a new run with --resume never",
+            )
+        features = read_features(path)
+        if features is not None and features.hash != self.sequences.features.hash:
+            raise UsageError(
+                f"{self.run.path} was started with other features ({features.hash[:12]})",
+                allowed=f"the model would now read {self.sequences.features.hash[:12]}",
+                fix="put the file of features back as it was, or start a new run with --resume never",
             )
         self.model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
         self.optimizers.load_state(checkpoint.tensors["optimizer"])

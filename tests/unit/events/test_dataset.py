@@ -148,3 +148,24 @@ def test_no_events_and_bad_names_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             check_name(name)
     assert not list(tmp_path.iterdir())
+
+
+def test_events_come_in_pieces_of_whole_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_GROUP", 3)
+    users = [0] * 2 + [1] * 7 + [2] + [3] * 2 + [4] * 3
+    table = events(len(users)).set_column(0, "user", pa.array(users))
+    write_dataset(tmp_path, "log", table)
+    dataset = open_dataset(tmp_path / "log")
+    for num_rows, expected in [(1, [2, 8, 2, 3]), (6, [2, 8, 5]), (100, [15])]:
+        pieces = list(dataset.event_chunks(["action", "user_id"], num_rows))
+        assert [piece.num_rows for piece in pieces] == expected
+        assert pieces[0].column_names == ["user_id", "action"]
+        assert [user for piece in pieces for user in piece["user_id"].to_pylist()] == users
+
+
+def test_events_in_pieces_that_cannot_be_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path, "log", events())
+    dataset = open_dataset(tmp_path / "log")
+    dataset.events_path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(CorruptFileError, match=r"events\.parquet cannot be read"):
+        list(dataset.event_chunks(["action"], 1))

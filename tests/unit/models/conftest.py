@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -12,24 +13,29 @@ from tackboard.batch import HashConfig, SequenceBatch, make_batch
 from tackboard.core.keyed_random import uniform
 from tackboard.data.loader import ItemFrequencies
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import Column
 from tackboard.models.pinfm import PinFM, PinFMConfig
 
 VOCABULARY = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
 HASHING = HashConfig(num_hashes=3, num_rows=32)
 
 
-def histories(lengths: list[int], users: list[int] | None = None, seed: int = 0) -> SequenceBatch:
+def histories(
+    make_history: Callable[..., Column], lengths: list[int], users: list[int] | None = None, seed: int = 0
+) -> SequenceBatch:
     """Histories of items 0 to 11; about two events in three are positive."""
     events = np.arange(sum(lengths))
     draw = uniform(seed, events[:, None], np.arange(4))
     items = (draw[:, 0] * 12).astype(np.int64) - 3
     return make_batch(
-        lengths=np.array(lengths, dtype=np.int64),
+        history=make_history(
+            lengths,
+            items,
+            (draw[:, 1] * 4).astype(np.int64),
+            (draw[:, 2] * 3).astype(np.int64),
+            np.cumsum(draw[:, 3] * 1e6).astype(np.int64),
+        ),
         users=np.array(users if users is not None else range(len(lengths)), dtype=np.int64),
-        item_ids=items,
-        actions=(draw[:, 1] * 4).astype(np.int64),
-        surfaces=(draw[:, 2] * 3).astype(np.int64),
-        times_ms=np.cumsum(draw[:, 3] * 1e6).astype(np.int64),
         is_positive=draw[:, 1] > 1 / 3,
         hashing=HASHING,
         log_q=ItemFrequencies(items).log_share,
@@ -37,9 +43,9 @@ def histories(lengths: list[int], users: list[int] | None = None, seed: int = 0)
 
 
 @pytest.fixture
-def make_histories() -> Callable[..., SequenceBatch]:
+def make_histories(make_history: Callable[..., Column]) -> Callable[..., SequenceBatch]:
     """`make_histories(lengths, users=None, seed=0)`."""
-    return histories
+    return functools.partial(histories, make_history)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.features.column import Column
 from tackboard.models.losses import next_item_loss, row_of_event, same_user_items
 
 
@@ -47,14 +48,10 @@ def test_equal_to_a_plain_loop(make_histories: Callable[..., SequenceBatch], log
     assert float(loss) == pytest.approx(plain_loss(hidden, items, batch, 4.0, logq=logq, mask=mask), abs=1e-5)
 
 
-def test_same_user_items_span_the_rows_of_a_user_and_hold_positives_only() -> None:
+def test_same_user_items_span_the_rows_of_a_user_and_hold_positives_only(make_history: Callable[..., Column]) -> None:
     batch = make_batch(
-        lengths=np.array([2, 1, 1]),
+        history=make_history([2, 1, 1], [10, 11, 12, 13], [0] * 4, [0] * 4, [0] * 4),
         users=np.array([5, 6, 5]),
-        item_ids=np.array([10, 11, 12, 13]),
-        actions=np.zeros(4, dtype=np.int64),
-        surfaces=np.zeros(4, dtype=np.int64),
-        times_ms=np.zeros(4, dtype=np.int64),
         is_positive=np.array([True, False, True, True]),
         hashing=HashConfig(),
     )

@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tackboard.report.page import STYLE, Figure, Page
+from tackboard.report.page import STYLE, Figure, Link, Page, Section
 from tackboard.report.svg import Line, line_chart
 
-VOID = {"meta", "br", "hr", "link", "img"}
+VOID = {"meta", "br", "hr", "link", "img", "input"}
 
 
 class Balance(HTMLParser):
@@ -84,6 +84,23 @@ def test_strong_rows_and_alignment() -> None:
 
 def test_code_keeps_its_lines() -> None:
     assert "<pre><code>tackboard train demo\ntackboard export</code></pre>" in full_page()
+
+
+def test_entries_can_be_chosen_without_a_script() -> None:
+    page = Page("t", "s")
+    entries = [Section("one <b>", "one"), Section("two", "two")]
+    entries[0].text("first")
+    entries[1].facts([("see", (Link("<one>", "one"), "and more"))])
+    page.section("all").entries(entries, [("odd & even", [1])])
+    html = page.render()
+    parser = Balance()
+    parser.feed(html)
+    assert parser.open == [] and "script" not in parser.seen
+    assert '<div class="entry"><h3 id="one">one &lt;b&gt;</h3><p>first</p></div>' in html
+    assert '<div class="entry filter-0"><h3 id="two">two</h3>' in html
+    assert "main:has(#filter-0:checked) .entry:not(.filter-0) { display: none; }" in html
+    assert '<input type="radio" name="filter" id="filter-0"> odd &amp; even' in html
+    assert '<td><a href="#one">&lt;one&gt;</a>, and more</td>' in html
 
 
 def test_a_row_of_another_width_is_refused() -> None:

@@ -14,6 +14,7 @@ from tackboard.report.svg import (
     TONES,
     Bars,
     Line,
+    MatrixRow,
     Svg,
     bar_chart,
     clean,
@@ -21,6 +22,7 @@ from tackboard.report.svg import (
     histogram,
     line_chart,
     log_ticks,
+    matrix,
     nice_ticks,
     percentile,
 )
@@ -205,3 +207,25 @@ def _luminance(colour: str) -> float:
 def test_the_four_rows_of_a_comparison_differ_by_luminance() -> None:
     levels = sorted(_luminance(TONES[tone][1]) for tone in ("accent", "strong", "second", "soft"))
     assert min(after - before for before, after in pairwise(levels)) > 0.02
+
+
+def test_a_matrix_has_a_dot_for_every_mark() -> None:
+    rows = [
+        MatrixRow(name=f"<row {number}> {'x' * 40}", anchor=f"a{number}", left={number % 3: True}, right={0: False})
+        for number in range(100)
+    ]
+    svg = matrix(rows, ["a & b", "b", "c"], ["m"], title="t", description="d")
+    root = parse(svg)
+    circles = list(root.iter("circle"))
+    assert len(circles) == 200
+    assert sum(circle.get("fill") == "none" for circle in circles) == 100
+    assert len({circle.get("cy") for circle in circles}) == 100
+    assert len({circle.get("cx") for circle in circles}) == 4
+    assert [link.get("href") for link in root.iter("a")] == [f"#a{number}" for number in range(100)]
+    assert max(len(text) for text in texts(svg)) == 32
+    assert f"width: {root.get('width')}px" in svg.markup
+
+
+def test_a_matrix_without_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        matrix([], ["a"], [], title="t", description="d")

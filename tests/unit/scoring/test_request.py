@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,35 +11,105 @@ import pytest
 from tackboard.bundle.signature import Signature
 from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
-from tackboard.scoring.request import parse_request
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.language import (
+    Bool,
+    Context,
+    Events,
+    FeatureSet,
+    Float,
+    Id,
+    Int,
+    Item,
+    List,
+    Request,
+    String,
+    Time,
+    User,
+    Vector,
+)
+from tackboard.features.online_executor import OnlineExecutor
+from tackboard.features.standard import DEFAULT_READS, features_for_model, standard_features
+from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
-def signature_of(id_type: Any = "int64", max_history: int = 3) -> Signature:
+events, user, item, request, context = (
+    Events(dwell_ms=Int(minimum=0), query=String()),
+    User(country=String(), born=Time(), score=Float(minimum=-1, maximum=1), liked=List(Id), is_new=Bool(default=True)),
+    Item(price=Float(), embedding=Vector(2)),
+    Request(),
+    Context(device=String(), tags=List(String)),
+)
+VOCABULARY = Vocabulary(actions=("click", "save"), surfaces=("home",))
+EVERYTHING = FeatureSet(
+    "everything",
+    hour=request.time.hour("UTC"),
+    dwell=events.sum(events.dwell_ms.fill_missing(0)),
+    queries=events.distinct(events.query.fill_missing("")),
+    country=user.country.fill_missing("").hash_id(),
+    age=request.time.seconds_since(user.born).fill_missing(0.0),
+    score=user.score.fill_missing(0.0),
+    liked=user.liked.fill_missing([]).has(item.id),
+    is_new=user.is_new,
+    price=item.price.fill_missing(0.0),
+    embedding=item.embedding.fill_missing(0.0),
+    device=context.device.fill_missing("").hash_id(),
+    tags=context.tags.fill_missing([]).length(),
+)
+
+
+def signature_of(id_type: Any = "int64") -> Signature:
     return Signature(
-        format_version=1,
+        format_version=2,
         name="m",
         version="1",
         id_type=id_type,
-        actions=("click", "save"),
-        surfaces=("home",),
-        max_history=max_history,
+        actions=VOCABULARY.actions,
+        surfaces=VOCABULARY.surfaces,
+        max_history=3,
         model={},
         tables={},
         lineage={},
     )
 
 
+def reader_of(id_type: Any = "int64", reads: Sequence[str] = DEFAULT_READS) -> RequestReader:
+    """The reader of a model that reads some of the standard columns of the newest three events."""
+    return RequestReader(signature_of(id_type), features_for_model(reads, VOCABULARY, 3))
+
+
+@pytest.fixture(scope="module")
+def wide() -> RequestReader:
+    """The reader of a model that reads everything a request can hold."""
+    return RequestReader(signature_of(), EVERYTHING.merged(standard_features(VOCABULARY, 3)))
+
+
+def history_of(request: ScoreRequest) -> dict[str, list[Any]]:
+    return {name: column.to_pylist() for name, column in request.history.items()}
+
+
 def test_a_full_request_by_hand() -> None:
-    request = parse_request(
-        signature_of(),
-        {"item": [5, 6], "action": ["save", "click"], "surface": ["home", "tv"], "time_ms": [100, 200]},
-        [7, -8],
+    request = reader_of().read(
+        {"item": [5, 6], "action": ["save", "click"], "surface": ["home", "tv"], "time_ms": [100, 200]}, [7, -8]
     )
-    assert request.history_items.tolist() == [5, 6]
-    assert request.history_actions.tolist() == [2, 1]
-    assert request.history_surfaces.tolist() == [1, 0]  # `tv` was never seen in training
-    assert request.history_times_ms.tolist() == [100, 200]
+    assert history_of(request) == {
+        "item": [5, 6],
+        "time": [100, 200],
+        "action": ["save", "click"],
+        "surface": ["home", "tv"],
+    }
     assert request.candidate_items.tolist() == [7, -8]
+    assert (request.request_ms, request.user_id) == (None, None)
+
+
+def test_names_become_the_indices_of_training() -> None:
+    """`tv` was never seen in training: 0."""
+    reader = reader_of()
+    request = reader.read(
+        {"item": [5, 6], "action": ["save", "click"], "surface": ["home", "tv"], "time_ms": [100, 200]}, [7]
+    )
+    history = OnlineExecutor(reader.features.plan).compute(history=request.history)["history"].to_pylist()[0]
+    assert history == {"item": [5, 6], "action": [2, 1], "surface": [1, 0], "time": [100, 200]}
 
 
 def test_events_are_sorted_by_time_with_ties_as_given_and_all_columns_together() -> None:
@@ -48,43 +119,53 @@ def test_events_are_sorted_by_time_with_ties_as_given_and_all_columns_together()
         "surface": ["home", "", "home"],
         "time_ms": [50, 10, 10],
     }
-    request = parse_request(signature_of(), history, [1])
-    assert request.history_items.tolist() == [2, 3, 1]
-    assert request.history_actions.tolist() == [2, 0, 1]
-    assert request.history_surfaces.tolist() == [0, 1, 1]
-    assert request.history_times_ms.tolist() == [10, 10, 50]
+    assert history_of(reader_of().read(history, [1])) == {
+        "item": [2, 3, 1],
+        "time": [10, 10, 50],
+        "action": ["save", "new", "click"],
+        "surface": ["", "home", "home"],
+    }
 
 
 def test_the_newest_events_are_kept_after_sorting() -> None:
-    request = parse_request(signature_of(), {"item": [1, 2, 3, 4, 5], "time_ms": [9, 1, 8, 2, 7]}, [1])
-    assert request.history_items.tolist() == [5, 3, 1]
-    untimed = parse_request(signature_of(), {"item": [1, 2, 3, 4, 5]}, [1])
-    assert untimed.history_items.tolist() == [3, 4, 5]
-    assert untimed.history_times_ms.tolist() == [0, 0, 0]
-    assert untimed.history_actions.tolist() == [0, 0, 0]
+    timed = reader_of().read({"item": [1, 2, 3, 4, 5], "time_ms": [9, 1, 8, 2, 7]}, [1])
+    assert history_of(timed)["item"] == [5, 3, 1]
+    untimed = history_of(reader_of().read({"item": [1, 2, 3, 4, 5]}, [1]))
+    assert untimed == {"item": [3, 4, 5], "time": [0, 0, 0], "action": [""] * 3, "surface": [""] * 3}
+
+
+def test_a_feature_that_counts_all_events_gets_them_all(wide: RequestReader) -> None:
+    found = wide.read({"item": [1, 2, 3, 4, 5]}, [1], request_ms=0)
+    assert history_of(found)["item"] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("history", [{}, {"item": []}, {"item": [], "action": [], "time_ms": []}])
 def test_an_empty_history_is_allowed(history: dict[str, list[Any]]) -> None:
-    request = parse_request(signature_of(), history, [1, 2])
-    assert len(request.history_items) == len(request.history_times_ms) == 0
+    request = reader_of().read(history, [1, 2])
+    assert history_of(request) == {"item": [], "time": [], "action": [], "surface": []}
     assert request.candidate_items.tolist() == [1, 2]
 
 
 def test_strings_are_hashed_where_training_had_strings() -> None:
-    request = parse_request(signature_of("string"), {"item": ["a"]}, ["b", "\u00e9"])
-    assert request.history_items.tolist() == [string_id("a")]
+    request = reader_of("string").read({"item": ["a"]}, ["b", "\u00e9"])
+    assert history_of(request)["item"] == [string_id("a")]
     assert request.candidate_items.tolist() == [string_id("b"), string_id("\u00e9")]
 
 
 def test_arrays_of_the_wire_are_taken_as_they_are() -> None:
     wide: Any = {"item": np.array([4, 9]), "time_ms": np.array([2, 1])}
-    assert parse_request(signature_of(), wide, [7]).history_items.tolist() == [9, 4]
+    assert history_of(reader_of().read(wide, [7]))["item"] == [9, 4]
     other: dict[str, Any] = {"item": np.array([4], dtype=np.int32)}
     candidates: Any = np.array([7], dtype=np.uint64)
-    narrow = parse_request(signature_of(), other, candidates)
-    assert narrow.candidate_items.dtype == narrow.history_items.dtype == np.int64
+    narrow = reader_of().read(other, candidates)
+    assert narrow.candidate_items.dtype == narrow.history["item"].values.dtype == np.int64
     assert narrow.candidate_items.tolist() == [7]
+
+
+def test_a_column_that_the_model_does_not_read_is_passed_over() -> None:
+    """Before it is converted: not even its type is looked at."""
+    request = reader_of(reads=["history.item"]).read({"item": [5], "action": [None], "surface": [3]}, [7])
+    assert set(request.history) == {"item", "time"}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +190,7 @@ def test_arrays_of_the_wire_are_taken_as_they_are() -> None:
 )
 def test_every_error_names_its_field(history: dict[str, Any], candidates: list[Any], expected: str) -> None:
     with pytest.raises(UsageError, match=expected) as caught:
-        parse_request(signature_of(), history, candidates)
+        reader_of().read(history, candidates)
     assert len(str(caught.value).splitlines()) <= 3
     assert "secret" not in str(caught.value)
 
@@ -124,4 +205,160 @@ def test_every_error_names_its_field(history: dict[str, Any], candidates: list[A
 )
 def test_string_models_take_strings_only(history: dict[str, Any], candidates: list[Any], expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        parse_request(signature_of("string"), history, candidates)
+        reader_of("string").read(history, candidates)
+
+
+def test_what_a_model_reads_is_what_a_request_may_hold(wide: RequestReader) -> None:
+    assert set(wide.history) == {"item", "action", "surface", "time", "dwell_ms", "query"}
+    assert set(wide.fields) == {"dwell_ms", "query"}
+    assert {name: (entity, column, str(type_)) for name, (entity, column, type_) in wide.attributes.items()} == {
+        "user_country": ("user", "country", "string?"),
+        "user_born": ("user", "born", "time?"),
+        "user_score": ("user", "score", "float?"),
+        "user_liked": ("user", "liked", "list[id]?"),
+        "user_is_new": ("user", "is_new", "bool"),
+        "candidate_price": ("item", "price", "float?"),
+        "candidate_embedding": ("item", "embedding", "vector[2]?"),
+        "context_device": ("context", "device", "string?"),
+        "context_tags": ("context", "tags", "list[string]?"),
+    }
+    assert wide.needs_request_time
+    assert not wide.needs_user
+    plain = reader_of()
+    assert (plain.attributes, plain.fields, plain.needs_request_time, plain.needs_user) == ({}, (), False, False)
+
+
+def test_attributes_and_fields_become_columns(wide: RequestReader) -> None:
+    found = wide.read(
+        {"item": [1, 2], "time_ms": [20, 10], "dwell_ms": [None, 5], "query": ["é", None]},
+        [7, 8],
+        request_ms=99,
+        user="anna",
+        attributes={
+            "user_country": ["de"],
+            "user_born": [-5],
+            "user_score": [1],
+            "user_liked": [[7, "b"]],
+            "user_is_new": [False],
+            "candidate_price": [1.5, None],
+            "candidate_embedding": [[1, 2.5], None],
+            "context_device": ["tv"],
+            "context_tags": [["a", "b"]],
+        },
+    )
+    assert history_of(found) == {
+        "item": [2, 1],
+        "time": [10, 20],
+        "action": ["", ""],
+        "surface": ["", ""],
+        "dwell_ms": [5, None],
+        "query": [None, "é"],
+    }
+    assert (found.request_ms, found.user_id) == (99, string_id("anna"))
+    plain = {entity: {name: c.to_pylist() for name, c in group.items()} for entity, group in found.attributes.items()}
+    assert plain == {
+        "user": {"country": ["de"], "born": [-5], "score": [1.0], "liked": [[7, string_id("b")]], "is_new": [False]},
+        "item": {"price": [1.5, None], "embedding": [[1.0, 2.5], None]},
+        "context": {"device": ["tv"], "tags": [["a", "b"]]},
+    }
+
+
+def test_what_is_not_given_is_missing_and_a_declared_default_stands_in(wide: RequestReader) -> None:
+    found = wide.read({"item": [1]}, [7, 8], request_ms=0)
+    columns = {(entity, name): c for entity, group in found.attributes.items() for name, c in group.items()}
+    assert {key: column.to_pylist() for key, column in columns.items()} == {
+        key: [None] * (2 if key[0] == "item" else 1) for key in columns
+    }
+    assert history_of(found)["dwell_ms"] == [None]
+    values = OnlineExecutor(wide.features.plan).compute(
+        history=found.history, request_ms=0, item_ids=found.candidate_items, **found.attributes
+    )
+    plain = {name: column.to_pylist() for name, column in values.items()}
+    assert plain["is_new"] == [True]
+    assert plain["score"] == [0.0]
+    assert plain["price"] == [0.0, 0.0]
+    assert plain["liked"] == [False, False]
+
+
+def test_arrays_of_attributes_are_taken_as_they_are(wide: RequestReader) -> None:
+    prices: Any = np.array([1.5, -0.0], dtype=np.float32)
+    vectors: Any = np.array([[1, 2], [3, 4]], dtype=np.float32)
+    more = {"candidate_price": prices, "candidate_embedding": vectors, "user_score": np.array([0.25])}
+    found = wide.read({}, [7, 8], request_ms=0, attributes=more).attributes
+    assert found["item"]["price"].to_pylist() == [1.5, -0.0]
+    assert found["item"]["price"].values.dtype == np.float64
+    assert found["item"]["embedding"].to_pylist() == [[1, 2], [3, 4]]
+    assert found["user"]["score"].to_pylist() == [0.25]
+
+
+SECRET = 918273645
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"request_ms": None}, "request_time_ms is missing"),
+        ({"request_ms": "now"}, "request_time_ms is a string"),
+        ({"request_ms": 1.5}, "request_time_ms is a fraction"),
+        ({"request_ms": True}, "request_time_ms is true or false"),
+        ({"request_ms": 2**63}, "request_time_ms is out of range"),
+        ({"user": 1.5}, "user is a fraction"),
+        ({"user": ""}, "user is an empty string"),
+        ({"user": SECRET << 64}, "user is out of range"),
+        ({"user": [SECRET]}, "user is list"),
+        ({"attributes": {"user_contry": ["x"]}}, "there is an attribute 'user_contry'"),
+        ({"attributes": {"country": ["x"]}}, "there is an attribute 'country'"),
+        ({"attributes": {"user_country": []}}, "user_country has 0 values"),
+        ({"attributes": {"user_country": ["de", "fr"]}}, "user_country has 2 values"),
+        ({"attributes": {"candidate_price": [1.0]}}, "candidate_price has 1 values"),
+        ({"attributes": {"user_country": [SECRET]}}, "user_country 0 is a number"),
+        ({"attributes": {"user_born": [1.5]}}, "user_born 0 is a fraction"),
+        ({"attributes": {"user_born": ["1990"]}}, "user_born 0 is a string"),
+        ({"attributes": {"user_score": ["high"]}}, "user_score 0 is a string"),
+        ({"attributes": {"user_score": [True]}}, "user_score 0 is true or false"),
+        ({"attributes": {"user_score": [SECRET**99]}}, "user_score 0 is a number"),
+        ({"attributes": {"user_score": [SECRET]}}, "user_score is out of range"),
+        ({"attributes": {"user_score": [-1.5]}}, "user_score is out of range"),
+        ({"attributes": {"user_is_new": [1]}}, "user_is_new 0 is a number"),
+        ({"attributes": {"user_liked": [SECRET]}}, "user_liked 0 is a number"),
+        ({"attributes": {"user_liked": [[SECRET, None]]}}, "user_liked 0 is list"),
+        ({"attributes": {"user_liked": [[1.5]]}}, "user_liked 0 is a fraction"),
+        ({"attributes": {"candidate_price": [1.0, "x"]}}, "candidate_price 1 is a string"),
+        ({"attributes": {"candidate_embedding": [None, [1.0]]}}, "candidate_embedding 1 is list"),
+        ({"attributes": {"candidate_embedding": [None, [1.0, "x"]]}}, "candidate_embedding 1 is a string"),
+        ({"attributes": {"context_tags": [["a", 3]]}}, "context_tags 0 is a number"),
+        ({"history": {"item": [SECRET], "dwell_ms": [1, 2]}}, "history dwell_ms has 2 values"),
+        ({"history": {"item": [SECRET], "dwell_ms": [1.5]}}, "history dwell_ms 0 is a fraction"),
+        ({"history": {"item": [SECRET, 2], "dwell_ms": [1, -2]}}, "history dwell_ms is out of range"),
+        ({"history": {"item": [SECRET], "query": [7]}}, "history query 0 is a number"),
+        ({"history": {"item": [SECRET], "dwel_ms": [7]}}, "history has a field 'dwel_ms'"),
+    ],
+)
+def test_every_error_of_the_wider_request_names_its_field(
+    wide: RequestReader, changes: dict[str, Any], expected: str
+) -> None:
+    given: dict[str, Any] = {"history": {"item": [SECRET]}, "request_ms": 5} | changes
+    with pytest.raises(UsageError) as caught:
+        wide.read(given.pop("history"), [SECRET, 7], **given)
+    assert expected in caught.value.got
+    assert caught.value.allowed
+    assert len(str(caught.value).splitlines()) <= 3
+    assert str(SECRET) not in str(caught.value)
+
+
+def test_a_model_that_reads_the_users_id_is_not_given_another() -> None:
+    features = FeatureSet("own", group=user.id.bucket_hash(100)).merged(standard_features(VOCABULARY, 3))
+    reader = RequestReader(signature_of(), features)
+    assert reader.needs_user
+    assert reader.read({}, [1], user=7).user_id == 7
+    with pytest.raises(UsageError, match="user is missing") as caught:
+        reader.read({}, [1])
+    assert caught.value.allowed == "this model reads the user's id"
+
+
+def test_how_old_events_are_needs_their_times() -> None:
+    features = FeatureSet("own", n=events.within(1000).count()).merged(standard_features(VOCABULARY, 3))
+    reader = RequestReader(signature_of(), features)
+    with pytest.raises(UsageError, match="history lacks time_ms"):
+        reader.read({"item": [1]}, [1], request_ms=5)
+    assert len(reader.read({}, [1], request_ms=5).history["item"]) == 0

@@ -31,64 +31,70 @@ from tackboard.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 
-REQUEST = ScoreRequest(
-    history_items=np.array([3, 17, 3, 999]),
-    history_actions=np.array([1, 2, 3, 0]),
-    history_surfaces=np.array([1, 2, 0, 1]),
-    history_times_ms=np.array([0, 1000, 60_000, 10**9]),
-    candidate_items=np.array([5, 3, 12345678901234, -7, 5]),
-)
-NOTHING = np.zeros(0, dtype=np.int64)
-EMPTY = ScoreRequest(NOTHING, NOTHING, NOTHING, NOTHING, candidate_items=REQUEST.candidate_items)
+HISTORY = {
+    "item": Column.of(ID, [3, 17, 3, 999]),
+    "action": Column.of(STRING, ["click", "hide", "save", "never seen"]),
+    "surface": Column.of(STRING, ["home", "search", "", "home"]),
+    "time": Column.of(TIME, [0, 1000, 60_000, 10**9]),
+}
+REQUEST = ScoreRequest(history=HISTORY, candidate_items=np.array([5, 3, 12345678901234, -7, 5]))
+NOTHING = {name: column.take(np.zeros(0, dtype=np.int64)) for name, column in HISTORY.items()}
+EMPTY = dataclasses.replace(REQUEST, history=NOTHING)
 
 
-def scores_of_the_model(run: RunDirectory, request: ScoreRequest) -> NDArray[np.float32]:
-    """The same by way of the checkpoint: no bundle, no scorer."""
+def scores_of_the_model(
+    run: RunDirectory, request: ScoreRequest, make_history: Callable[..., Column]
+) -> NDArray[np.float32]:
+    """The same by way of the checkpoint: no bundle, no scorer, no features."""
     checkpoint = load_checkpoint(find_checkpoint(run.path))
     config = restore_config(checkpoint.state["model"])
     names = checkpoint.state["vocabulary"]
-    model = build_model(config, Vocabulary(actions=tuple(names["actions"]), surfaces=tuple(names["surfaces"])))
+    vocabulary = Vocabulary(actions=tuple(names["actions"]), surfaces=tuple(names["surfaces"]))
+    model = build_model(config, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
     model.eval()
-    history = make_batch(
-        lengths=np.array([len(request.history_items)]),
-        users=np.zeros(1, dtype=np.int64),
-        item_ids=request.history_items,
-        actions=request.history_actions,
-        surfaces=request.history_surfaces,
-        times_ms=request.history_times_ms,
-        hashing=config.hashing,
+    history = {name: column.to_pylist() for name, column in request.history.items()}
+    column = make_history(
+        [len(history["item"])],
+        history["item"],
+        vocabulary.action_indices(history["action"]),
+        vocabulary.surface_indices(history["surface"]),
+        history["time"],
     )
+    batch = make_batch(history=column, hashing=config.hashing)
     with torch.no_grad():
         items = model.encode_items(item_rows(request.candidate_items, config.hashing))  # type: ignore[operator]
-        return model.score(model.encode_users(history), items)[0].numpy()  # type: ignore[operator]
+        return model.score(model.encode_users(batch), items)[0].numpy()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("request_", [REQUEST, EMPTY], ids=["history", "no history"])
-def test_a_bundle_scores_as_its_model(trained_run: RunDirectory, tiny_bundle: Path, request_: ScoreRequest) -> None:
+def test_a_bundle_scores_as_its_model(
+    trained_run: RunDirectory, tiny_bundle: Path, request_: ScoreRequest, make_history: Callable[..., Column]
+) -> None:
     scores = Scorer.load(tiny_bundle, num_threads=1).score(request_)
     assert scores.dtype == np.float32
-    assert scores == pytest.approx(scores_of_the_model(trained_run, request_), abs=1e-6)
+    assert scores == pytest.approx(scores_of_the_model(trained_run, request_, make_history), abs=1e-6)
     assert scores[0] == pytest.approx(scores[4], abs=1e-6)  # the same item twice
     assert len(np.unique(scores.round(4))) == 4
 
 
-def test_half_precision_tables_score_close(trained_run: RunDirectory, tmp_path: Path) -> None:
+def test_half_precision_tables_score_close(
+    trained_run: RunDirectory, tmp_path: Path, make_history: Callable[..., Column]
+) -> None:
     export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
     scores = Scorer.load(tmp_path / "half", num_threads=1).score(REQUEST)
-    assert scores == pytest.approx(scores_of_the_model(trained_run, REQUEST), abs=0.05)
+    assert scores == pytest.approx(scores_of_the_model(trained_run, REQUEST, make_history), abs=0.05)
 
 
 def test_a_candidate_scores_the_same_in_any_company(tiny_bundle: Path) -> None:
     scorer = Scorer.load(tiny_bundle, num_threads=1)
     together = scorer.score(REQUEST)
     for place, item in enumerate(REQUEST.candidate_items):
-        history = (REQUEST.history_items, REQUEST.history_actions, REQUEST.history_surfaces, REQUEST.history_times_ms)
-        alone = scorer.score(ScoreRequest(*history, candidate_items=np.array([item])))
+        alone = scorer.score(dataclasses.replace(REQUEST, candidate_items=np.array([item])))
         assert alone[0] == pytest.approx(together[place], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dense.safetensors", "tables/item_tables.weight.safetensors", "card.md", MANIFEST])
+@pytest.mark.parametrize("name", ["dense.safetensors", "tables/item_tables.weight.safetensors", "features.json", "card.md", MANIFEST])
 def test_one_flipped_bit_is_found_on_load_and_the_file_named(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, copy)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.core.hashing import string_id
+from tackboard.core.hashing import remembered_string_id
 from tackboard.features.column import Column, offsets_of, ordered_sum, ranges, spread
 from tackboard.features.frame import Frame
+from tackboard.features.kernels.comparison import by_string, used_strings
 from tackboard.features.operators import Example, Params, TypeClash, need, register
-from tackboard.features.types import FLOAT, INT, VIEW, FeatureType
+from tackboard.features.types import FLOAT, INT, SCALARS, VIEW, FeatureType
 from tackboard.features.views import INT64_MIN, Positions, View
 
 CHOOSING, AGGREGATING = "choosing events", "aggregating events"
@@ -121,7 +122,10 @@ def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View
     """The events younger than `oldest` and at least as old as `newest`."""
     times = frame.times_of(view)
     narrowed = view.from_time(frame.event_times, _back(times, oldest_ms))
-    narrowed = narrowed.before_time(frame.event_times, _back(times, newest_ms))
+    if newest_ms:
+        narrowed = narrowed.before_time(frame.event_times, _back(times, newest_ms))
+    else:
+        narrowed = narrowed.until_time(frame.event_times, times)
     return narrowed.with_ranges(np.minimum(narrowed.starts, narrowed.ends), narrowed.ends)
 
 
@@ -188,9 +192,9 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
 def _keys(column: Column) -> Positions:
     """A column as int64 that are equal where the values are."""
     if column.dictionary is None:
-        return column.values
-    hashed = np.fromiter((string_id(str(text)) for text in column.dictionary), np.int64, len(column.dictionary))
-    return hashed[column.values] if len(hashed) else column.values
+        return column.values.astype(np.int64, copy=False)
+    strings, codes = used_strings(column)
+    return by_string((remembered_string_id(str(text)) for text in strings), codes, np.int64)
 
 
 def _count_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
@@ -226,7 +230,7 @@ def _last_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 def last(frame: Frame, view: View, column: Column) -> Column:
     """The column of the last event; missing where there is no event, or where that event misses it."""
     if frame.num_events == 0:
-        empty = np.zeros(len(view), dtype=column.values.dtype)
+        empty = np.zeros((len(view), *column.values.shape[1:]), dtype=column.values.dtype)
         dictionary = None if column.dictionary is None else np.array([""], dtype=np.object_)
         return Column(column.type, empty, present=np.zeros(len(view), dtype=np.bool_), dictionary=dictionary)
     some = view.ends > view.starts
@@ -327,7 +331,7 @@ def _extreme_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType
     examples=(Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),),
 )
 def max_(frame: Frame, view: View, column: Column) -> Column:
-    """The largest value of the column, NaN where one is NaN; missing where no event has a value."""
+    """The largest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
     return _extreme(frame, view, column, np.maximum)
 
 
@@ -339,7 +343,7 @@ def max_(frame: Frame, view: View, column: Column) -> Column:
     examples=(Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),),
 )
 def min_(frame: Frame, view: View, column: Column) -> Column:
-    """The smallest value of the column, NaN where one is NaN; missing where no event has a value."""
+    """The smallest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
     return _extreme(frame, view, column, np.minimum)
 
 
@@ -350,6 +354,10 @@ def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
     result = np.zeros(len(view), dtype=values.dtype)
     if len(values):
         result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
+    if result.dtype == np.float64:
+        # Which of -0.0 and 0.0, and which of several NaNs, comes out is up to the processor.
+        result += 0.0
+        result[np.isnan(result)] = np.nan
     return Column(column.type, result, present=some)
 
 
@@ -419,7 +427,7 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
 
 def _collect_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     del params
-    column = types[1]
+    column = need(types, 1, SCALARS)
     if column.nullable:
         raise TypeClash(
             f"the column is {column}", allowed="elements of a list are never missing", fix="use .fill_missing(…) first"

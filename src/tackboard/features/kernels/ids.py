@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.core.hashing import MAX_ROWS, mix64, row_ids, string_id
+from tackboard.core.hashing import MAX_ROWS, mix64, remembered_string_id, row_ids
 from tackboard.features.column import Column
 from tackboard.features.kernels.arithmetic import joined
 from tackboard.features.kernels.comparison import by_string, need_constant, used_strings
@@ -71,7 +71,7 @@ def _indexed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 def _ids(column: Column) -> NDArray[Any]:
     if column.type.kind == "string":
         strings, codes = used_strings(column)
-        return by_string((string_id(text) for text in strings), codes, np.int64)
+        return by_string((remembered_string_id(text) for text in strings), codes, np.int64)
     return column.values.astype(np.int64, copy=False)
 
 

@@ -6,6 +6,7 @@ per row, or a list per row.
 Decided: no loop over rows; lists are jagged and everything goes over the flat values. Where elements are compared for
 being the same, floats are compared as numbers (-0.0 is 0.0) with one exception: a NaN is the same as a NaN, for a list
 of three NaNs has one distinct element to any reader. Strings are compared by their text, whatever their codes.
+In `has` and `overlap` a column of one row spreads over the other's rows, which spares copying a user's list per item.
 """
 
 from __future__ import annotations
@@ -41,6 +42,35 @@ def _tight(column: Column) -> tuple[Column, Ints]:
 def _rows(offsets: Ints) -> Ints:
     """The row of each element."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def _grouped(keys: Ints, rows: Ints, num_rows: int) -> Ints:
+    """Positions in the order of (row, key), those with both the same in the order in which they stood."""
+    order = np.argsort(keys, kind="stable")
+    # Two stable sorts beat np.lexsort, and integers of 16 bits are sorted in linear time.
+    small = rows.astype(np.uint16) if num_rows <= 2**16 else rows
+    return order[np.argsort(small[order], kind="stable")]
+
+
+def _among(keys: Ints, pool: Ints) -> Mask:
+    """Whether each of `keys` is in `pool`."""
+    if len(pool) == 0:
+        return np.zeros(len(keys), dtype=np.bool_)
+    pool = np.sort(pool)
+    nearest: Ints = pool.take(np.searchsorted(pool, keys), mode="clip")
+    found: Mask = nearest == keys
+    return found
+
+
+def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
+    """Whether each key is the first of its kind in its row."""
+    order = _grouped(keys, rows, num_rows)
+    keys, rows = keys[order], rows[order]
+    starts = np.ones(len(order), dtype=np.bool_)
+    starts[1:] = (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
+    first = np.zeros(len(order), dtype=np.bool_)
+    first[order[starts]] = True
+    return first
 
 
 def _keys(*columns: Column) -> list[Ints]:
@@ -228,13 +258,7 @@ def distinct_list(a: Column) -> Column:
     """
     a, offsets = _tight(a)
     (keys,) = _keys(a)
-    rows = _rows(offsets)
-    # The sort is stable, so the first of a run of same elements is the one that appeared first.
-    order = np.lexsort((keys, rows))
-    first = np.ones(len(order), dtype=np.bool_)
-    first[1:] = (keys[order[1:]] != keys[order[:-1]]) | (rows[order[1:]] != rows[order[:-1]])
-    keep = np.zeros(len(order), dtype=np.bool_)
-    keep[order[first]] = True
+    keep = _first_of_row(keys, _rows(offsets), len(a))
     kept_before = offsets_of(keep.astype(np.int64))
     return Column(a.type, a.values[keep], present=a.present, offsets=kept_before[offsets], dictionary=a.dictionary)
 
@@ -259,11 +283,14 @@ def has(a: Column, b: Column) -> Column:
     """
     a, offsets = _tight(a)
     keys, wanted = _keys(a, b)
-    rows = _rows(offsets)
-    num_rows = len(offsets) - 1
-    found = np.zeros(num_rows, dtype=np.bool_)
-    found[rows[keys == (wanted if len(wanted) == 1 else wanted[rows])]] = True
-    return Column(BOOL, found, present=spread(both_present(a, b), num_rows))
+    if len(a) == 1:
+        # One list for all, such as a user's beside a thousand items.
+        found = _among(wanted, keys)
+    else:
+        rows = _rows(offsets)
+        found = np.zeros(len(a), dtype=np.bool_)
+        found[rows[keys == (wanted if len(wanted) == 1 else wanted[rows])]] = True
+    return Column(BOOL, found, present=spread(both_present(a, b), len(found)))
 
 
 @register(
@@ -284,17 +311,24 @@ def overlap(a: Column, b: Column) -> Column:
 
     Of floats, -0.0 and 0.0 are the same, and so are all NaNs.
     """
+    if len(b) != 1:
+        a, b = b, a
     (a, a_offsets), (b, b_offsets) = _tight(a), _tight(b)
     a_keys, b_keys = _keys(a, b)
-    keys = np.concatenate([a_keys, b_keys])
-    rows = np.concatenate([_rows(a_offsets), _rows(b_offsets)])
-    # Sorted stably, the same elements of one row form a run in which those of `a` come first: a step from `a` to `b`
-    # inside a run is a common element, and there is at most one in each.
-    order = np.lexsort((keys, rows))
-    keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
-    common = (keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]
-    counts = np.bincount(rows[1:][common], minlength=len(a))
-    return Column(INT, counts.astype(np.int64, copy=False), present=both_present(a, b))
+    rows = _rows(a_offsets)
+    if len(b) == 1:
+        common = np.flatnonzero(_among(a_keys, b_keys))
+        rows = rows[common]
+        rows = rows[_first_of_row(a_keys[common], rows, len(a))]
+    else:
+        keys, rows = np.concatenate([a_keys, b_keys]), np.concatenate([rows, _rows(b_offsets)])
+        # The same elements of one row form a run in which those of `a` come first: a step from `a` to `b` inside a run
+        # is a common element, and there is at most one in each.
+        order = _grouped(keys, rows, len(a))
+        keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
+        rows = rows[1:][(keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]]
+    counts = np.bincount(rows, minlength=len(a)).astype(np.int64, copy=False)
+    return Column(INT, counts, present=spread(both_present(a, b), len(a)))
 
 
 @register(
@@ -321,7 +355,7 @@ def list_sum(a: Column) -> Column:
 
 
 def _float_sums(values: NDArray[np.float64], offsets: Ints) -> NDArray[np.float64]:
-    return np.asarray(ordered_sum(values, _rows(offsets), len(offsets) - 1), dtype=np.float64)
+    return ordered_sum(values, _rows(offsets), len(offsets) - 1)
 
 
 @register(

@@ -4,7 +4,7 @@ In: vector columns [n, width] of 32-bit floats, or scalar numbers for `pack`. Ou
 
 Decided: everything is computed in 64 bits and summed in the order of the components by `ordered_sum`, never by BLAS,
 whose order follows the shape of the whole array. A vector of one row spreads over the rows of another, so a user's
-vector meets a thousand items without being copied.
+vector meets a thousand items without being copied. NaNs in results are all of the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.features.column import Column, both_present, ordered_sum, spread
+from tackboard.features.kernels.arithmetic import one_nan
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, gives, need, register
 from tackboard.features.types import FLOAT, NUMBERS, FeatureType
 
@@ -25,7 +26,8 @@ def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.fl
     products = left * right
     num_rows, width = products.shape
     sums = ordered_sum(products.ravel(), np.repeat(np.arange(num_rows), width), num_rows)
-    return np.asarray(sums, dtype=np.float64)
+    # Products of two NaNs differ in their bits in the middle and at the end of an array.
+    return one_nan(sums)
 
 
 def _two_vectors(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
@@ -115,7 +117,7 @@ def l2_normalise(a: Column) -> Column:
     wide = _wide(a)
     length = np.sqrt(_dot(wide, wide))
     length[length == 0.0] = 1.0
-    return Column(a.type, (wide / length[:, None]).astype(np.float32), present=a.present)
+    return Column(a.type, one_nan(wide / length[:, None]).astype(np.float32), present=a.present)
 
 
 @register(

@@ -192,7 +192,7 @@ def test_wrong_types_and_parameters() -> None:
 
 def rule_only(footer: str) -> bytes:
     """A TZif file of one kind, no transitions and `footer`."""
-    block = clock._HEADER.pack(b"TZif", b"2", 0, 0, 0, 0, 1, 4) + bytes(6) + b"XXX\0"
+    block = clock._HEADER.pack(b"TZif", b"2", 0, 0, 0, 0, 1, 4) + bytes(6) + b"AAA\0"
     return block + block + b"\n" + footer.encode() + b"\n"
 
 

@@ -148,11 +148,6 @@ def test_has(data: st.DataObject, element: str, num_rows: int) -> None:
     for row, value, found in zip(column.to_pylist(), wanted, result, strict=True):
         expected = key(value) in [key(other) for other in row] if row is not None and value is not None else None
         assert found is expected
-    if num_rows:
-        one = sought.take(np.array([0]))
-        spread = sought.take(np.zeros(num_rows, dtype=np.int64))
-        kernel = REGISTRY["has"].kernel
-        assert not len(differing_rows(kernel(column, one), kernel(column, spread)))
 
 
 @FAST
@@ -164,6 +159,33 @@ def test_overlap(data: st.DataObject, element: str, num_rows: int) -> None:
         for a, b in zip(left.to_pylist(), right.to_pylist(), strict=True)
     ]
     assert compute("overlap", left, right) == wanted
+
+
+@FAST
+@given(st.data(), st.sampled_from(list(ELEMENTS)), st.integers(0, 8))
+def test_one_row_spreads(data: st.DataObject, element: str, num_rows: int) -> None:
+    one, many = data.draw(list_columns(element, 1)), data.draw(list_columns(element, num_rows))
+    sought = Column.of(FeatureType(element), data.draw(st.lists(ELEMENTS[element], min_size=8, max_size=8)))
+    sought = sought.take(np.arange(num_rows))
+    spread = one.take(np.zeros(num_rows, dtype=np.int64))
+    has, overlap = REGISTRY["has"].kernel, REGISTRY["overlap"].kernel
+    assert not len(differing_rows(has(one, sought), has(spread, sought)))
+    assert not len(differing_rows(overlap(one, many), overlap(spread, many)))
+    assert not len(differing_rows(overlap(many, one), overlap(many, spread)))
+    if num_rows:
+        single = sought.take(np.array([0]))
+        assert not len(differing_rows(has(many, single), has(many, sought.take(np.zeros(num_rows, dtype=np.int64)))))
+
+
+def test_more_rows_than_16_bits() -> None:
+    num_rows = 70_000
+    lengths = np.full(num_rows, 3)
+    values = np.tile(np.array([7, 5, 7]), num_rows)
+    column = Column(INT.in_list(), values, offsets=offsets_of(lengths))
+    assert REGISTRY["distinct_list"].kernel(column).values.tolist() == [7, 5] * num_rows
+    assert REGISTRY["overlap"].kernel(column, column).values.tolist() == [2] * num_rows
+    only_first = Column(INT.in_list(), values[:3], offsets=offsets_of(np.where(np.arange(num_rows) == 0, 3, 0)))
+    assert REGISTRY["overlap"].kernel(column, only_first).values.tolist() == [2] + [0] * (num_rows - 1)
 
 
 @FAST

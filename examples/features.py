@@ -1,0 +1,51 @@
+"""Features of a feed, over the dataset that `tackboard data synth` makes.
+
+tackboard features check examples/features.py --data datasets/demo
+tackboard features explain examples/features.py --feature topic_share
+tackboard features backfill examples/features.py --data datasets/demo
+"""
+
+from tackboard.features.language import (
+    Events,
+    FeatureSet,
+    Int,
+    Item,
+    Request,
+    Time,
+    cross,
+    days,
+    feature,
+    hours,
+    sequence,
+)
+
+# What the data has. Attributes may be missing: of an item that nobody has listed, say.
+item = Item(topic=Int(minimum=0), style=Int(minimum=0), birth_ms=Time())
+events = Events()
+request = Request()
+
+# Choices of events; a request sees only what was received before it.
+likes = events.where(events.action.is_in(["click", "save", "share"]))
+recent = events.newest(32)
+of_this_item = events.matching(events.item, item.id)
+
+features = FeatureSet(
+    "feed",
+    version=1,
+    hour=request.time.hour("Europe/Berlin"),
+    age_days=(request.time.seconds_since(item.birth_ms) / 86_400)
+    .fill_missing(0.0)
+    .clip(0.0, 365.0)
+    .described("How long the item has existed; 0 where nobody knows."),
+    topic=item.topic.fill_missing(-1),
+    look=cross(item.topic.fill_missing(-1), item.style.fill_missing(-1)).bucket_hash(1_000),
+    likes_7d=likes.within(days(7)).count(),
+    events_7d=events.within(days(7)).count(),
+    like_rate=(feature("likes_7d") / feature("events_7d")).finite().fill_missing(0.0),
+    surfaces=events.distinct(events.surface),
+    interest=likes.decayed_sum(1.0, half_life=hours(12)).log1p(),
+    seen=of_this_item.count(),
+    minutes_since=(request.time.seconds_since(of_this_item.last(events.time)) / 60).fill_missing(-1.0),
+    favourites=likes.top(events.item, 5),
+    history=sequence(item=recent.collect(events.item), action=recent.collect(events.action)),
+)

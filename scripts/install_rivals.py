@@ -1,0 +1,92 @@
+"""Makes `.rivals/venv`: the libraries that `tackboard bench features` is compared with, apart from the package.
+
+In: requirements/rivals.txt, the Python that runs this script, and whatever pip is configured to use.
+Out: an environment with exactly those packages, and a stamp that makes the next run return at once.
+
+Decided: it is made by the Python of `.venv` (`make rivals` sees to that), because a comparison between two Pythons says
+little. An environment with another stamp is made anew, never mended: it holds nothing that a person has put there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements" / "rivals.txt"
+VENV = ROOT / ".rivals" / "venv"
+STAMP = ROOT / ".rivals" / "stamp"
+EXIT_USAGE = 2
+
+
+class InstallError(Exception):
+    """The installation cannot go on. The message is at most three lines: what failed, what is needed, what to do."""
+
+
+def wanted_stamp() -> str:
+    """A hash of everything that decides what is installed."""
+    words = (REQUIREMENTS.read_text(encoding="utf-8"), sys.version, str(ROOT))
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def is_up_to_date() -> bool:
+    """Whether the last finished run installed exactly this."""
+    try:
+        return STAMP.read_text(encoding="utf-8") == wanted_stamp() and (VENV / "bin" / "python").exists()
+    except OSError:
+        return False
+
+
+def install() -> None:
+    """Makes the environment. Raises InstallError with a message for the user."""
+    if is_up_to_date():
+        return
+    STAMP.unlink(missing_ok=True)
+    STAMP.parent.mkdir(parents=True, exist_ok=True)
+    print("making .rivals/venv (Polars, pandas and Feast, about 0.7 GB)", flush=True)
+    _run("making .rivals/venv", [sys.executable, "-m", "venv", "--clear", str(VENV)])
+    # --no-deps: the list is complete, and pip shall not add to it.
+    _run(
+        "installing the rivals",
+        [
+            str(VENV / "bin" / "python"),
+            *("-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"),
+            *("install", "--no-deps", "--only-binary", ":all:", "-r", str(REQUIREMENTS)),
+        ],
+    )
+    _run("loading the rivals", [str(VENV / "bin" / "python"), "-I", "-c", "import polars, pandas, feast"])
+    STAMP.write_text(wanted_stamp(), encoding="utf-8")
+
+
+def _run(stage: str, command: list[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
+        raise InstallError(
+            f"{stage} failed: {lines[-1][:200]}\n"
+            "needed: a package index or a folder of wheels that has the versions in requirements/rivals.txt\n"
+            "fix: set PIP_INDEX_URL or PIP_FIND_LINKS to such a place, and run `make rivals` again"
+        )
+
+
+def _environment() -> dict[str, str]:
+    """The user's environment, less what would send packages to another place."""
+    dropped = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_DRY_RUN", "PYTHONHOME", "PYTHONPATH"}
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def main() -> int:
+    """Installs; prints what went wrong and returns the exit code."""
+    try:
+        install()
+    except InstallError as error:
+        print("error: " + str(error).replace("\n", "\n  "), file=sys.stderr)
+        return EXIT_USAGE
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

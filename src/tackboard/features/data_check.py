@@ -1,0 +1,48 @@
+"""Does the data have what a feature set reads? A set and a dataset in; the first thing that does not fit as an error.
+
+Every column that the features read must be there, of the declared type and within the declared range, in every row,
+whether or not a feature would come to see it. Nothing is computed; events are read piece by piece.
+"""
+
+from __future__ import annotations
+
+from tackboard.events.dataset import ROWS_PER_GROUP, Dataset
+from tackboard.features.contexts import context_columns, context_sources
+from tackboard.features.execution import Program
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.tables import EventTable, load_entities, stored_event_columns
+
+
+def check_data(features: FeatureSet, dataset: Dataset) -> None:
+    """Raises DataError naming feature, line and column where `dataset` is not what `features` reads."""
+    plan = features.plan
+    program = Program(plan)
+    tables = dict(zip(("user", "item"), load_entities(dataset, plan), strict=True))
+    for index, node in plan.sources():
+        table = tables.get(str(node.params["entity"]))
+        if table is not None and node.params["column"] in table.columns:
+            program.check_range(table.columns[node.params["column"]], index)
+    contexts = context_sources(plan)
+    columns = stored_event_columns(dataset, plan)
+    if contexts and not dataset.has_context:
+        raise program.missing_source(contexts[0][0])
+    if contexts:
+        columns.append("context")
+    in_events = [
+        (index, str(node.params["column"])) for index, node in plan.sources() if node.params["entity"] == "event"
+    ]
+    never_seen = {index for index, _ in contexts}
+    for chunk in dataset.event_chunks(columns, ROWS_PER_GROUP) if in_events or contexts else ():
+        events = EventTable.from_arrow(chunk, plan)
+        for index, name in in_events:
+            program.check_range(events.columns[name], index)
+        if not contexts:
+            continue
+        said = context_columns(plan, chunk["context"])
+        for index, node in contexts:
+            column = said[str(node.params["column"])]
+            program.check_range(column, index)
+            if column.mask.any():
+                never_seen.discard(index)
+    if never_seen:
+        raise program.missing_source(min(never_seen))

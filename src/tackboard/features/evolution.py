@@ -1,0 +1,144 @@
+"""Schema evolution of feature sets: two versions in, what changed between them out, and whether it may.
+
+Whoever reads a feature by its name (a model, stored values) must go on reading what it was made for. So without a new
+version of the set a feature may be added, described in other words or moved to another line, and a declared range may
+be widened: everything that was valid stays valid. Removing a feature, changing its type, changing how it is computed
+and narrowing a range need a version above the old one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tackboard.core.errors import UsageError
+from tackboard.features.feature_set import Feature, FeatureSet, node_digests
+from tackboard.features.plan import Plan
+from tackboard.features.types import FeatureType
+
+BOUNDS = ("minimum", "maximum")
+Range = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One difference between two versions of a set. `feature` is empty where it is about the set itself."""
+
+    feature: str
+    place: str
+    sentence: str
+    needs_version: bool
+
+
+def compare(old: FeatureSet, new: FeatureSet) -> list[Change]:
+    """Every change from `old` to `new`, one sentence each, in the order of the features."""
+    changes = []
+    if new.name != old.name:
+        changes.append(Change("", "", f"the set {old.name} is now called {new.name}", needs_version=True))
+    before, after = ({feature.name: feature for feature in features.features()} for features in (old, new))
+    old_digests, new_digests = _digests_without_ranges(old.plan), _digests_without_ranges(new.plan)
+    for name, feature in before.items():
+        if name not in after:
+            place = feature.place
+            changes.append(Change(name, place, f"feature {name} ({place}) is removed", needs_version=True))
+    for name, feature in after.items():
+        if name not in before:
+            sentence = f"feature {name} ({feature.place}) is added"
+            changes.append(Change(name, feature.place, sentence, needs_version=False))
+            continue
+        same_computation = old_digests[old.plan.features[name]] == new_digests[new.plan.features[name]]
+        changes += _changes_of(before[name], feature, same_computation=same_computation)
+        changes += _range_changes(feature, _ranges(old.plan, name), _ranges(new.plan, name))
+    return changes
+
+
+def check_evolution(old: FeatureSet, new: FeatureSet) -> list[Change]:
+    """The changes from `old` to `new`; UsageError where one of them needs a version that was not raised."""
+    changes = compare(old, new)
+    if new.version < old.version:
+        raise UsageError(
+            f"feature set {new.name} has version {new.version}, after version {old.version}",
+            allowed=f"allowed: {old.version}, or more where the set changed",
+        )
+    breaking = [change for change in changes if change.needs_version]
+    if breaking and new.version == old.version:
+        more = f", and {len(breaking) - 1} more such changes" if len(breaking) > 1 else ""
+        raise UsageError(
+            f"{breaking[0].sentence}{more}",
+            allowed=f"that needs a new version of feature set {new.name}",
+            fix=f"write version={old.version + 1}, or give the new feature a name of its own",
+        )
+    return changes
+
+
+def _changes_of(old: Feature, new: Feature, *, same_computation: bool) -> list[Change]:
+    what = f"feature {new.name} ({new.place})"
+    changes = []
+    if old.type != new.type:
+        sentence = f"{what} has another {_difference(old.type, new.type)}: {old.type} became {new.type}"
+        changes.append(Change(new.name, new.place, sentence, needs_version=True))
+    elif not same_computation:
+        changes.append(Change(new.name, new.place, f"{what} is computed in another way", needs_version=True))
+    if old.description != new.description:
+        changes.append(Change(new.name, new.place, f"{what} is described in other words", needs_version=False))
+    if old.place != new.place:
+        sentence = f"feature {new.name} moved from {old.place} to {new.place}"
+        changes.append(Change(new.name, new.place, sentence, needs_version=False))
+    return changes
+
+
+def _difference(old: FeatureType, new: FeatureType) -> str:
+    """What sets two types apart, in a word."""
+    if old.kind != new.kind or old.element != new.element or old.columns != new.columns:
+        return "type"
+    return "width" if old.width != new.width else "nullability"
+
+
+def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str, Range]) -> list[Change]:
+    """Changed ranges of columns that both versions read; a column that only one reads is another computation."""
+    changes = []
+    for column in sorted(old.keys() & new.keys()):
+        (old_low, old_high), (low, high) = old[column], new[column]
+        if (old_low, old_high) == (low, high):
+            continue
+        narrowed = low > old_low or high < old_high
+        how = "narrowed" if narrowed else "widened"
+        sentence = (
+            f"feature {feature.name} ({feature.place}): the range of {column} is {how} "
+            f"from {_spell(old_low, old_high)} to {_spell(low, high)}"
+        )
+        changes.append(Change(feature.name, feature.place, sentence, needs_version=narrowed))
+    return changes
+
+
+def _ranges(plan: Plan, name: str) -> dict[str, Range]:
+    """The range of every column that a feature reads. A column declared twice must lie in both ranges."""
+    found: dict[str, Range] = {}
+    for _, node in plan.trimmed([name]).sources():
+        column = f"{node.params['entity']}.{node.params['column']}"
+        low, high = found.get(column, (-math.inf, math.inf))
+        minimum, maximum = node.params.get("minimum"), node.params.get("maximum")
+        found[column] = (
+            low if minimum is None else max(low, minimum),
+            high if maximum is None else min(high, maximum),
+        )
+    return found
+
+
+def _digests_without_ranges(plan: Plan) -> list[str]:
+    """The hashes of the nodes as if no column had a range: a range decides what is refused, not what is computed."""
+    nodes = tuple(
+        dataclasses.replace(node, params=_without_bounds(node.params)) if node.op == "source" else node
+        for node in plan.nodes
+    )
+    return node_digests(Plan(nodes, plan.features))
+
+
+def _without_bounds(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name not in BOUNDS}
+
+
+def _spell(low: float, high: float) -> str:
+    return f"{'-∞' if low == -math.inf else low} to {'∞' if high == math.inf else high}"

@@ -1,0 +1,465 @@
+"""Replay: a log of served features and a dataset in; every difference between serving and training out.
+
+Each logged request is computed again by the batch executor, which sees exactly the events received before the request,
+and is compared bit for bit with what was served. A difference has one of three reasons:
+
+    late        it vanishes when events that happened before the request, but were received later, are seen too: the
+                server knew them already, or the dataset's receipt times are wrong
+    attributes  the dataset holds no attributes of the user or the item as of the request, and the feature reads them
+    skew        anything else: serving and training compute different values
+
+Decided: requests with late events are listed even where nothing differs, because then the features are right and the
+dataset explains what a later look at the data would find strange. A user whom the dataset does not know cannot be
+compared and is counted; where not one request could be compared, that is an error and no success.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tackboard.core.errors import DataError
+from tackboard.events.dataset import Dataset
+from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.column import Column, Mask, bits, differing_rows, join_columns, offsets_of, ranges
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.plan import CANDIDATE, Plan
+from tackboard.features.serving_log import (
+    LoggedRequest,
+    column_digest,
+    context_types,
+    open_log,
+    private_features,
+    user_digest,
+)
+from tackboard.features.tables import EVENT_COLUMNS, EventTable, find_ids, load_tables
+from tackboard.features.types import FeatureType
+from tackboard.features.views import Positions
+
+LATE, ATTRIBUTES, SKEW = "late", "attributes", "skew"
+REQUESTS_PER_GROUP = 512
+CANDIDATES_PER_GROUP = 1 << 18
+SHOWN_CHARACTERS = 120
+HIDDEN = "(computed from the user's id: not shown)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """One value that differs, as text. `item` is the candidate's id, None for a value of the request."""
+
+    reason: str
+    served: str
+    recomputed: str
+    request_ms: int
+    user: str
+    item: int | None
+
+
+@dataclasses.dataclass(kw_only=True)
+class FeatureResult:
+    """What the comparison of one feature gave."""
+
+    compared: int = 0
+    mismatches: dict[str, int] = dataclasses.field(default_factory=lambda: {SKEW: 0, LATE: 0, ATTRIBUTES: 0})
+    examples: list[Example] = dataclasses.field(default_factory=list)
+
+    @property
+    def num_mismatches(self) -> int:
+        """Values that differ, for whatever reason."""
+        return sum(self.mismatches.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LateRequest:
+    """A request before which events had happened that were received only after it."""
+
+    user: str
+    request_ms: int
+    num_events: int
+    first_time_ms: int
+    first_received_ms: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class ReplayReport:
+    """The whole of a replay. Lists hold the first few; the counts beside them count all."""
+
+    num_files: int = 0
+    torn_files: list[str] = dataclasses.field(default_factory=list)
+    feature_sets: list[str] = dataclasses.field(default_factory=list)
+    num_requests: int = 0
+    num_compared: int = 0
+    num_unknown_users: int = 0
+    num_late: int = 0
+    late_requests: list[LateRequest] = dataclasses.field(default_factory=list)
+    num_without_attributes: int = 0
+    not_compared: dict[str, str] = dataclasses.field(default_factory=dict)
+    features: dict[str, FeatureResult] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_values(self) -> int:
+        """Values compared, over all features."""
+        return sum(result.compared for result in self.features.values())
+
+    @property
+    def num_mismatches(self) -> int:
+        """Values that differ, over all features."""
+        return sum(result.num_mismatches for result in self.features.values())
+
+    def worst(self) -> tuple[str, FeatureResult]:
+        """The feature with the most differences, skew before all other reasons."""
+        return max(self.features.items(), key=lambda entry: (entry[1].mismatches[SKEW], entry[1].num_mismatches))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, with the totals."""
+        totals = {"num_values": self.num_values, "num_mismatches": self.num_mismatches}
+        return totals | dataclasses.asdict(self)
+
+    def text(self) -> str:
+        """The report for people."""
+        lines = [
+            f"{self.num_requests:,} requests in {self.num_files} files, feature set {', '.join(self.feature_sets)}",
+            f"{self.num_compared:,} requests compared, {self.num_values:,} values, {self.num_mismatches:,} differ",
+        ]
+        lines += [f"{name}: its last line was cut short, as a kill leaves it" for name in self.torn_files]
+        if self.num_unknown_users:
+            lines.append(f"{self.num_unknown_users:,} requests not compared: the dataset does not know their users")
+        if self.num_without_attributes:
+            lines.append(f"{self.num_without_attributes:,} requests whose attributes the dataset lacks")
+        lines += [f"feature {name} not compared: {reason}" for name, reason in self.not_compared.items()]
+        for name, result in self.features.items():
+            if result.num_mismatches:
+                lines += _feature_lines(name, result)
+        if self.num_late:
+            lines.append(f"{self.num_late:,} requests before which events had happened that were received only later:")
+            lines += [_late_line(late) for late in self.late_requests]
+        return "\n".join(lines)
+
+
+def replay(
+    log: Path, dataset: Dataset, key: bytes, *, max_requests: int | None = None, num_examples: int = 3
+) -> ReplayReport:
+    """Compares a log, a folder or one file, with what the batch executor computes from `dataset`.
+
+    `num_examples` bounds every list of the report. Raises DataError for a log that cannot be trusted and where no
+    request could be compared.
+    """
+    files = open_log(log, key)
+    report = ReplayReport(num_files=len(files))
+    users = _Users(dataset, key)
+    replayers: dict[str, _Replayer] = {}
+    for file in files:
+        if file.features is not None:
+            name = file.features.hash
+            if name not in replayers:
+                replayers[name] = _Replayer(file.features, dataset, users, key, report, num_examples)
+            for group in _groups(file.records(), report, max_requests):
+                replayers[name].compare(group)
+        if file.is_torn:
+            report.torn_files.append(str(file.path))
+    if report.num_requests and not report.num_compared:
+        raise DataError(
+            f"not one of {report.num_requests:,} requests could be compared: the dataset knows none of their users",
+            fix="give the dataset that the log's users are in",
+        )
+    if not report.num_requests:
+        raise DataError(f"{log} holds no whole record", fix="wait until the server has logged a request")
+    return report
+
+
+class _Users:
+    """The dataset's users by their keyed hash: the first 8 bytes of each, sorted, beside the ids."""
+
+    def __init__(self, dataset: Dataset, key: bytes) -> None:
+        ids = np.asarray(dataset.read_users(["user_id"])["user_id"].to_numpy(), dtype=np.int64)
+        digests = b"".join(user_digest(key, user_id) for user_id in ids.tolist())
+        heads = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)[:, 0]
+        order = np.argsort(heads, kind="stable")
+        self._heads, self._ids, self._key = heads[order], ids[order], key
+
+    def find(self, digest: bytes) -> int | None:
+        """The id behind a digest, or None."""
+        head = np.frombuffer(digest[:8], dtype="<u8")[0] if len(digest) >= 8 else np.uint64(0)
+        for place in range(int(np.searchsorted(self._heads, head)), len(self._heads)):
+            if self._heads[place] != head:
+                return None
+            if user_digest(self._key, int(self._ids[place])) == digest:
+                return int(self._ids[place])
+        return None
+
+
+class _Group:
+    """Requests of known users, as the batch executor takes them; `request_of` [C] is each candidate's request."""
+
+    def __init__(
+        self, requests: Sequence[LoggedRequest], user_ids: Positions, context: Mapping[str, FeatureType]
+    ) -> None:
+        self.requests = requests
+        self.counts = np.array([len(request.item_ids) for request in requests], dtype=np.int64)
+        self.request_of = np.repeat(np.arange(len(requests), dtype=np.int64), self.counts)
+        self.rows = Rows(
+            user_ids=user_ids,
+            request_ms=np.array([request.request_ms for request in requests], dtype=np.int64),
+            item_ids=np.concatenate([request.item_ids for request in requests]),
+            request_of=self.request_of,
+            context={name: _context_column(requests, name, type_) for name, type_ in context.items()},
+        )
+
+
+class _Replayer:
+    """Computes one feature set again and writes what differs into the report."""
+
+    def __init__(
+        self, features: FeatureSet, dataset: Dataset, users: _Users, key: bytes, report: ReplayReport, num_examples: int
+    ) -> None:
+        self.report = report
+        self.key = key
+        self.users = users
+        self.num_examples = num_examples
+        report.feature_sets.append(f"{features.name} version {features.version} ({features.hash[:12]})")
+        absent = _absent_columns(dataset, features.plan)
+        report.not_compared |= {
+            name: f"the dataset does not have {what}, which it reads" for name, what in absent.items()
+        }
+        names = [name for name in features.plan.features if name not in absent]
+        if not names:
+            raise DataError(
+                f"the dataset does not have {next(iter(absent.values()))}: no logged feature can be compared",
+                fix="give the dataset that this model was trained on",
+            )
+        self.plan = features.plan.trimmed(names)
+        self.private = private_features(self.plan)
+        self.context = context_types(self.plan)
+        self.events, user_table, item_table = load_tables(dataset, self.plan)
+        self.tables = {"user": user_table, "item": item_table}
+        self.attribute_readers = {entity: _attribute_readers(self.plan, entity) for entity in self.tables}
+        for name in names:
+            report.features.setdefault(name, FeatureResult())
+
+    def compare(self, requests: Sequence[LoggedRequest]) -> None:
+        """Compares some requests of the log."""
+        found = [self.users.find(request.user) for request in requests]
+        known = [request for request, user_id in zip(requests, found, strict=True) if user_id is not None]
+        self.report.num_unknown_users += len(requests) - len(known)
+        self.report.num_compared += len(known)
+        if not known:
+            return
+        user_ids = np.array([user_id for user_id in found if user_id is not None], dtype=np.int64)
+        group = _Group(known, user_ids, self.context)
+        events = None if self.events is None else _events_of(self.events, user_ids)
+        if events is not None:
+            self._note_late(group, events)
+        lacking = self._lacking(group)
+        recomputed = self._compute(group, events)
+        differing = {name: self._differing(name, group, recomputed[name]) for name in self.plan.features}
+        for name in self.plan.features:
+            self.report.features[name].compared += len(group.request_of if self._per_candidate(name) else known)
+        if any(len(places) for places in differing.values()):
+            with_late = recomputed if events is None else self._compute(group, _with_late(events))
+            for name, places in differing.items():
+                is_late = ~np.isin(places, self._differing(name, group, with_late[name]))
+                reasons = np.where(is_late, LATE, np.where(lacking[name][places], ATTRIBUTES, SKEW))
+                self._note(name, group, places, reasons, recomputed[name])
+
+    def _compute(self, group: _Group, events: EventTable | None) -> dict[str, Column]:
+        executor = BatchExecutor(self.plan, events=events, users=self.tables["user"], items=self.tables["item"])
+        return executor.compute(group.rows)
+
+    def _per_candidate(self, name: str) -> bool:
+        """Whether a feature is compared candidate by candidate; a digest stands for all of a request's at once."""
+        return self.plan.nodes[self.plan.features[name]].level == CANDIDATE and name not in self.private
+
+    def _differing(self, name: str, group: _Group, recomputed: Column) -> Positions:
+        """Where a feature differs from what was served: candidates, or requests."""
+        if name not in self.private:
+            return differing_rows(join_columns([request.features[name] for request in group.requests]), recomputed)
+        is_candidate = self.plan.nodes[self.plan.features[name]].level == CANDIDATE
+        bounds = offsets_of(group.counts if is_candidate else np.ones_like(group.counts))
+        differ = [
+            column_digest(self.key, recomputed.take(np.arange(start, end))) != request.digests[name]
+            for request, start, end in zip(group.requests, bounds[:-1], bounds[1:], strict=True)
+        ]
+        return np.flatnonzero(np.array(differ, dtype=np.bool_))
+
+    def _lacking(self, group: _Group) -> dict[str, Mask]:
+        """For each feature, where the dataset holds no attributes that it reads; counts the requests concerned."""
+        num_requests = len(group.requests)
+        users, items = np.zeros(num_requests, dtype=np.bool_), np.zeros(len(group.request_of), dtype=np.bool_)
+        rows = group.rows
+        if self.tables["user"] is not None:
+            users = self.tables["user"].places(rows.user_ids, rows.request_ms) < 0
+        if self.tables["item"] is not None and rows.item_ids is not None:
+            items = self.tables["item"].places(rows.item_ids, rows.request_ms[group.request_of]) < 0
+        any_item = np.bincount(group.request_of[items], minlength=num_requests) > 0
+        self.report.num_without_attributes += int((users | any_item).sum())
+        result = {}
+        for name in self.plan.features:
+            of_user = users & (name in self.attribute_readers["user"])
+            reads_item = name in self.attribute_readers["item"]
+            if self._per_candidate(name):
+                result[name] = of_user[group.request_of] | (items & reads_item)
+            else:
+                result[name] = of_user | (any_item & reads_item)
+        return result
+
+    def _note_late(self, group: _Group, events: EventTable) -> None:
+        """Lists the requests before which events had happened that were received only later."""
+        owners = events.owners_of(group.rows.user_ids)
+        for request, owner in zip(group.requests, owners.tolist(), strict=True):
+            if owner < 0:
+                continue
+            chosen = slice(int(events.offsets[owner]), int(events.offsets[owner + 1]))
+            times, received = events.times[chosen], events.received[chosen]
+            late = np.flatnonzero((times < request.request_ms) & (received >= request.request_ms))
+            if not len(late):
+                continue
+            self.report.num_late += 1
+            if len(self.report.late_requests) < self.num_examples:
+                self.report.late_requests.append(
+                    LateRequest(
+                        user=request.user.hex(),
+                        request_ms=request.request_ms,
+                        num_events=len(late),
+                        first_time_ms=int(times[late[0]]),
+                        first_received_ms=int(received[late[0]]),
+                    )
+                )
+
+    def _note(self, name: str, group: _Group, places: Positions, reasons: Any, recomputed: Column) -> None:
+        result = self.report.features[name]
+        for reason in result.mismatches:
+            result.mismatches[reason] += int((reasons == reason).sum())
+        per_candidate = self._per_candidate(name)
+        for place, reason in zip(places.tolist(), reasons.tolist(), strict=True):
+            if len(result.examples) >= self.num_examples:
+                return
+            number = int(group.request_of[place]) if per_candidate else place
+            request = group.requests[number]
+            within = place - int(offsets_of(group.counts)[number]) if per_candidate else 0
+            served, again = HIDDEN, HIDDEN
+            if name not in self.private:
+                served, again = _as_text(request.features[name], within, recomputed, place)
+            result.examples.append(
+                Example(
+                    reason=reason,
+                    served=served,
+                    recomputed=again,
+                    request_ms=request.request_ms,
+                    user=request.user.hex(),
+                    item=int(request.item_ids[within]) if per_candidate else None,
+                )
+            )
+
+
+def _groups(
+    records: Iterator[LoggedRequest], report: ReplayReport, max_requests: int | None
+) -> Iterator[list[LoggedRequest]]:
+    """Records in groups that fit into memory, counted, until there are `max_requests` in all."""
+    group: list[LoggedRequest] = []
+    num_candidates = 0
+    for record in records:
+        if max_requests is not None and report.num_requests >= max_requests:
+            break
+        report.num_requests += 1
+        group.append(record)
+        num_candidates += len(record.item_ids)
+        if len(group) >= REQUESTS_PER_GROUP or num_candidates >= CANDIDATES_PER_GROUP:
+            yield group
+            group, num_candidates = [], 0
+    if group:
+        yield group
+
+
+def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
+    """Features that read a column which the dataset does not have, each with the column."""
+    stored: dict[str, set[str]] = {"event": {*EVENT_COLUMNS, *dataset.fields}}
+    for entity in ("user", "item"):
+        history, newest = dataset.path / f"{entity}_history.parquet", dataset.path / f"{entity}s.parquet"
+        stored[entity] = {"id", *pq.read_schema(history if history.exists() else newest).names}
+    absent: dict[str, str] = {}
+    for index, node in plan.sources():
+        entity, column = str(node.params["entity"]), str(node.params["column"])
+        if entity in stored and column not in stored[entity]:
+            for name in plan.readers(index):
+                absent.setdefault(name, f"{'events' if entity == 'event' else entity}.{column}")
+    return absent
+
+
+def _attribute_readers(plan: Plan, entity: str) -> set[str]:
+    readers: set[str] = set()
+    for index, node in plan.sources():
+        if node.params["entity"] == entity and node.params["column"] != "id":
+            readers.update(plan.readers(index))
+    return readers
+
+
+def _context_column(requests: Sequence[LoggedRequest], name: str, type_: FeatureType) -> Column:
+    nothing = Column.of(type_, [None])
+    return join_columns([request.context.get(name, nothing) for request in requests])
+
+
+def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
+    """The events of some users only."""
+    chosen = np.unique(user_ids)
+    owners = find_ids(events.user_ids, chosen)
+    owners = owners[owners >= 0]
+    lengths = np.diff(events.offsets)[owners]
+    window = ranges(events.offsets[owners], lengths)
+    return EventTable(
+        user_ids=events.user_ids[owners],
+        offsets=offsets_of(lengths),
+        times=events.times[window],
+        received=events.received[window],
+        columns={name: column.take(window) for name, column in events.columns.items()},
+    )
+
+
+def _with_late(events: EventTable) -> EventTable:
+    """The same events, each received as soon as it happened."""
+    return EventTable(
+        user_ids=events.user_ids,
+        offsets=events.offsets,
+        times=events.times,
+        received=np.minimum(events.received, events.times),
+        columns=events.columns,
+    )
+
+
+def _as_text(served: Column, served_row: int, recomputed: Column, row: int) -> tuple[str, str]:
+    """Two values as text that differs where they do: bits are added to what looks the same."""
+    one, other = served.take(np.array([served_row])), recomputed.take(np.array([row]))
+    texts = [repr(column.to_pylist()[0]) for column in (one, other)]
+    if texts[0] == texts[1] and one.fields is None:
+        texts = [
+            f"{text} (bits {bits(column).tobytes().hex()})" for text, column in zip(texts, (one, other), strict=True)
+        ]
+    # Of a long value the part is shown where the two begin to differ.
+    pairs = enumerate(zip(*texts, strict=False))
+    same = next((place for place, (left, right) in pairs if left != right), 0)
+    start = 0 if same < SHOWN_CHARACTERS - 20 else same - 20
+    shown = [("…" if start else "") + text[start : start + SHOWN_CHARACTERS] for text in texts]
+    return shown[0], shown[1]
+
+
+def _feature_lines(name: str, result: FeatureResult) -> list[str]:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in result.mismatches.items() if count)
+    lines = [f"feature {name}: {result.num_mismatches:,} of {result.compared:,} values differ ({reasons})"]
+    for example in result.examples:
+        item = "" if example.item is None else f", item {example.item}"
+        lines.append(
+            f"  {example.reason}: served {example.served}, recomputed {example.recomputed}; "
+            f"request at {example.request_ms}, user {example.user}{item}"
+        )
+    return lines
+
+
+def _late_line(late: LateRequest) -> str:
+    return (
+        f"  request at {late.request_ms}, user {late.user}: {late.num_events:,} late, "
+        f"the first happened at {late.first_time_ms} and was received at {late.first_received_ms}"
+    )

@@ -1,0 +1,513 @@
+"""The log of served features: what a model was given, one line of JSON per request, for `features replay`.
+
+    FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; a new file when one is full
+
+The header holds the whole features.json, so a log can be read with nothing but its key. A record holds the request's
+time, its user, its candidates, its context and every feature, exactly. Nothing else about the request is kept.
+
+Decided: the user is written as a keyed hash only, and so is every feature that is computed from the user's id: with the
+key and a dataset it can be compared, without them it says nothing. Every line ends with a keyed seal over its own text,
+so a changed byte is a damaged log and never passes for skew. Serving goes first: a request hands its arrays over and
+goes on; where the writer cannot keep up or the disk is full, records are dropped and counted, never waited for. Files
+only grow and none is removed, so the newest records are the ones that are missing when the room is used up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.config import check
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.files import storage_error
+from tackboard.core.progress import say
+from tackboard.features.column import Column
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.logged_columns import decode_array, decode_column, encode_array, encode_column
+from tackboard.features.plan import CANDIDATE, Plan
+from tackboard.features.types import type_from_json
+from tackboard.features.views import Positions
+
+FORMAT_VERSION = 1
+KIND = "feature log"
+PATTERN = "features-*.jsonl"
+KEY_BYTES = 32
+DIGEST_BYTES = 16
+RESCAN_S = 10.0
+"""Seconds after which a folder that was full is looked at again: someone may have made room."""
+_SEAL = ',"seal":"'
+
+
+def read_key(path: Path) -> bytes:
+    """The key in a file of 64 hexadecimal digits. Raises UsageError for anything else."""
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except OSError as error:
+        raise UsageError(f"the key {path} cannot be read: {os.strerror(error.errno or 0)}") from None
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise UsageError(
+            f"{path} holds no key",
+            allowed="allowed: 64 hexadecimal digits",
+            fix=f"make one: python -c 'import secrets; print(secrets.token_hex({KEY_BYTES}))' > log.key",
+        )
+    return key
+
+
+def user_digest(key: bytes, user_id: int) -> bytes:
+    """What stands for a user in the log: 16 bytes that only the key connects to the id."""
+    return _keyed(key, b"user", user_id.to_bytes(8, "little", signed=True))
+
+
+def column_digest(key: bytes, column: Column) -> str:
+    """What stands for a column that is computed from the user's id; equal where no bit of it differs."""
+    text = json.dumps(encode_column(column), sort_keys=True)
+    return _keyed(key, b"column", text.encode()).hex()
+
+
+def private_features(plan: Plan) -> set[str]:
+    """The features that depend on the user's id, and whose values are therefore never written."""
+    private: set[str] = set()
+    for index, node in plan.sources():
+        if (node.params["entity"], node.params["column"]) == ("user", "id"):
+            private.update(plan.readers(index))
+    return private
+
+
+def context_types(plan: Plan) -> dict[str, Any]:
+    """The columns of the context that a plan reads, with their types."""
+    return {
+        str(node.params["column"]): type_from_json(node.params["type"])
+        for _, node in plan.sources()
+        if node.params["entity"] == "context"
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureLogConfig:
+    """How much is logged, and how much may wait or lie on disk."""
+
+    sample: float = 1.0
+    """Share of requests that are logged, 0 to 1; which ones is decided by a keyed hash of user and time."""
+    max_waiting: int = 256
+    """Most requests that wait to be written."""
+    max_waiting_bytes: int = 64 << 20
+    """Most bytes of features that wait to be written."""
+    max_file_bytes: int = 64 << 20
+    """Size in bytes after which a new file is begun."""
+    max_total_bytes: int = 4 << 30
+    """Size in bytes of all logs in the folder, after which nothing more is written."""
+    flush_every_s: float = 1.0
+    """Seconds after which what was written is forced to disk."""
+
+    def __post_init__(self) -> None:
+        check(0 <= self.sample <= 1, "sample", self.sample, "0 to 1")
+        for field in ("max_waiting", "max_waiting_bytes", "max_file_bytes", "max_total_bytes"):
+            check(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
+        check(self.flush_every_s > 0, "flush_every_s", self.flush_every_s, "more than 0 seconds")
+
+
+class _NoRoom(Exception):
+    """The folder is as large as it may be."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Waiting:
+    user_id: int
+    request_ms: int
+    item_ids: Positions
+    features: Mapping[str, Column]
+    context: Mapping[str, Column]
+    num_bytes: int
+
+
+class FeatureLog:
+    """Writes the features of one model into a folder, on a thread of its own. `offer` may be called from any thread.
+
+    num_logged: records on disk. num_dropped: records for which there was no room in the queue, on the disk or within
+    the size limit.
+    """
+
+    def __init__(self, folder: Path, features: FeatureSet, key: bytes, config: FeatureLogConfig | None = None) -> None:
+        self.folder = folder
+        self.features = features
+        self.config = config or FeatureLogConfig()
+        self.num_logged = 0
+        self.num_dropped = 0
+        self._key = key
+        self._private = private_features(features.plan)
+        self._context = context_types(features.plan)
+        self._line: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._complaints: set[str] = set()
+        self._descriptor = -1
+        self._file_bytes = 0
+        self._total_bytes = 0
+        self._scanned_s = -RESCAN_S
+        self._is_dirty = False
+        _prepare(folder)
+        self._thread = threading.Thread(target=self._work, name="tackboard-feature-log", daemon=True)
+        self._thread.start()
+
+    def is_sampled(self, user_id: int, request_ms: int) -> bool:
+        """Whether the requests of this user at this time are logged; the same answer in every process."""
+        if self.config.sample >= 1:
+            return True
+        moment = user_id.to_bytes(8, "little", signed=True) + request_ms.to_bytes(8, "little", signed=True)
+        drawn = int.from_bytes(_keyed(self._key, b"sample", moment)[:8], "little")
+        return drawn < self.config.sample * 2.0**64
+
+    def offer(
+        self,
+        *,
+        user_id: int,
+        request_ms: int,
+        item_ids: Positions,
+        features: Mapping[str, Column],
+        context: Mapping[str, Column] | None = None,
+    ) -> bool:
+        """Hands one request over; returns at once, and whether it will be written. Never raises, never waits."""
+        if not self.is_sampled(user_id, request_ms):
+            return False
+        try:
+            kept = {name: _own(features[name]) for name in self.features.plan.features}
+        except KeyError as error:
+            self._drop(f"feature {error} was not computed")
+            return False
+        said = {name: _own(column) for name, column in (context or {}).items() if name in self._context}
+        num_bytes = item_ids.nbytes + sum(_size(column) for column in (*kept.values(), *said.values()))
+        waiting = _Waiting(user_id, request_ms, item_ids.copy(), kept, said, num_bytes)
+        config = self.config
+        with self._changed:
+            is_full = len(self._line) >= config.max_waiting or (
+                bool(self._line) and self._waiting_bytes + num_bytes > config.max_waiting_bytes
+            )
+            if self._closing or is_full:
+                self.num_dropped += 1
+                return False
+            self._line.append(waiting)
+            self._waiting_bytes += num_bytes
+            self._changed.notify()
+        return True
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Writes what waits and ends. Returns whether all of it was written within `timeout_s`."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        flushed_s = time.monotonic()
+        while True:
+            with self._changed:
+                if not self._line and not self._closing:
+                    self._changed.wait(self.config.flush_every_s if self._is_dirty else None)
+                waiting = self._line.popleft() if self._line else None
+                self._waiting_bytes -= waiting.num_bytes if waiting else 0
+                is_last = waiting is None and self._closing
+            if waiting is not None:
+                self._write(waiting)
+            if is_last or time.monotonic() - flushed_s >= self.config.flush_every_s:
+                self._flush()
+                flushed_s = time.monotonic()
+            if is_last:
+                self._close_file()
+                return
+
+    def _write(self, waiting: _Waiting) -> None:
+        try:
+            self._append(self._record(waiting))
+            self.num_logged += 1
+        except _NoRoom:
+            self._drop(f"the folder holds the {self.config.max_total_bytes:,} bytes it may")
+        except OSError as error:
+            self._drop(os.strerror(error.errno or 0))
+        except Exception as error:  # noqa: BLE001 - a bug here must cost a record, not the thread and all later ones
+            self._drop(f"a bug: {type(error).__name__}")
+
+    def _drop(self, reason: str) -> None:
+        with self._changed:
+            self.num_dropped += 1
+        self._complain(reason)
+
+    def _complain(self, reason: str) -> None:
+        """Says each reason once: a full disk must not fill the server's own log as well."""
+        if reason not in self._complaints:
+            self._complaints.add(reason)
+            say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on, drops are counted")
+
+    def _record(self, waiting: _Waiting) -> bytes:
+        columns = {
+            name: {"digest": column_digest(self._key, column)} if name in self._private else encode_column(column)
+            for name, column in waiting.features.items()
+        }
+        record = {
+            "time": waiting.request_ms,
+            "user": user_digest(self._key, waiting.user_id).hex(),
+            "items": encode_array(waiting.item_ids),
+            "context": {name: encode_column(column) for name, column in waiting.context.items()},
+            "features": columns,
+        }
+        return _sealed(self._key, record)
+
+    def _header(self) -> bytes:
+        header = {
+            "kind": KIND,
+            "format_version": FORMAT_VERSION,
+            "key": _keyed(self._key, b"check", b"").hex(),
+            "sample": self.config.sample,
+            "hash": self.features.hash,
+            "features": self.features.to_json(),
+        }
+        return _sealed(self._key, header)
+
+    def _append(self, line: bytes) -> None:
+        """Writes a whole line or nothing; OSError where it cannot."""
+        if self._descriptor >= 0 and self._file_bytes + len(line) > self.config.max_file_bytes:
+            self._flush()
+            self._close_file()
+        self._make_room(len(line))
+        if self._descriptor < 0:
+            self._open_file()
+        self._write_all(line)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Raises _NoRoom where the folder is as large as it may be."""
+        limit = self.config.max_total_bytes
+        if self._total_bytes + num_bytes > limit or self._descriptor < 0:
+            if time.monotonic() - self._scanned_s >= RESCAN_S:
+                self._scanned_s = time.monotonic()
+                self._total_bytes = sum(path.stat().st_size for path in self.folder.glob(PATTERN))
+            if self._total_bytes + num_bytes > limit:
+                raise _NoRoom
+
+    def _open_file(self) -> None:
+        now_s, fraction = divmod(time.time(), 1)
+        moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_s)) + f".{int(fraction * 1e6):06d}Z"
+        path = self.folder / f"features-{moment}-{os.getpid()}.jsonl"
+        # Only the server's own user may read it: a history tells much about a person, even without a name.
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file_bytes = 0
+        try:
+            self._write_all(self._header())
+        except OSError:
+            # Without its header a file is of no use, and there would be one more for every record.
+            self._close_file()
+            path.unlink(missing_ok=True)
+            raise
+
+    def _write_all(self, line: bytes) -> None:
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            self._take_back()
+            raise
+        self._file_bytes += len(line)
+        self._total_bytes += len(line)
+        self._is_dirty = True
+
+    def _take_back(self) -> None:
+        """Cuts off a line that was written in part; a file that cannot be cut is left with its torn line last."""
+        try:
+            os.ftruncate(self._descriptor, self._file_bytes)
+        except OSError:
+            self._close_file()
+
+    def _flush(self) -> None:
+        if self._is_dirty and self._descriptor >= 0:
+            self._is_dirty = False
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError as error:
+                self._complain(os.strerror(error.errno or 0))
+
+    def _close_file(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self._is_dirty = -1, False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """One record. `features` holds those that could be written, `digests` stands for the private ones."""
+
+    request_ms: int
+    user: bytes
+    item_ids: Positions
+    context: dict[str, Column]
+    features: dict[str, Column]
+    digests: dict[str, str]
+
+
+class LogFile:
+    """One file of a log, its header read and checked. `features` is None where a kill left not even a whole header.
+
+    `is_torn` says, once the records have been read, that the last line was cut short; all others are whole.
+    """
+
+    def __init__(self, path: Path, key: bytes) -> None:
+        self.path = path
+        self.is_torn = False
+        self.features: FeatureSet | None = None
+        self._key = key
+        with path.open("rb") as file:
+            line = file.readline()
+        if not line.endswith(b"\n"):
+            self.is_torn = True
+            return
+        header = _parsed(line, f"{path}: its header")
+        if header.get("kind") != KIND or type(header.get("format_version")) is not int:
+            raise DataError(f"{path} is no log of features", allowed="written by: tackboard serve --log-features")
+        if header["format_version"] > FORMAT_VERSION:
+            raise DataError(
+                f"{path} has log format version {header['format_version']}",
+                allowed=f"allowed: up to {FORMAT_VERSION}",
+                fix="use a newer tackboard",
+            )
+        if header.get("key") != _keyed(key, b"check", b"").hex():
+            raise DataError(f"{path} was written with another key", fix="give the key that the server had")
+        _check_seal(line, key, f"{path}: its header")
+        self.features = FeatureSet.from_json(header.get("features"), str(path))
+        if self.features.hash != header.get("hash"):
+            raise CorruptFileError(f"{path}: its header names another feature set than it holds")
+
+    def records(self) -> Iterator[LoggedRequest]:
+        """The requests in the order they were written. A damaged line raises CorruptFileError naming it."""
+        if self.features is None:
+            return
+        plan = self.features.plan
+        rows = {name: plan.nodes[index].level == CANDIDATE for name, index in plan.features.items()}
+        private, context = private_features(plan), context_types(plan)
+        with self.path.open("rb") as file:
+            file.readline()
+            for number, line in enumerate(file, 2):
+                if not line.endswith(b"\n"):
+                    self.is_torn = True
+                    return
+                where = f"{self.path}, line {number}"
+                _check_seal(line, self._key, where)
+                yield _read_record(_parsed(line, where), plan, rows, private, context, where)
+
+
+def open_log(place: Path, key: bytes) -> list[LogFile]:
+    """The files of a log, oldest first: those of a folder, or one file. Raises UsageError where there are none."""
+    paths = sorted(place.glob(PATTERN)) if place.is_dir() else [place] if place.is_file() else []
+    if not paths:
+        raise UsageError(
+            f"{place} holds no log of features",
+            allowed=f"allowed: a folder with {PATTERN}, or one such file",
+            fix="a server writes one: tackboard serve BUNDLE --log-features FOLDER --log-key FILE",
+        )
+    return [LogFile(path, key) for path in paths]
+
+
+def _read_record(
+    record: Mapping[str, Any],
+    plan: Plan,
+    is_per_candidate: Mapping[str, bool],
+    private: set[str],
+    context: Mapping[str, Any],
+    where: str,
+) -> LoggedRequest:
+    try:
+        stored = record["features"]
+        if set(stored) != set(plan.features):
+            raise CorruptFileError("it has other features than its header")
+        item_ids = decode_array(record["items"], np.int64)
+        columns: dict[str, Column] = {}
+        for name in plan.features:
+            if name not in private:
+                num_rows = len(item_ids) if is_per_candidate[name] else 1
+                columns[name] = decode_column(plan.nodes[plan.features[name]].type, stored[name], num_rows)
+        return LoggedRequest(
+            request_ms=int(record["time"]),
+            user=bytes.fromhex(record["user"]),
+            item_ids=item_ids,
+            context={name: decode_column(context[name], data, 1) for name, data in record["context"].items()},
+            features=columns,
+            digests={name: str(stored[name]["digest"]) for name in private},
+        )
+    except CorruptFileError as error:
+        raise CorruptFileError(f"{where}: {error.got}") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise CorruptFileError(f"{where} is no record of served features") from None
+
+
+def _keyed(key: bytes, purpose: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=key, person=purpose).digest()
+
+
+def _sealed(key: bytes, content: Mapping[str, Any]) -> bytes:
+    """One line: the content as JSON, its last field a keyed hash of all the text before it."""
+    text = json.dumps(content, separators=(",", ":"))[:-1].encode("ascii")
+    return text + f'{_SEAL}{_keyed(key, b"seal", text).hex()}"}}\n'.encode("ascii")
+
+
+def _check_seal(line: bytes, key: bytes, where: str) -> None:
+    text, _, seal = line.rpartition(_SEAL.encode("ascii"))
+    if seal != _keyed(key, b"seal", text).hex().encode("ascii") + b'"}\n':
+        raise CorruptFileError(f"{where} is damaged: it is not what the server wrote")
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise CorruptFileError(f"{where} is no JSON object")
+    return content
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(error, "the log of features cannot be written") or error from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"the log of features cannot be written to {folder}", fix="choose a folder you may write to")
+
+
+def _own(column: Column) -> Column:
+    """The column with arrays of its own: a view would keep a whole request body in memory, or change under us."""
+    if column.fields is not None:
+        fields = {name: _own(field) for name, field in column.fields.items()}
+        return Column(column.type, column.values, present=_owned(column.present), fields=fields)
+    return Column(
+        column.type,
+        _owned(column.values),
+        present=_owned(column.present),
+        offsets=_owned(column.offsets),
+        dictionary=column.dictionary,
+    )
+
+
+def _owned(array: NDArray[Any] | None) -> Any:
+    return array if array is None or array.base is None else array.copy()
+
+
+def _size(column: Column) -> int:
+    """About the bytes that a column holds; a dictionary's strings are guessed, because measuring them takes time."""
+    if column.fields is not None:
+        return sum(_size(field) for field in column.fields.values())
+    arrays = (column.values, column.present, column.offsets)
+    size = sum(array.nbytes for array in arrays if array is not None)
+    return size + (0 if column.dictionary is None else 64 * len(column.dictionary))

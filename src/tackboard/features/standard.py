@@ -1,0 +1,92 @@
+"""The features that every sequence model can read, defined in the language like anybody's own.
+
+`history` is the sequence of the user's newest events, in columns that a model chooses from: item, action and surface
+as positions in the vocabulary, time, and gap (a bucket of the time since the event before). A set of the user's own may
+define a `history` of its own, and adds features of the request beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tackboard.core.errors import ConfigError
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.entities import Events
+from tackboard.features.expressions import sequence
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.plan import REQUEST, Node, Plan
+
+HISTORY = "history"
+ITEM = "item"
+DEFAULT_READS = ("history.item", "history.action", "history.surface", "history.time")
+"""What a model reads that does not say what it reads."""
+GAP_BOUNDARIES_MS = [((1 << power) - 1) * 1000 for power in range(1, 54)]
+"""A gap of s seconds falls into bucket floor(log2(1 + s))."""
+ALL_EVENTS = 1_000_000
+
+
+def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> FeatureSet:
+    """The set of `history` over the newest `max_history` events."""
+    events = Events()
+    recent = events.newest(max_history)
+    return FeatureSet(
+        "standard",
+        history=sequence(
+            item=recent.collect(events.item),
+            action=recent.collect(events.action.index_in(vocabulary.actions)),
+            surface=recent.collect(events.surface.index_in(vocabulary.surfaces)),
+            time=recent.collect(events.time),
+            gap=recent.collect(events.time).differences().bucketize(GAP_BOUNDARIES_MS),
+        ).described("What the user did last, oldest first."),
+    )
+
+
+def features_for_model(
+    reads: Sequence[str], vocabulary: Vocabulary, max_history: int, own: FeatureSet | None = None
+) -> FeatureSet:
+    """What a model reads, of a user's own set and the standard one. Raises ConfigError for what no model can read."""
+    standard = standard_features(vocabulary, max_history)
+    features = (standard if own is None else own.merged(standard)).reading(reads)
+    check_readable(features, max_history)
+    return features
+
+
+def check_readable(features: FeatureSet, max_history: int) -> None:
+    """Raises ConfigError unless a sequence model can read the set: a history with items, and plain numbers.
+
+    Training predicts the items of runs of events from one another, so the history is the newest events, all of them.
+    """
+    for feature in features.features():
+        node = features.plan.nodes[features.plan.features[feature.name]]
+        named = f"feature {feature.name} ({feature.place}), which the model reads,"
+        if feature.name == HISTORY:
+            if feature.type.kind != "sequence" or ITEM not in dict(feature.type.columns):
+                raise ConfigError(f"{named} is {feature.type}", allowed="allowed: a sequence with a column item")
+            for column, type_ in feature.type.columns:
+                if type_.element == "string":
+                    raise ConfigError(f"{named} has text in {column}", fix="use .index_in([…]) or .hash_id()")
+            if not _is_newest(features.plan, node, max_history):
+                raise ConfigError(
+                    f"{named} is not the user's newest {max_history} events",
+                    allowed="allowed: newest = events.newest(model.max_history), with item=newest.collect(events.item)",
+                )
+            continue
+        if feature.type.model_kind != "dense":
+            raise ConfigError(f"{named} is {feature.type}", allowed="allowed: a number (bool, int or float)")
+        if feature.type.nullable:
+            raise ConfigError(f"{named} may be missing", fix="say what to read then: .fill_missing(0.0)")
+        if node.level != REQUEST:
+            raise ConfigError(f"{named} is one value per {feature.level}", allowed="allowed: one value per request")
+    if HISTORY not in features.plan.features:
+        raise ConfigError("the model does not read history.item", allowed="a sequence model reads it")
+
+
+def _is_newest(plan: Plan, history: Node, count: int) -> bool:
+    """Whether the item column of a sequence is the items of `events.newest(count)`."""
+    place = [name for name, _ in history.type.columns].index(ITEM)
+    item = plan.nodes[history.args[place]]
+    if item.op != "collect":
+        return False
+    view, column = (plan.nodes[argument] for argument in item.args)
+    from_all = view.op == "newest" and plan.nodes[view.args[0]].op == "events" and view.params["count"] == count
+    return from_all and column.op == "source" and column.params["column"] == ITEM

@@ -1,0 +1,110 @@
+"""features.parquet: the values of a feature set for every event of a snapshot, in the order of events.parquet.
+
+Columns of any type go in and come back bit for bit. Decided: text lies in the file as plain strings, because a column's
+dictionary may hold a string twice; a vector as a list that remembers its width (see events/vectors.py); a sequence as a
+struct of lists. The types are those of features.json beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.events.dataset import Dataset
+from tackboard.events.vectors import WIDTH, from_stored
+from tackboard.features.arrow import arrow_type, from_arrow, to_arrow
+from tackboard.features.column import Column
+from tackboard.features.feature_set import FeatureSet, read_features
+from tackboard.features.types import FeatureType
+
+FEATURES = "features.parquet"
+
+
+def stored_schema(features: FeatureSet) -> pa.Schema:
+    """The columns of features.parquet for a feature set."""
+    return pa.schema([_field(feature.name, feature.type) for feature in features.features()])
+
+
+def stored_arrays(columns: Mapping[str, Column], schema: pa.Schema) -> dict[str, pa.Array]:
+    """Columns as they lie in the file. A text that no file can hold raises DataError naming the feature."""
+    arrays = {}
+    for name, column in columns.items():
+        try:
+            arrays[name] = to_arrow(column).cast(schema.field(name).type)
+        except DataError as error:
+            raise DataError(f"feature {name}: {error.got}", allowed=error.allowed, fix=error.fix) from None
+    return arrays
+
+
+def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) -> dict[str, Column]:
+    """Stored features of a snapshot, all or those named, one value per event in the order of the events.
+
+    A snapshot without features raises DataError, a name it does not have UsageError.
+    """
+    features = read_features(dataset.path)
+    if features is None:
+        raise DataError(
+            f"{dataset.path} holds no features", fix=f"tackboard features backfill SPEC --data {dataset.path.parent}"
+        )
+    if names is not None:
+        features = features.trimmed(names)
+    types = {feature.name: feature.type for feature in features.features()}
+    texts = [name for name, type_ in types.items() if type_.kind == "string"]
+    path = dataset.path / FEATURES
+    try:
+        held = pq.read_schema(path).names
+        if missing := [name for name in types if name not in held]:
+            raise CorruptFileError(f"{path} does not hold the feature {missing[0]}")
+        table = from_stored(pq.read_table(path, columns=list(types), read_dictionary=texts))
+        if table.num_rows != dataset.num_events:
+            raise CorruptFileError(f"{path} does not hold a row per event")
+        return {name: from_arrow(table[name], type_, f"feature {name}") for name, type_ in types.items()}
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+
+
+class StoredRows:
+    """Some columns of a features.parquet, read from the first row to the last, a row group in memory at a time."""
+
+    def __init__(self, path: Path, names: Iterable[str]) -> None:
+        self._path = path
+        self._names = list(names)
+        self._file = pq.ParquetFile(path)
+        self._group = 0
+        self._held = self._file.schema_arrow.empty_table().select(self._names)
+
+    def read(self, num_rows: int) -> pa.Table:
+        """The next `num_rows` rows; CorruptFileError where there are fewer."""
+        while self._held.num_rows < num_rows:
+            if self._group == self._file.num_row_groups:
+                raise CorruptFileError(f"{self._path} does not hold a row per event")
+            more = self._file.read_row_group(self._group, columns=self._names)
+            self._held = pa.concat_tables([self._held, more.select(self._names)])
+            self._group += 1
+        rows, self._held = self._held.slice(0, num_rows), self._held.slice(num_rows)
+        return rows
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _field(name: str, type_: FeatureType) -> pa.Field:
+    metadata = {"feature_type": str(type_)}
+    if type_.kind == "vector":
+        metadata[WIDTH.decode()] = str(type_.width)
+    return pa.field(name, _stored_type(type_), metadata=metadata)
+
+
+def _stored_type(type_: FeatureType) -> pa.DataType:
+    if type_.kind == "vector":
+        return pa.list_(pa.float32())
+    if type_.kind == "list":
+        return pa.large_list(_stored_type(type_.of_elements()))
+    if type_.kind == "sequence":
+        return pa.struct([(name, _stored_type(column)) for name, column in type_.columns])
+    return pa.string() if type_.kind == "string" else arrow_type(type_)

@@ -1,0 +1,284 @@
+"""The standard history: gaps against exact whole-number arithmetic, what a model may read, and how sets are combined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tackboard.core.errors import ConfigError, TackboardError, UsageError
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import Column
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.language import Context, Events, Float, Int, Item, Request, String, User, sequence
+from tackboard.features.online_executor import OnlineExecutor
+from tackboard.features.standard import DEFAULT_READS, check_readable, features_for_model, standard_features
+from tackboard.features.types import ID, STRING, TIME
+
+VOCABULARY = Vocabulary(actions=("click", "save"), surfaces=("home",))
+INT64 = np.iinfo(np.int64)
+events, item, user, request, context = (
+    Events(dwell_ms=Int(default=0)),
+    Item(price=Float()),
+    User(country=String(), age=Int()),
+    Request(),
+    Context(device=String()),
+)
+
+
+def history_of(
+    features: FeatureSet,
+    items: Sequence[int],
+    times: Sequence[int],
+    actions: Sequence[str] | None = None,
+    surfaces: Sequence[str] | None = None,
+) -> dict[str, list[Any]]:
+    """The feature `history` of one user's events."""
+    columns = {
+        "item": Column.of(ID, items),
+        "time": Column.of(TIME, times),
+        "action": Column.of(STRING, actions or ["click"] * len(items)),
+        "surface": Column.of(STRING, surfaces or ["home"] * len(items)),
+    }
+    found: dict[str, list[Any]] = OnlineExecutor(features.plan).compute(history=columns)["history"].to_pylist()[0]
+    return found
+
+
+def exact_bucket(gap_ms: int) -> int:
+    """floor(log2(1 + s)) of a gap of s = gap_ms / 1000 seconds, in whole numbers; 0 where a clock went backwards."""
+    return ((gap_ms + 1000) // 1000).bit_length() - 1 if gap_ms > 0 else 0
+
+
+def test_the_history_by_hand() -> None:
+    found = history_of(
+        standard_features(VOCABULARY),
+        [5, -9, 5],
+        [1000, 2000, 9000],
+        ["save", "click", "never seen"],
+        ["home", "tv", "home"],
+    )
+    assert found == {
+        "item": [5, -9, 5],
+        "action": [2, 1, 0],
+        "surface": [1, 0, 1],
+        "time": [1000, 2000, 9000],
+        "gap": [0, 1, 3],
+    }
+
+
+def test_the_newest_events_are_kept_and_the_first_of_them_has_no_gap() -> None:
+    found = history_of(standard_features(VOCABULARY, 2), [1, 2, 3], [0, 10**6, 10**6 + 3000])
+    assert found["item"] == [2, 3]
+    assert found["gap"] == [0, 2]
+    assert history_of(standard_features(VOCABULARY, 2), [], []) == dict.fromkeys(found, [])
+
+
+EDGES = [
+    gap
+    for power in range(54)
+    for gap in (((1 << power) - 1) * 1000 - 1, ((1 << power) - 1) * 1000, ((1 << power) - 1) * 1000 + 1)
+]
+
+
+@pytest.mark.parametrize("gaps", [EDGES, [0, 999, 1000, 2999, 3000, 7000, 10**15, -1, -5000, INT64.max, INT64.min]])
+def test_gap_buckets_at_their_edges(gaps: list[int]) -> None:
+    features = standard_features(VOCABULARY)
+    # From 0 on, or back to it: the gap itself, without a sum that would leave 64 bits.
+    found = [history_of(features, [1, 2], [0, gap])["gap"] for gap in gaps]
+    assert found == [[0, exact_bucket(gap)] for gap in gaps]
+
+
+@given(st.lists(st.integers(-(2**62), 2**62), max_size=8).map(sorted))
+@settings(max_examples=60)
+def test_gap_buckets_of_any_times(times: list[int]) -> None:
+    found = history_of(standard_features(VOCABULARY), list(range(len(times))), times)
+    gaps = [0, *(later - earlier for earlier, later in zip(times, times[1:], strict=False))][: len(times)]
+    assert found["gap"] == [exact_bucket(gap) for gap in gaps]
+
+
+def sources(features: FeatureSet) -> set[str]:
+    return {f"{node.params['entity']}.{node.params['column']}" for _, node in features.plan.sources()}
+
+
+def test_a_model_gets_the_columns_it_reads_and_nothing_else_is_loaded() -> None:
+    features = features_for_model(["history.item", "history.gap"], VOCABULARY, 8)
+    assert features.reads() == ["history.item", "history.gap"]
+    assert sources(features) == {"event.item", "event.time"}
+    assert features.plan.newest_events == 8
+    assert sources(features_for_model(["history.item"], VOCABULARY, 8)) == {"event.item"}
+    assert features_for_model(DEFAULT_READS, VOCABULARY, 8).reads() == list(DEFAULT_READS)
+
+
+def test_columns_come_in_the_order_they_were_written_whatever_the_order_they_are_read_in() -> None:
+    one = features_for_model(["history.gap", "history.item"], VOCABULARY, 8)
+    other = features_for_model(["history.item", "history.gap"], VOCABULARY, 8)
+    assert one.hash == other.hash
+
+
+def test_features_of_ones_own_stand_beside_the_standard_history() -> None:
+    own = FeatureSet("shop", version=3, hour=request.time.hour("UTC"), events_before=events.count(), unread=item.price)
+    features = features_for_model(["history.item", "events_before", "hour"], VOCABULARY, 8, own)
+    assert (features.name, features.version) == ("shop", 3)
+    assert features.reads() == ["history.item", "events_before", "hour"]
+    assert sources(features) == {"event.item", "request.time"}
+    assert features.feature_hashes()["hour"] == own.feature_hashes()["hour"]
+
+
+def test_a_history_of_ones_own_replaces_the_standard_one() -> None:
+    newest = events.newest(8)
+    own = FeatureSet(
+        "shop",
+        history=sequence(
+            item=newest.collect(events.item), dwell=newest.collect((events.dwell_ms / 1000.0).log1p())
+        ).described("With how long it was looked at."),
+    )
+    features = features_for_model(["history.item", "history.dwell"], VOCABULARY, 8, own)
+    assert sources(features) == {"event.item", "event.dwell_ms"}
+    assert features.features()[0].description == "With how long it was looked at."
+    with pytest.raises(UsageError, match="feature history has no column gap") as caught:
+        features_for_model(["history.item", "history.gap"], VOCABULARY, 8, own)
+    assert caught.value.allowed == "its columns: item, dwell"
+
+
+@pytest.mark.parametrize(
+    ("reads", "parts"),
+    [
+        (["history.item", "hisstory.gap"], ["there is no feature hisstory", "did you mean history?"]),
+        (["history.item", "history.gapp"], ["history has no column gapp", "did you mean history.gap?"]),
+        (["history.item", "price"], ["price", "may be missing", ".fill_missing(0.0)"]),
+        (["history.item", "country"], ["country", "is string", "a number (bool, int or float)"]),
+        (["history.item", "device"], ["device", "is id", "a number (bool, int or float)"]),
+        (["history.item", "last_items"], ["last_items", "is list[id]", "a number (bool, int or float)"]),
+        (["history.item", "log_price"], ["log_price", "one value per candidate", "one value per request"]),
+        (["history.item", "age"], ["age", "may be missing", ".fill_missing(0.0)"]),
+        (["history.action"], ["history", "sequence{action: int}", "a sequence with a column item"]),
+        (["num_events"], ["does not read history.item"]),
+        ([], ["does not read history.item"]),
+    ],
+)
+def test_what_no_model_can_read_is_named_with_its_line(reads: list[str], parts: list[str]) -> None:
+    own = FeatureSet(
+        "shop",
+        price=item.price,
+        country=user.country.fill_missing(""),
+        device=context.device.fill_missing("").hash_id(),
+        last_items=events.newest(3).collect(events.item),
+        log_price=item.price.fill_missing(0.0).log1p(),
+        age=user.age,
+        num_events=events.count(),
+    )
+    with pytest.raises(TackboardError) as caught:
+        features_for_model(reads, VOCABULARY, 8, own)
+    assert isinstance(caught.value, ConfigError | UsageError)
+    text = str(caught.value)
+    assert all(part in text for part in parts), text
+    assert len(text.splitlines()) <= 3
+    if caught.value.got.startswith("feature ") and "has no column" not in text:
+        place = "standard.py" if reads == ["history.action"] else "test_standard.py"
+        assert f"{place}:" in caught.value.got
+
+
+newest_8 = events.newest(8)
+WRONG_HISTORIES = {
+    "a list": (newest_8.collect(events.item), "is list[id]", "a sequence with a column item"),
+    "text": (
+        sequence(item=newest_8.collect(events.item), action=newest_8.collect(events.action)),
+        "has text in action",
+        "index_in",
+    ),
+    "some events": (
+        sequence(item=events.where(events.action == "click").newest(8).collect(events.item)),
+        "is not the user's newest 8 events",
+        "newest.collect(events.item)",
+    ),
+    "young events": (
+        sequence(item=events.within(1000).newest(8).collect(events.item)),
+        "is not the user's newest 8 events",
+        "newest.collect(events.item)",
+    ),
+    "all events": (
+        sequence(item=events.collect(events.item)),
+        "is not the user's newest 8 events",
+        "events.newest(model.max_history)",
+    ),
+    "too few": (
+        sequence(item=events.newest(7).collect(events.item)),
+        "is not the user's newest 8 events",
+        "events.newest(model.max_history)",
+    ),
+    "too many": (
+        sequence(item=events.newest(9).collect(events.item)),
+        "is not the user's newest 8 events",
+        "events.newest(model.max_history)",
+    ),
+    "other ids": (
+        sequence(item=newest_8.collect(events.surface.hash_id())),
+        "is not the user's newest 8 events",
+        "newest.collect(events.item)",
+    ),
+    "changed ids": (
+        sequence(item=newest_8.collect(events.item).take(3)),
+        "is not the user's newest 8 events",
+        "newest.collect(events.item)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_HISTORIES)
+def test_a_history_that_training_could_not_predict_is_refused(name: str) -> None:
+    history, got, help_ = WRONG_HISTORIES[name]
+    features = FeatureSet("shop", history=history)
+    with pytest.raises(ConfigError) as caught:
+        check_readable(features, 8)
+    assert caught.value.got.startswith("feature history (")
+    assert "test_standard.py:" in caught.value.got
+    assert got in caught.value.got
+    assert help_ in f"{caught.value.allowed} {caught.value.fix}"
+    with pytest.raises(ConfigError):
+        features_for_model([read for read in features.reads() if read], VOCABULARY, 8, features)
+
+
+def test_reading_everything_is_the_same_set() -> None:
+    own = FeatureSet("shop", version=2, hour=request.time.hour("UTC").described("Of the day."), n=events.count())
+    assert own.reading(own.reads()).hash == own.hash
+    standard = standard_features(VOCABULARY, 8)
+    assert standard.reading(standard.reads()).hash == standard.hash == standard.reading(["history"]).hash
+    some = own.reading(["hour"])
+    assert (some.name, some.version, some.reads()) == ("shop", 2, ["hour"])
+    assert some.features()[0].description == "Of the day."
+    assert some.feature_hashes()["hour"] == own.feature_hashes()["hour"]
+    assert all("event" not in str(node.op) for node in some.plan.nodes)
+
+
+def test_a_set_that_was_read_comes_back_from_json_with_its_hash() -> None:
+    own = FeatureSet("shop", hour=request.time.hour("UTC"), n=events.count())
+    features = features_for_model(["history.item", "history.gap", "n"], VOCABULARY, 8, own)
+    again = FeatureSet.from_json(features.to_json())
+    assert (again.hash, again.reads()) == (features.hash, features.reads())
+    check_readable(again, 8)
+
+
+def test_merged_sets_share_what_both_compute_and_the_first_wins() -> None:
+    first = FeatureSet("first", version=4, n=events.count(), both=events.newest(2).count().described("Of the first."))
+    second = FeatureSet("second", both=events.newest(3).count(), n_again=events.count(), more=events.count() + 1)
+    merged = first.merged(second)
+    assert (merged.name, merged.version) == ("first", 4)
+    assert list(merged.plan.features) == ["n", "both", "n_again", "more"]
+    assert merged.plan.features["n"] == merged.plan.features["n_again"]
+    assert merged.feature_hashes() == second.feature_hashes() | first.feature_hashes()
+    assert {feature.name: feature.description for feature in merged.features()}["both"] == "Of the first."
+    # What only the losing feature needed is gone.
+    assert [node.params["count"] for node in merged.plan.nodes if node.op == "newest"] == [2]
+    values = OnlineExecutor(merged.plan).compute(
+        history={"item": Column.of(ID, [1, 2, 3]), "time": Column.of(TIME, [1, 2, 3])}
+    )
+    assert {name: column.to_pylist() for name, column in values.items()} == {
+        "n": [3],
+        "both": [2],
+        "n_again": [3],
+        "more": [4],
+    }
