@@ -21,8 +21,11 @@ from tackboard.batch import SequenceBatch, make_batch
 from tackboard.core.user_code import load_code
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.sequences import load_sequences
+from tackboard.features.column import Column, sequence_column
+from tackboard.features.types import ID, INT, TIME
 from tackboard.models.interface import build_model
 from tackboard.models.losses import next_item_loss
+from tackboard.train.config import features_for
 
 if TYPE_CHECKING:
     from conftest import Answer
@@ -145,7 +148,9 @@ def test_the_server_gives_the_offline_scores(
 @pytest.fixture(scope="module")
 def steps(workspace: Path) -> TrainingSteps:
     config = load_code(EXAMPLE).recipe()
-    sequences = load_sequences(workspace / "datasets" / "tiny", ("click", "save", "share"))
+    sequences = load_sequences(
+        workspace / "datasets" / "tiny", ("click", "save", "share"), features=features_for(config)
+    )
     return TrainingSteps(sequences, config.data, config.model.hashing, seed=0)
 
 
@@ -156,15 +161,14 @@ def prefixes_of(batch: SequenceBatch, steps: TrainingSteps) -> SequenceBatch:
         (begin, event) for begin, end in itertools.pairwise(offsets) for event in range(begin, end) if positive[event]
     ]
     events = np.concatenate([np.arange(begin, event) for begin, event in spans])
-    return make_batch(
-        lengths=np.array([event - begin for begin, event in spans]),
-        users=np.arange(len(spans)),
-        item_ids=batch.item_ids[batch.items].numpy()[events],
-        actions=batch.actions.numpy()[events],
-        surfaces=batch.surfaces.numpy()[events],
-        times_ms=batch.times_ms.numpy()[events],
-        hashing=steps.hashing,
+    history = sequence_column(
+        np.array([event - begin for begin, event in spans]),
+        item=Column(ID, batch.item_ids[batch.items].numpy()[events]),
+        action=Column(INT, batch.actions.numpy()[events]),
+        surface=Column(INT, batch.surfaces.numpy()[events]),
+        time=Column(TIME, batch.times_ms.numpy()[events]),
     )
+    return make_batch(history=history, users=np.arange(len(spans)), hashing=steps.hashing)
 
 
 @torch.no_grad()
@@ -183,9 +187,8 @@ def test_training_scores_with_the_vector_that_serving_computes(steps: TrainingSt
 @torch.no_grad()
 def test_an_empty_history_has_a_vector(steps: TrainingSteps) -> None:
     model: Any = build_model(load_code(EXAMPLE).recipe().model, steps.sequences.vocabulary)
-    none = np.zeros(0, dtype=np.int64)
-    fields = dict.fromkeys(("item_ids", "actions", "surfaces", "times_ms"), none)
-    batch = make_batch(lengths=np.zeros(1, dtype=np.int64), users=np.zeros(1), hashing=steps.hashing, **fields)
+    columns = dict.fromkeys(("item", "action", "surface", "time"), Column.of(INT, []))
+    batch = make_batch(history=sequence_column(np.zeros(1, dtype=np.int64), **columns), hashing=steps.hashing)
     vector = model.encode_users(batch)
     assert vector.shape == (1, model.tables.width)
     assert float(vector.norm()) == pytest.approx(1.0, rel=1e-5)

@@ -144,14 +144,13 @@ def test_server_and_offline_agree_in_scores_and_order(served: Served) -> None:
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_tritonclient_gets_the_same_scores(served: Served, binary: bool, compression: str | None) -> None:
-    from tackboard.scoring.request import parse_request
     from tackboard.scoring.scorer import Scorer
 
     scorer = Scorer.load(served.bundle, num_threads=1)
     columns: dict[str, list[Any]] = {
         field: [event[field] for event in served.history] for field in ("item", "action", "surface", "time_ms")
     }
-    expected = scorer.score(parse_request(scorer.signature, columns, served.candidates))
+    expected = scorer.score(scorer.reader.read(columns, served.candidates))
     as_text = scorer.signature.id_type == "string"
     inputs = [
         _input(f"history_{field}", values, binary=binary, as_text=isinstance(values[0], str))

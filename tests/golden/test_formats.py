@@ -47,11 +47,12 @@ def test_checkpoint_version_1() -> None:
 
 
 def test_bundle_version_1() -> None:
-    from tackboard.scoring.request import parse_request
     from tackboard.scoring.scorer import Scorer
 
     scorer = Scorer.load(GOLDEN / "bundle-v1", num_threads=1)
     request = json.loads((GOLDEN / "request.json").read_text())
     history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
-    scores = scorer.score(parse_request(scorer.signature, history, request["candidates"]))
+    assert scorer.signature.format_version == 1
+    assert scorer.signature.reads == ()
+    scores = scorer.score(scorer.reader.read(history, request["candidates"]))
     assert np.allclose(scores, SCORES_V1, atol=1e-5)

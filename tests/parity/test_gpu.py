@@ -9,6 +9,8 @@ import torch
 from tackboard.batch import HashConfig, SequenceBatch, make_batch
 from tackboard.core import hashing
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import Column, sequence_column
+from tackboard.features.types import ID, INT
 from tackboard.models.pinfm import PinFM, PinFMConfig
 from tackboard.ops.row_ids import row_ids
 from tackboard.train.optimizers import OptimizerConfig, Optimizers
@@ -26,13 +28,16 @@ def some_batch(seed: int = 0, num_users: int = 32) -> SequenceBatch:
     random = np.random.default_rng(seed)
     lengths = random.integers(0, 20, num_users)
     count = int(lengths.sum())
+    history = sequence_column(
+        lengths,
+        item=Column(ID, random.integers(-(2**63), 2**63 - 1, 300)[random.integers(0, 300, count)]),
+        action=Column(INT, random.integers(0, 3, count)),
+        surface=Column(INT, random.integers(0, 3, count)),
+        gap=Column(INT, random.integers(0, 24, count)),
+    )
     return make_batch(
-        lengths=lengths,
+        history=history,
         users=np.arange(num_users),
-        item_ids=random.integers(-(2**63), 2**63 - 1, 300)[random.integers(0, 300, count)],
-        actions=random.integers(0, 3, count),
-        surfaces=random.integers(0, 3, count),
-        times_ms=np.sort(random.integers(0, 10**9, count)),
         is_positive=random.random(count) < 0.8,
         hashing=HASHING,
         log_q=lambda ids: np.full(len(ids), np.log(1 / 300), dtype=np.float32),

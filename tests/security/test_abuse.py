@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 from tackboard.bundle.signature import Signature
+from tackboard.features.standard import standard_features
+from tackboard.scoring.request import RequestReader
 from tackboard.serve.connection import ConnectionLimits
 from tackboard.serve.server import ServeConfig, Server
 
@@ -37,16 +39,21 @@ class IdScorer:
         name="m",
         version="1",
         id_type="int64",
-        actions=(),
-        surfaces=(),
+        actions=("click",),
+        surfaces=("home",),
         max_history=4,
         model={},
         tables={},
         lineage={},
     )
 
-    def score(self, request: Any) -> np.ndarray:
-        return request.candidate_items.astype(np.float32)
+    reader = RequestReader(signature, standard_features(signature.vocabulary, 4))
+
+    def compute_features(self, request: Any) -> dict[str, Any]:
+        return {}
+
+    def score_features(self, features: Any, candidate_items: np.ndarray) -> np.ndarray:
+        return candidate_items.astype(np.float32)
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,8 @@ QUICK = Sizes(
 class World:
     """The tables. `rows` has one line per request and candidate: `request` (a row number of requests) and `item_id`.
 
-    Events are sorted by (user_id, time_ms, order), items and users by id, requests by (user_id, request_ms), rows by request.
+    Events are sorted by (user_id, time_ms, order), items and users by id, requests by (user_id, request_ms), rows by
+    request.
     """
 
     events: pa.Table
@@ -270,7 +271,9 @@ def _rows(random: np.random.Generator, items: pa.Table, num_requests: int, num_c
     item = known[_power_law(random, len(known), num_requests * num_candidates)]
     unseen = random.random(len(item)) < 0.01
     item = np.where(unseen, random.integers(-(1 << 62), -1, len(item)), item)
-    return pa.table({"request": pa.array(np.repeat(np.arange(num_requests), num_candidates)), "item_id": pa.array(item)})
+    return pa.table(
+        {"request": pa.array(np.repeat(np.arange(num_requests), num_candidates)), "item_id": pa.array(item)}
+    )
 
 
 def _power_law(random: np.random.Generator, size: int, count: int) -> Ints:

@@ -1,9 +1,10 @@
 """The 40 features of `features_set.py` as Feast on-demand feature views: a rival of `tackboard bench features`.
 
 In: the tables of `features_data.py`. Out: what Feast answers for one request. It runs in the rivals' environment only
-(`make rivals`). There are two views, because rows of one view all have the same inputs: `of_request` with one row, whose
+(`make rivals`). There are two views, because the rows of one all have the same inputs: `of_request` with one row, whose
 inputs are the user's events as arrays, and `of_candidates` with a row per candidate, whose inputs are the attributes of
-the item and, repeated, what the request knows. Three variants are measured:
+the item and, repeated, what the request knows. Where contenders may prepare, what depends on an item alone is a stored
+feature of the item, and the second view computes only what depends on both. Three variants are measured:
 
     python   `transform_dict` of both views in native Python mode, inputs already fetched, as lists
     pandas   `transform_arrow` of both views in pandas mode, inputs already fetched, as Arrow tables
@@ -53,6 +54,20 @@ ITEM_FIELDS = {
     "price": Float64, "list_price": Float64, "rating": Float64, "editor_rating": Float64, "views": Int64,
     "clicks": Int64, "category": String, "brand": String, "title": String, "born": Int64, "embedding": Bytes,
 }  # fmt: skip
+OWN_TYPES = {
+    "ctr": Float64, "discount": Float64, "price_missing": Bool, "rating": Float64, "category_id": Int64,
+    "log_price": Float64, "price_z": Float64, "price_bucket": Int64, "log_views": Float64, "ctr_log_odds": Float64,
+    "embedding_norm": Float64, "brand_id": Int64, "is_sale": Bool,
+}  # fmt: skip
+"""Features of an item alone."""
+PAIR_TYPES = {
+    "same_category": Int64, "is_new": Bool, "affordable": Bool, "item_bucket": Int64, "country_x_category": Int64,
+    "item_age_bucket": Int64, "taste_match": Float64, "item_age_days": Float64, "in_top": Bool,
+}  # fmt: skip
+"""Features of a request and an item together."""
+CANDIDATE_TYPES = OWN_TYPES | PAIR_TYPES
+PREPARED_FIELDS = OWN_TYPES | {"price": Float64, "category": String, "born": Int64, "embedding": Bytes}
+"""What is stored of an item where everything that depends on it alone was computed beforehand."""
 ASKED_FIELDS = {
     "request_ms": Int64, "budget": Float64, "country_id": Int64, "taste": Bytes, "top_items": Bytes,
     "seen_categories": String, "seen_times": Bytes,
@@ -72,13 +87,6 @@ REQUEST_TYPES = {
     "decayed_dwell": Float64, "top_items": Array(Int64), "save_rate": Float64, "is_weekend": Bool, "country_id": Int64,
     "device_x_hour": Int64, "device_index": Int64, "age_bucket": Int64, "hour": Int64, "weekday": Int64,
     "user_age_days": Float64, "num_top": Int64, "favourite": Int64,
-}  # fmt: skip
-CANDIDATE_TYPES = {
-    "same_category": Int64, "ctr": Float64, "is_new": Bool, "affordable": Bool, "discount": Float64,
-    "price_missing": Bool, "rating": Float64, "category_id": Int64, "item_bucket": Int64, "country_x_category": Int64,
-    "log_price": Float64, "price_z": Float64, "price_bucket": Int64, "log_views": Float64, "ctr_log_odds": Float64,
-    "item_age_bucket": Int64, "taste_match": Float64, "embedding_norm": Float64, "brand_id": Int64, "is_sale": Bool,
-    "item_age_days": Float64, "in_top": Bool,
 }  # fmt: skip
 
 
@@ -126,43 +134,61 @@ def request_values(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def candidate_lists(inputs: dict[str, Any]) -> dict[str, list[Any]]:
-    """Features of the candidates from lists, in NumPy, as lists."""
-    numbers = ("price", "list_price", "rating", "editor_rating", "views", "clicks", "born")
+    """Features of the candidates from lists, in NumPy, as lists: of the pairs alone where the others are given."""
+    prepared = "category_id" in inputs
+    numbers = (
+        ("price", "born") if prepared else ("price", "list_price", "rating", "editor_rating", "views", "clicks", "born")
+    )
     items = {name: np.array(inputs[name], dtype=np.float64) for name in numbers}
     embedding = stacked(inputs["embedding"])
     embedding_square = squares(embedding)
-    categories = inputs["category"]
-    ids = {
-        "category_id": np.array([known_string_id(text or "") for text in categories]),
-        "brand_id": np.array([known_brand_id(text or "") for text in inputs["brand"]]),
-        "is_sale": np.array([known_sale(text or "") for text in inputs["title"]]),
-    }
+    rows: dict[str, Any] = {}
+    if prepared:
+        nothing = known_string_id("")  # Feast's store has no value for an item that it does not know
+        category_id = np.array([nothing if value is None else value for value in inputs["category_id"]])
+    else:
+        category_id = np.array([known_string_id(text or "") for text in inputs["category"]])
+        rows |= features_numpy.number_features(items, embedding_square) | {
+            "category_id": category_id,
+            "brand_id": np.array([known_brand_id(text or "") for text in inputs["brand"]]),
+            "is_sale": np.array([known_sale(text or "") for text in inputs["title"]]),
+        }
     asked = {name: inputs[name][0] for name in ASKED_FIELDS}
     budget = np.nan if asked["budget"] is None else asked["budget"]
     item_ids = np.array(inputs["item_id"], dtype=np.int64)
-    rows = features_numpy.number_features(items, embedding_square) | ids
     rows |= features_numpy.pair_features(
-        asked["request_ms"], budget, asked["country_id"], item_ids, items["born"], items["price"], ids["category_id"]
+        asked["request_ms"], budget, asked["country_id"], item_ids, items["born"], items["price"], category_id
     )
-    rows |= together(asked, categories, item_ids, embedding, embedding_square)
+    rows |= together(asked, inputs["category"], item_ids, embedding, embedding_square)
     return {name: values.tolist() for name, values in rows.items()}
 
 
 def candidate_frame(inputs: pd.DataFrame) -> pd.DataFrame:
-    """Features of the candidates from a frame, in pandas."""
+    """Features of the candidates from a frame, in pandas: of the pairs alone where the others are given."""
     embedding = stacked(inputs["embedding"])
     embedding_square = squares(embedding)
     asked = inputs[list(ASKED_FIELDS)].iloc[0].to_dict()
-    rows = features_pandas.item_features(inputs, embedding_square)
+    rows: dict[str, Any] = {}
+    if "category_id" not in inputs:
+        rows |= features_pandas.item_features(inputs, embedding_square)
     rows |= features_pandas.pair_features(
-        inputs, asked["request_ms"], asked["budget"], asked["country_id"], rows["category_id"]
+        inputs,
+        inputs["item_id"],
+        asked["request_ms"],
+        asked["budget"],
+        asked["country_id"],
+        rows.get("category_id", inputs.get("category_id")),
     )
     rows |= together(asked, inputs["category"], inputs["item_id"].to_numpy(), embedding, embedding_square)
     return pd.DataFrame(rows)
 
 
 def together(
-    asked: dict[str, Any], categories: Any, item_ids: NDArray[Any], embedding: NDArray[Any], embedding_square: NDArray[Any]
+    asked: dict[str, Any],
+    categories: Any,
+    item_ids: NDArray[Any],
+    embedding: NDArray[Any],
+    embedding_square: NDArray[Any],
 ) -> dict[str, NDArray[Any]]:
     """What depends on the user's events or vector and the candidate together."""
     taste, top = np.frombuffer(asked["taste"], np.float32)[None], np.frombuffer(asked["top_items"], np.int64)
@@ -193,12 +219,17 @@ def samples(types: dict[str, Any]) -> dict[str, list[Any]]:
 # ---- the views ----
 
 
-def make_views(mode: str, candidate_sources: list[Any]) -> tuple[OnDemandFeatureView, OnDemandFeatureView]:
-    """The two views. A function imports what it calls, because Feast stores its source and runs that elsewhere."""
+def make_views(
+    mode: str, candidate_sources: list[Any], types: dict[str, Any]
+) -> tuple[OnDemandFeatureView, OnDemandFeatureView]:
+    """The two views, the second one giving `types`.
+
+    A function imports what it calls, because Feast stores its source and runs that elsewhere.
+    """
     history = RequestSource(name="history", schema=fields(HISTORY_FIELDS))
 
     @on_demand_feature_view(sources=[history], schema=fields(REQUEST_TYPES), mode="python")
-    def of_request(inputs: dict[str, object]) -> dict[str, object]:
+    def of_request(inputs: dict) -> dict:
         from tackboard.bench.features_feast import HISTORY_FIELDS, REQUEST_TYPES, is_sample, request_values, samples
 
         if is_sample(inputs["device"]):
@@ -208,15 +239,15 @@ def make_views(mode: str, candidate_sources: list[Any]) -> tuple[OnDemandFeature
 
     if mode == "python":
 
-        @on_demand_feature_view(sources=candidate_sources, schema=fields(CANDIDATE_TYPES), mode="python")
-        def of_candidates(inputs: dict[str, object]) -> dict[str, object]:
+        @on_demand_feature_view(sources=candidate_sources, schema=fields(types), mode="python")
+        def of_candidates(inputs: dict) -> dict:
             from tackboard.bench.features_feast import CANDIDATE_TYPES, candidate_lists, is_sample, samples
 
-            return samples(CANDIDATE_TYPES) if is_sample(inputs["title"]) else candidate_lists(inputs)
+            return samples(CANDIDATE_TYPES) if is_sample(inputs["category"]) else candidate_lists(inputs)
 
     else:
 
-        @on_demand_feature_view(sources=candidate_sources, schema=fields(CANDIDATE_TYPES), mode="pandas")
+        @on_demand_feature_view(sources=candidate_sources, schema=fields(types), mode="pandas")
         def of_candidates(inputs: pd.DataFrame) -> pd.DataFrame:
             from tackboard.bench.features_feast import candidate_frame
 
@@ -228,13 +259,28 @@ def make_views(mode: str, candidate_sources: list[Any]) -> tuple[OnDemandFeature
 # ---- inputs ----
 
 
-def item_inputs(world: World) -> pa.Table:
-    """The attributes of the items, vectors as bytes, strings as strings."""
+def item_inputs(world: World, *, prepared: bool) -> pa.Table:
+    """The attributes of the items, or what is stored of them; vectors as bytes, strings as strings."""
     columns = {name: world.items[name].combine_chunks() for name in ("item_id", *ITEM_FIELDS)}
+    if prepared:
+        square = squares(features_numpy.vectors(world.items["embedding"])[:-1])
+        own = features_numpy.item_features(features_numpy.item_columns(features_numpy.frame(world.items)), square)
+        columns |= {name: pa.array(values) for name, values in own.items()}
     columns["embedding"] = _as_bytes(columns["embedding"])
     for name in ("category", "brand", "title"):
         columns[name] = columns[name].cast(pa.string())
-    return pa.table(columns)
+    return pa.table(columns).select(["item_id", *(PREPARED_FIELDS if prepared else ITEM_FIELDS)])
+
+
+def unknown_item(*, prepared: bool) -> dict[str, Any]:
+    """What is stored of an item that nobody knows, for those who compute beforehand; nothing for the others."""
+    if not prepared:
+        return dict.fromkeys(ITEM_FIELDS)
+    nothing = np.full(1, np.nan)
+    numbers = dict.fromkeys(("price", "list_price", "rating", "editor_rating", "views", "clicks", "born"), nothing)
+    texts = {name: (np.array([-1]), [""]) for name in ("category", "brand", "title")}
+    own = features_numpy.item_features(numbers | texts, np.zeros(1))
+    return dict.fromkeys(PREPARED_FIELDS) | {name: values[0].item() for name, values in own.items()}
 
 
 def request_inputs(world: World, number: int) -> dict[str, Any]:
@@ -271,8 +317,9 @@ def _as_bytes(vectors: pa.FixedSizeListArray) -> pa.Array:
     return pa.array(rows, pa.binary())
 
 
-def open_store(folder: Path, items: pa.Table) -> FeatureStore:
+def open_store(folder: Path, items: pa.Table, *, prepared: bool) -> FeatureStore:
     """A feature store with SQLite online store in `folder`, the items in it and both views applied."""
+    stored = PREPARED_FIELDS if prepared else ITEM_FIELDS
     store = FeatureStore(
         config=RepoConfig(
             project="bench",
@@ -290,11 +337,12 @@ def open_store(folder: Path, items: pa.Table) -> FeatureStore:
         name="item_attributes",
         entities=[item],
         ttl=datetime.timedelta(days=0),
-        schema=[Field(name="item_id", dtype=Int64), *fields(ITEM_FIELDS)],
+        schema=[Field(name="item_id", dtype=Int64), *fields(stored)],
         source=FileSource(path=str(folder / "items.parquet"), timestamp_field="event_timestamp"),
     )
     asked = RequestSource(name="asked", schema=fields(ASKED_FIELDS))
-    store.apply([item, attributes, *make_views("python", [attributes, asked])])
+    types = PAIR_TYPES if prepared else CANDIDATE_TYPES
+    store.apply([item, attributes, *make_views("python", [attributes, asked], types)])
     store.write_to_online_store("item_attributes", frame)
     return store
 
@@ -305,50 +353,53 @@ def open_store(folder: Path, items: pa.Table) -> FeatureStore:
 class Online:
     """One request at a time, in one of the three variants of the module's docstring."""
 
-    def __init__(self, world: World, variant: str) -> None:
-        self.variant = variant
+    def __init__(self, world: World, variant: str, *, prepared: bool) -> None:
+        self.variant, self.prepared = variant, prepared
         self.requests = [request_inputs(world, number) for number in range(world.requests.num_rows)]
-        items = item_inputs(world)
+        items = item_inputs(world, prepared=prepared)
+        self.unknown = unknown_item(prepared=prepared)
         if variant == "store":
             self.folder = tempfile.TemporaryDirectory(prefix="tackboard-feast-")
-            self.store = open_store(Path(self.folder.name), items)
+            self.store = open_store(Path(self.folder.name), items, prepared=prepared)
+            of_pairs = PAIR_TYPES if prepared else CANDIDATE_TYPES
+            self.wanted = [f"of_candidates:{name}" for name in of_pairs]
+            self.wanted += [f"item_attributes:{name}" for name in OWN_TYPES] if prepared else []
             return
-        candidate_fields = ITEM_FIELDS | ASKED_FIELDS | {"item_id": Int64}
-        source = RequestSource(name="candidate", schema=fields(candidate_fields))
-        self.of_request, self.of_candidates = make_views(variant, [source])
+        stored = PREPARED_FIELDS if prepared else ITEM_FIELDS
+        source = RequestSource(name="candidate", schema=fields(stored | ASKED_FIELDS | {"item_id": Int64}))
+        self.of_request, self.of_candidates = make_views(variant, [source], PAIR_TYPES if prepared else CANDIDATE_TYPES)
         places = {item_id: place for place, item_id in enumerate(items["item_id"].to_pylist())}
-        lists = {name: items[name].to_pylist() for name in ITEM_FIELDS}
+        lists = {name: [*items[name].to_pylist(), self.unknown[name]] for name in stored}
         # What an online store would have answered.
         for request in self.requests:
-            found = [places.get(item_id) for item_id in request["item_ids"]]
-            request["items"] = {
-                name: [None if place is None else values[place] for place in found] for name, values in lists.items()
-            } | {"item_id": request["item_ids"]}
+            found = [places.get(item_id, len(items)) for item_id in request["item_ids"]]
+            request["items"] = {name: [values[place] for place in found] for name, values in lists.items()}
+            request["items"]["item_id"] = request["item_ids"]
             request["table"] = pa.table(request["items"])
 
     def compute(self, number: int) -> tuple[Any, Any]:
         """Features of one request and of its candidates. This is what is timed."""
         request = self.requests[number]
+        item_ids = request["item_ids"]
         if self.variant == "store":
             answer = self.store.get_online_features(
                 features=[f"of_request:{name}" for name in REQUEST_TYPES], entity_rows=request["history"]
             ).to_dict()
-            item_ids = request["item_ids"]
             asked = {name: [value] * len(item_ids) for name, value in self._asked(request, answer).items()}
-            rows = self.store.get_online_features(
-                features=[f"of_candidates:{name}" for name in CANDIDATE_TYPES], entity_rows={"item_id": item_ids} | asked
-            ).to_dict()
-            return answer, rows
+            entity_rows = {"item_id": item_ids} | asked
+            return answer, self.store.get_online_features(features=self.wanted, entity_rows=entity_rows).to_dict()
         answer = self.of_request.transform_dict(request["history"])
         asked = self._asked(request, answer)
-        count = len(request["item_ids"])
         if self.variant == "python":
-            repeated = {name: [value] * count for name, value in asked.items()}
+            repeated = {name: [value] * len(item_ids) for name, value in asked.items()}
             return answer, self.of_candidates.transform_dict(request["items"] | repeated)
         table = request["table"]
         for name, value in asked.items():
-            table = table.append_column(name, pa.repeat(pa.scalar(value, ASKED_ARROW[name]), count))
-        return answer, self.of_candidates.transform_arrow(table)
+            table = table.append_column(name, pa.repeat(pa.scalar(value, ASKED_ARROW[name]), len(item_ids)))
+        rows = self.of_candidates.transform_arrow(table)
+        for name in OWN_TYPES if self.prepared else ():
+            rows = rows.append_column(name, table[name])
+        return answer, rows
 
     @staticmethod
     def _asked(request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -369,8 +420,15 @@ class Online:
     def to_arrow(self, answer: tuple[Any, Any]) -> tuple[pa.Table, pa.Table]:
         """For the comparison; not timed."""
         requests, rows = answer
-        if not isinstance(rows, pa.Table):
-            rows = pa.table({name: rows[name] for name in CANDIDATE_TYPES})
+        if isinstance(rows, pa.Table):
+            rows = {name: rows[name].to_pylist() for name in rows.column_names}
+        # Feast's store has no value for an item that it does not know; whoever serves has to fill it in.
+        filled = {
+            name: [self.unknown[name] if value is None else value for value in rows[name]]
+            if self.prepared and name in OWN_TYPES
+            else rows[name]
+            for name in CANDIDATE_TYPES
+        }
         types = {"last_click": pa.int64(), "favourite": pa.int64(), "top_items": pa.list_(pa.int64())}
         request = {name: pa.array(requests[name], type=types.get(name)) for name in REQUEST_TYPES}
-        return pa.table(request), rows.select(list(CANDIDATE_TYPES))
+        return pa.table(request), pa.table(filled)

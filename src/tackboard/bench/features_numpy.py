@@ -67,9 +67,9 @@ def item_features(items: dict[str, Any], embedding_square: Array) -> dict[str, A
     """What depends on the item alone."""
     nothing = known_string_id("")
     return number_features(items, embedding_square) | {
-        "category_id": per_category(*items["category"], known_string_id, np.int64, missing=nothing),
-        "brand_id": per_category(*items["brand"], known_brand_id, np.int64, missing=nothing),
-        "is_sale": per_category(*items["title"], known_sale, np.bool_, missing=False),
+        "category_id": per_category(items["category"], known_string_id, np.int64, missing=nothing),
+        "brand_id": per_category(items["brand"], known_brand_id, np.int64, missing=nothing),
+        "is_sale": per_category(items["title"], known_sale, np.bool_, missing=False),
     }
 
 
@@ -103,13 +103,13 @@ def request_features(requests: pd.DataFrame) -> dict[str, Array]:
     hour = clock.tz_convert("Europe/Berlin").hour.to_numpy().astype(np.int64)
     devices, countries = requests["device"].cat, requests["country"].cat
     device = per_category(
-        devices.codes.to_numpy(), devices.categories, lambda text: DEVICES.get(text.lower(), 0), np.int64, missing=0
+        (devices.codes.to_numpy(), devices.categories), lambda text: DEVICES.get(text.lower(), 0), np.int64, missing=0
     )
     born = requests["born"].to_numpy()
     return {
         "is_weekend": weekday >= 5,
         "country_id": per_category(
-            countries.codes.to_numpy(), countries.categories, known_string_id, np.int64, missing=known_string_id("")
+            (countries.codes.to_numpy(), countries.categories), known_string_id, np.int64, missing=known_string_id("")
         ),
         "device_x_hour": cross_ids(device, hour),
         "device_index": device,
@@ -135,8 +135,9 @@ def pair_features(
     }
 
 
-def per_category(codes: Array, categories: Any, function: Any, dtype: Any, *, missing: Any) -> Array:
-    """A function of strings given as codes, called once for each string that occurs."""
+def per_category(text: tuple[Array, Any], function: Any, dtype: Any, *, missing: Any) -> Array:
+    """A function of strings given as codes and categories, called once for each string that occurs."""
+    codes, categories = text
     used, places = np.unique(codes, return_inverse=True)
     values = [missing if code < 0 else function(categories[code]) for code in used]
     return np.array(values, dtype=dtype)[places]
@@ -256,7 +257,7 @@ class Batch:
 
 
 def _top(of: Array, item: Array, count: int) -> tuple[Array, Array]:
-    """The five most frequent items of each request [count, 5], of equally frequent ones the newer first, and how many."""
+    """The five most frequent items of each request [count, 5], of equally frequent ones the newer first; how many."""
     clicks = pd.DataFrame({"of": of, "item": item, "place": np.arange(len(of))})
     groups = clicks.groupby(["of", "item"], sort=False)["place"].agg(["size", "max"]).reset_index()
     groups = groups.iloc[np.lexsort((-groups["max"].to_numpy(), -groups["size"].to_numpy(), groups["of"].to_numpy()))]
@@ -271,15 +272,21 @@ def _top(of: Array, item: Array, count: int) -> tuple[Array, Array]:
 
 
 class Online:
-    """One request at a time: the items lie in memory, the user's events and attributes come with the request."""
+    """One request at a time, with the user's events and attributes; with those of the items unless `prepared`.
 
-    def __init__(self, world: World) -> None:
+    If `prepared`, what depends on an item alone is computed beforehand.
+    """
+
+    def __init__(self, world: World, *, prepared: bool) -> None:
         items, users, requests = frame(world.items), frame(world.users), frame(world.requests)
-        self.item_index = pd.Index(items["item_id"])
-        self.embedding, taste = vectors(world.items["embedding"]), vectors(world.users["taste"])
+        index = pd.Index(items["item_id"])
+        embedding, taste = vectors(world.items["embedding"]), vectors(world.users["taste"])
         columns = item_columns(items.reindex(range(len(items) + 1)))
-        self.numbers = {name: values for name, values in columns.items() if not isinstance(values, tuple)}
-        self.texts = {name: values for name, values in columns.items() if isinstance(values, tuple)}
+        self.items: dict[str, Array] | None = None
+        if prepared:
+            self.embedding, self.embedding_square, self.index = embedding, squares(embedding), index
+            self.items = item_features(columns, self.embedding_square)
+            self.items |= {"price": columns["price"], "born": columns["born"], "category": columns["category"][0]}
         events, rows = frame(world.events), frame(world.rows)
         self.requests: list[dict[str, Any]] = []
         for number, asked in requests.iterrows():
@@ -287,15 +294,17 @@ class Online:
             of_user = events[events["user_id"] == asked["user_id"]]
             history = {name: of_user[name].to_numpy() for name in ("item_id", "time_ms", "received_ms", "dwell_ms")}
             history |= {name: of_user[name].cat.codes.to_numpy() for name in ("action", "category")}
-            self.requests.append(
-                {
-                    **users.iloc[user].to_dict(),
-                    **asked.to_dict(),
-                    "taste": taste[user : user + 1],
-                    "history": history,
-                    "item_ids": rows["item_id"][rows["request"] == number].to_numpy(),
+            item_ids = rows["item_id"][rows["request"] == number].to_numpy()
+            request = {**users.iloc[user].to_dict(), **asked.to_dict(), "taste": taste[user : user + 1]}
+            request |= {"history": history, "item_ids": item_ids}
+            if not prepared:
+                place = index.get_indexer(item_ids)
+                request["items"] = {
+                    name: (values[0][place], values[1]) if isinstance(values, tuple) else values[place]
+                    for name, values in columns.items()
                 }
-            )
+                request["embedding"] = embedding[place]
+            self.requests.append(request)
         self.click, self.save = (events["action"].cat.categories.get_loc(name) for name in ("click", "save"))
         self.num_categories = len(events["category"].cat.categories)
 
@@ -349,24 +358,21 @@ class Online:
 
     def _candidates(self, asked: dict[str, Any], country_id: int, top: Array, in_category: Array) -> dict[str, Array]:
         item_ids = asked["item_ids"]
-        place = self.item_index.get_indexer(item_ids)
-        number = {name: values[place] for name, values in self.numbers.items()}
-        code = {name: codes[place] for name, (codes, _) in self.texts.items()}
-        embedding = self.embedding[place]
-        embedding_square = squares(embedding)
-        texts = {name: (code[name], categories) for name, (_, categories) in self.texts.items()}
-        rows = item_features(number | texts, embedding_square)
+        if self.items is None:
+            embedding, items = asked["embedding"], asked["items"]
+            embedding_square = squares(embedding)
+            rows = item_features(items, embedding_square)
+            price, born, category = items["price"], items["born"], items["category"][0]
+        else:
+            place = self.index.get_indexer(item_ids)
+            rows = {name: values[place] for name, values in self.items.items()}
+            embedding, embedding_square = self.embedding[place], self.embedding_square[place]
+            price, born, category = rows.pop("price"), rows.pop("born"), rows.pop("category")
         rows |= pair_features(
-            asked["request_ms"],
-            asked["budget"],
-            country_id,
-            item_ids,
-            number["born"],
-            number["price"],
-            rows["category_id"],
+            asked["request_ms"], asked["budget"], country_id, item_ids, born, price, rows["category_id"]
         )
         rows["taste_match"] = cosines(dots(asked["taste"], embedding), squares(asked["taste"]), embedding_square)
-        rows["same_category"] = np.where(code["category"] >= 0, in_category[code["category"]], 0)
+        rows["same_category"] = np.where(category >= 0, in_category[category], 0)
         rows["in_top"] = np.isin(item_ids, top)
         return rows
 

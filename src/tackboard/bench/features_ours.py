@@ -25,10 +25,8 @@ Answer = dict[str, Column]
 def split(answer: Answer) -> tuple[pa.Table, pa.Table]:
     """The features of requests and those of candidates, as Arrow tables."""
     levels = {feature.name: feature.level for feature in features.features()}
-    return tuple(
-        to_table({name: column for name, column in answer.items() if (levels[name] == "candidate") == of_candidates})
-        for of_candidates in (False, True)
-    )  # type: ignore[return-value]
+    rows = {name: column for name, column in answer.items() if levels[name] == "candidate"}
+    return to_table({name: column for name, column in answer.items() if name not in rows}), to_table(rows)
 
 
 class Batch:
@@ -36,12 +34,9 @@ class Batch:
 
     def __init__(self, world: World) -> None:
         plan = features.plan
-        self.executor = BatchExecutor(
-            plan,
-            events=EventTable.from_arrow(world.events, plan),
-            users=EntityTable.from_arrow(world.users, "user", plan),
-            items=EntityTable.from_arrow(world.items, "item", plan),
-        )
+        self.events = EventTable.from_arrow(world.events, plan)
+        self.users = EntityTable.from_arrow(world.users, "user", plan)
+        self.items = EntityTable.from_arrow(world.items, "item", plan)
         self.rows = Rows(
             user_ids=world.requests["user_id"].to_numpy(),
             request_ms=world.requests["request_ms"].to_numpy(),
@@ -51,18 +46,26 @@ class Batch:
         )
 
     def compute(self) -> Answer:
-        """All features. This is what is timed."""
-        return self.executor.compute(self.rows)
+        """All features. This is what is timed.
+
+        With an executor of its own, because an executor keeps what it computed for each item.
+        """
+        executor = BatchExecutor(features.plan, events=self.events, users=self.users, items=self.items)
+        return executor.compute(self.rows)
 
     to_arrow = staticmethod(split)
 
 
 class Online:
-    """One request at a time: the items lie in memory, the user's events and attributes come with the request."""
+    """One request at a time, with the user's events and attributes; with those of the items unless `prepared`.
 
-    def __init__(self, world: World) -> None:
+    If `prepared`, the items lie in memory, and the executor computes what depends on an item alone when it is made.
+    """
+
+    def __init__(self, world: World, *, prepared: bool) -> None:
         plan = features.plan
-        self.executor = OnlineExecutor(plan, items=EntityTable.from_arrow(world.items, "item", plan))
+        items = EntityTable.from_arrow(world.items, "item", plan)
+        self.executor = OnlineExecutor(plan, items=items if prepared else None)
         events = EventTable.from_arrow(world.events, plan)
         users = EntityTable.from_arrow(world.users, "user", plan)
         devices = from_arrow(world.requests["device"], STRING)
@@ -73,19 +76,28 @@ class Online:
         ):
             owner = int(events.owners_of(np.array([user_id]))[0])
             history = events.slice(owner, owner + 1)
-            self.requests.append(
-                {
-                    "history": {**history.columns, "time": Column(TIME, history.times)},
-                    "request_ms": request_ms,
-                    "user_id": user_id,
-                    "item_ids": world.rows["item_id"].to_numpy()[starts[number] : starts[number + 1]],
-                    "user": {name: users.lookup(np.array([user_id]), None)(name, None) for name in users.columns},
-                    "context": {"device": devices.take(np.array([number]))},
-                }
-            )
+            of_user = users.lookup(np.array([user_id]), None)
+            item_ids = world.rows["item_id"].to_numpy()[starts[number] : starts[number + 1]]
+            request = {
+                "history": {**history.columns, "time": Column(TIME, history.times)},
+                "request_ms": request_ms,
+                "user_id": user_id,
+                "item_ids": item_ids,
+                "user": {name: of_user(name, None) for name in users.columns},
+                "context": {"device": devices.take(np.array([number]))},
+            }
+            if not prepared:
+                of_items = items.lookup(item_ids, None)
+                request["item"] = {name: _as_sent(of_items(name, None)) for name in items.columns}
+            self.requests.append(request)
 
     def compute(self, number: int) -> Answer:
         """All features of one request. This is what is timed."""
         return self.executor.compute(**self.requests[number])
 
     to_arrow = staticmethod(split)
+
+
+def _as_sent(column: Column) -> Column:
+    """A column as a request brings it: of strings, only those that occur in it."""
+    return column if column.dictionary is None else Column.of(column.type, column.to_pylist())

@@ -89,13 +89,15 @@ def item_features(items: pd.DataFrame, embedding_square: Array) -> dict[str, Any
     }
 
 
-def pair_features(rows: pd.DataFrame, request_ms: Any, budget: Any, country_id: Any, category_id: Any) -> dict[str, Any]:
+def pair_features(
+    rows: pd.DataFrame, item_ids: Any, request_ms: Any, budget: Any, country_id: Any, category_id: Any
+) -> dict[str, Any]:
     """What depends on the request and the candidate together; values of the request may be single."""
     days = (request_ms - rows["born"]) / 1000.0 / 86400.0
     return {
         "is_new": days < 7.0,
         "affordable": rows["price"] <= budget,
-        "item_bucket": item_buckets(rows["item_id"]),
+        "item_bucket": item_buckets(item_ids),
         "country_x_category": cross_ids(country_id, category_id),
         "item_age_bucket": np.searchsorted(ITEM_AGE_LIMITS, days.fillna(-1.0), side="right"),
         "item_age_days": days.fillna(0.0),
@@ -103,7 +105,7 @@ def pair_features(rows: pd.DataFrame, request_ms: Any, budget: Any, country_id: 
 
 
 def mapped(texts: pd.Series, function: Any) -> Array:
-    """A function of strings, of each category once where they are categorical; a missing one counts as the empty one."""
+    """A function of strings, called once per category where they are categorical; a missing one counts as the empty."""
     if isinstance(texts.dtype, pd.CategoricalDtype):
         values = [function(text) for text in texts.cat.categories]
         return np.array([*values, function("")])[texts.cat.codes]  # the code of a missing string is -1
@@ -136,7 +138,9 @@ class Batch:
         """Features of the requests and of the rows. This is what is timed."""
         user = self.user_index.get_indexer(self.requests["user_id"])
         asked = self.requests.merge(self.users, on="user_id", how="left").rename_axis("request").reset_index()
-        pairs = asked[["request", "user_id", "request_ms"]].merge(self.events[["user_id", *EVENT_COLUMNS]], on="user_id")
+        pairs = asked[["request", "user_id", "request_ms"]].merge(
+            self.events[["user_id", *EVENT_COLUMNS]], on="user_id"
+        )
         pairs = pairs[pairs["received_ms"] < pairs["request_ms"]]
         pairs["age_ms"] = pairs["request_ms"] - pairs["time_ms"]
         requests = self._request_features(asked, pairs)
@@ -145,12 +149,16 @@ class Batch:
         place, request = self.item_index.get_indexer(self.rows["item_id"]), self.rows["request"].to_numpy()
         kept = [name for name in items.columns if name not in {"item_id", "title", "brand"}]
         rows = items[kept].take(place).reset_index(drop=True)
-        rows["item_id"] = self.rows["item_id"]
         of_request = asked[["request_ms", "budget"]].assign(country_id=requests["country_id"]).take(request)
         of_request = of_request.reset_index(drop=True)
         rows = rows.assign(
             **pair_features(
-                rows, of_request["request_ms"], of_request["budget"], of_request["country_id"], rows["category_id"]
+                rows,
+                self.rows["item_id"],
+                of_request["request_ms"],
+                of_request["budget"],
+                of_request["country_id"],
+                rows["category_id"],
             ),
             taste_match=self._taste_match(user[request], place, embedding_square),
             same_category=self._same_category(pairs, request, rows["category"]),
@@ -175,7 +183,7 @@ class Batch:
             }
         ).groupby("request").sum()  # fmt: skip
         distinct = clicks[["request", "category"]].dropna().drop_duplicates().groupby("request").size()
-        top = _top(clicks)
+        top, last = _top(clicks), clicks.drop_duplicates("request", keep="last").set_index("request")["item_id"]
         requests = pd.DataFrame(
             {
                 "is_weekend": weekday >= 5,
@@ -186,7 +194,7 @@ class Batch:
                 "hour": hour,
                 "weekday": weekday,
                 "user_age_days": ((asked["request_ms"] - asked["born"]) / 1000.0 / 86400.0).fillna(0.0),
-                "last_click": clicks.drop_duplicates("request", keep="last").set_index("request")["item_id"].astype("Int64"),
+                "last_click": last.astype("Int64"),
                 "categories": distinct,
                 "top_items": top,
             },
@@ -211,7 +219,9 @@ class Batch:
         """How many events the row's request sees of the row's category."""
         counts = pairs.groupby(["request", "category"], observed=True).size().rename("times").reset_index()
         wanted = pd.DataFrame({"request": request, "category": category})
-        return wanted.merge(counts, on=["request", "category"], how="left")["times"].fillna(0).astype(np.int64).to_numpy()
+        return (
+            wanted.merge(counts, on=["request", "category"], how="left")["times"].fillna(0).astype(np.int64).to_numpy()
+        )
 
     def _in_top(self, top_items: pd.Series, request: Array) -> Array:
         """Whether the row's item is one of its request's top items."""
@@ -235,40 +245,58 @@ def _top(clicks: pd.DataFrame) -> pd.Series:
 
 
 class Online:
-    """One request at a time: the items lie in memory, the user's events and attributes come with the request."""
+    """One request at a time, with the user's events and attributes; with those of the items unless `prepared`.
 
-    def __init__(self, world: World) -> None:
+    If `prepared`, what depends on an item alone is computed beforehand.
+    """
+
+    def __init__(self, world: World, *, prepared: bool) -> None:
         items, users, events, rows = (frame(getattr(world, name)) for name in ("items", "users", "events", "rows"))
         items = items.astype({"brand": object, "title": object})
-        self.item_index = pd.Index(items["item_id"])
-        self.items = items.reindex(range(len(items) + 1))
-        self.embedding, taste = vectors(world.items["embedding"]), vectors(world.users["taste"])
-        self.requests: list[tuple[dict[str, Any], pd.DataFrame, Array]] = []
+        index = pd.Index(items["item_id"])
+        items = items.reindex(range(len(items) + 1))
+        embedding, taste = vectors(world.items["embedding"]), vectors(world.users["taste"])
+        self.items: pd.DataFrame | None = None
+        if prepared:
+            self.embedding, self.embedding_square, self.index = embedding, squares(embedding), index
+            self.items = items[["price", "born", "category"]].assign(**item_features(items, self.embedding_square))
+        self.requests: list[tuple[dict[str, Any], pd.DataFrame, Any]] = []
         for number, asked in enumerate(frame(world.requests).to_dict("records")):
             user = int(np.flatnonzero(users["user_id"] == asked["user_id"])[0])
             asked |= users.iloc[user].to_dict() | {"taste": taste[user : user + 1]}
             history = events.loc[events["user_id"] == asked["user_id"], EVENT_COLUMNS].reset_index(drop=True)
-            self.requests.append((asked, history, rows.loc[rows["request"] == number, "item_id"].to_numpy()))
+            item_ids = rows.loc[rows["request"] == number, "item_id"].to_numpy()
+            place = index.get_indexer(item_ids)
+            sent = (items.take(place).assign(item_id=item_ids).reset_index(drop=True), embedding[place])
+            self.requests.append((asked, history, item_ids if prepared else sent))
 
     def compute(self, number: int) -> tuple[dict[str, Any], pd.DataFrame]:
         """Features of one request and of its candidates. This is what is timed."""
-        asked, events, item_ids = self.requests[number]
+        asked, events, candidates = self.requests[number]
         events = events[events["received_ms"] < asked["request_ms"]]
         requests = self._request_features(asked, events)
-        place = self.item_index.get_indexer(item_ids)
-        items, embedding = self.items.take(place), self.embedding[place]
-        items["item_id"] = item_ids
-        embedding_square = squares(embedding)
-        rows = item_features(items, embedding_square)
-        rows |= pair_features(items, asked["request_ms"], asked["budget"], requests["country_id"], rows["category_id"])
-        taste, categories = asked["taste"], events["category"].cat
-        rows["taste_match"] = cosines(dots(taste, embedding), squares(taste), embedding_square)
+        if self.items is None:
+            rows, embedding = candidates
+            embedding_square, item_ids = squares(embedding), rows["item_id"]
+            own = item_features(rows, embedding_square)
+            category_id = own["category_id"]
+        else:
+            place, item_ids, own = self.index.get_indexer(candidates), candidates, {}
+            rows, embedding, embedding_square = (
+                self.items.take(place),
+                self.embedding[place],
+                self.embedding_square[place],
+            )
+            category_id = rows["category_id"]
+        own |= pair_features(rows, item_ids, asked["request_ms"], asked["budget"], requests["country_id"], category_id)
+        own["taste_match"] = cosines(dots(asked["taste"], embedding), squares(asked["taste"]), embedding_square)
         # By code: both columns have the same categories, and the code of a missing one is -1.
+        categories = events["category"].cat
         times = np.bincount(categories.codes + 1, minlength=len(categories.categories) + 1)
         times[0] = 0
-        rows["same_category"] = times[items["category"].cat.codes + 1]
-        rows["in_top"] = items["item_id"].isin(requests["top_items"])
-        return requests, pd.DataFrame(rows)
+        own["same_category"] = times[rows["category"].cat.codes + 1]
+        own["in_top"] = np.isin(item_ids, requests["top_items"])
+        return requests, rows.assign(**own)
 
     def _request_features(self, asked: dict[str, Any], events: pd.DataFrame) -> dict[str, Any]:
         """What has one value per request."""
@@ -298,7 +326,9 @@ class Online:
             "age_bucket": int(np.searchsorted(AGE_LIMITS, 0 if pd.isna(asked["age"]) else asked["age"], side="right")),
             "hour": hour,
             "weekday": weekday,
-            "user_age_days": 0.0 if pd.isna(asked["born"]) else (asked["request_ms"] - asked["born"]) / 1000.0 / 86400.0,
+            "user_age_days": 0.0
+            if pd.isna(asked["born"])
+            else (asked["request_ms"] - asked["born"]) / 1000.0 / 86400.0,
             "num_top": len(top),
             "favourite": top[0] if len(top) else None,
         }
@@ -308,4 +338,4 @@ class Online:
         """For the comparison; not timed."""
         types = {"last_click": pa.int64(), "favourite": pa.int64(), "top_items": pa.list_(pa.int64())}
         request = {name: pa.array([value], type=types.get(name)) for name, value in answer[0].items()}
-        return pa.table(request), pa.Table.from_pandas(answer[1], preserve_index=False)
+        return pa.table(request), pa.Table.from_pandas(answer[1][ROW_FEATURES], preserve_index=False)

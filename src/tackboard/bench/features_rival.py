@@ -2,11 +2,13 @@
 
     python -m tackboard.bench.features_rival polars batch FOLDER REPEATS
 
-In: the name of a contender, `batch` or `online`, a folder with the tables of `features_data.py`, and how often to
-measure. Out: the contender's values as Arrow files in that folder, and one JSON object with the times as the last line.
-Decided: all contenders, ours too, run this way, one after the other, so that none inherits another's caches or
-threads. What is timed begins with tables in the contender's own form in memory and ends with its own columns in
-memory; reading files, and turning values into Arrow for the comparison, is not timed.
+In: the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of `features_data.py`,
+and how often to measure. Out: the contender's values as Arrow files in that folder, and one JSON object with the times
+as the last line. Decided: all contenders, ours too, run this way, one after the other, so that none inherits another's
+caches or threads. Online, `prepared` contenders may do anything beforehand that depends on an item alone; the others
+are given the attributes of the items with the request, already looked up. What is timed begins with tables in the
+contender's own form in memory and ends with its own columns in memory; reading files, and turning values into Arrow
+for the comparison, is not timed.
 """
 
 from __future__ import annotations
@@ -115,33 +117,35 @@ def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
 
 
 def measure_online(compute: Callable[[int], Any], num_requests: int, repeats: int) -> dict[str, Any]:
-    """Wall µs of each request, the different ones taking turns, after a warm-up that is not counted."""
+    """Wall and CPU µs of each request, the different ones taking turns, after a warm-up that is not counted."""
     for number in range(min(WARM_UP, repeats)):
         compute(number % num_requests)
-    cpu_start, wall = time.process_time(), []
+    wall, cpu = [], []
     for number in range(repeats):
-        start = time.perf_counter()
+        cpu_start, start = time.process_time(), time.perf_counter()
         compute(number % num_requests)
         wall.append((time.perf_counter() - start) * 1e6)
-    return {"wall_us": wall, "cpu_us": (time.process_time() - cpu_start) / repeats * 1e6}
+        cpu.append((time.process_time() - cpu_start) * 1e6)
+    return {"wall_us": wall, "cpu_us": cpu}
 
 
-def run(name: str, mode: str, folder: Path, repeats: int) -> dict[str, Any]:
+def run(name: str, part: str, folder: Path, repeats: int) -> dict[str, Any]:
     """Measures a contender over the tables in `folder` and writes its values there."""
     module_name, variant = CONTENDERS[name]
     module = importlib.import_module(module_name)
     world = read_world(folder)
-    contender = (module.Batch if mode == "batch" else module.Online)(world, *([variant] if variant else []))
-    if mode == "batch":
+    if part == "batch":
+        contender = module.Batch(world)
         tables = contender.to_arrow(contender.compute())
         times = measure_batch(contender.compute, repeats)
     else:
+        contender = module.Online(world, *([variant] if variant else []), prepared=part == "online")
         num_requests = world.requests.num_rows
         answers = [contender.to_arrow(contender.compute(number)) for number in range(num_requests)]
-        tables = tuple(pa.concat_tables([answer[part] for answer in answers]) for part in (0, 1))
+        tables = tuple(pa.concat_tables([answer[kind] for answer in answers]) for kind in (0, 1))
         times = measure_online(contender.compute, num_requests, repeats)
-    for part, table in zip(("requests", "rows"), tables, strict=True):
-        write_table(folder / f"{name}_{part}.arrow", table)
+    for kind, table in zip(("requests", "rows"), tables, strict=True):
+        write_table(folder / f"{name}_{part}_{kind}.arrow", table)
     return times
 
 

@@ -21,6 +21,9 @@ def serve(
     port_file: Path | None = typer.Option(None, help="Write the port here once the server is ready."),
     token_file: Path | None = typer.Option(None, help="Read the token from here instead of TACKBOARD_TOKEN."),
     insecure: bool = typer.Option(False, "--insecure", help="Serve other machines without a token."),
+    log_features: Path | None = typer.Option(None, help="Log what the model was given here, for `features replay`."),
+    log_key: Path | None = typer.Option(None, help="The key that hides users in that log: 64 hexadecimal digits."),
+    log_sample: float = typer.Option(1.0, help="Share of requests that are logged, 0 to 1."),
 ) -> None:
     """Serve a bundle over the Open Inference Protocol (HTTP)."""
     import os
@@ -29,6 +32,7 @@ def serve(
     from tackboard.core.config import check
     from tackboard.core.errors import UsageError
     from tackboard.core.files import write_text_atomic
+    from tackboard.features.serving_log import FeatureLog, FeatureLogConfig, read_key
     from tackboard.serve.admission import AdmissionConfig
     from tackboard.serve.connection import ConnectionLimits
     from tackboard.serve.protocol import ProtocolLimits
@@ -39,6 +43,12 @@ def serve(
     check(threads is None or threads >= 1, "threads", threads, "at least 1")
     if port_file is not None and not port_file.parent.is_dir():
         raise UsageError(f"--port-file {port_file}: its folder does not exist", fix="make the folder first")
+    if (log_features is None) != (log_key is None):
+        raise UsageError(
+            "--log-features and --log-key go together",
+            fix="make a key: python -c 'import secrets; print(secrets.token_hex(32))' > log.key",
+        )
+    log_config, key = FeatureLogConfig(sample=log_sample), read_key(log_key) if log_key is not None else b""
     config = ServeConfig(
         host=host,
         port=port,
@@ -60,6 +70,7 @@ def serve(
     from tackboard.scoring.scorer import Scorer
 
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads)
+    log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
 
     def announce(url: str) -> None:
         if port_file is not None:
@@ -67,7 +78,7 @@ def serve(
         print(f"serving {scorer.signature.name} on {url}", flush=True)
 
     try:
-        ended = Server(scorer, config, on_ready=announce).run()
+        ended = Server(scorer, config, on_ready=announce, feature_log=log).run()
     finally:
         if port_file is not None:
             port_file.unlink(missing_ok=True)

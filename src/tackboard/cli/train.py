@@ -73,6 +73,8 @@ def train(
         "tokens": trainer.num_tokens,
         "tokens_per_s": round(trainer.tokens_per_s, 1),
         "final_loss": trainer.last_loss,
+        "features": sequences.features.reads(),
+        "trimming": dict(sequences.trimming),
     }
     if fast_dev_run:
         result |= _after_training(run)
@@ -128,5 +130,9 @@ def _report(result: dict[str, Any], json_output: bool) -> None:
     if json_output:
         typer.echo(json.dumps(result))
         return
+    if "trimming" in result:
+        trimming, left = result["trimming"], ", ".join(result["trimming"]["skipped"]) or "nothing"
+        saved = f"{left} left on disk, {trimming['bytes_saved'] / 1e6:.1f} MB"
+        result = result | {"features": ", ".join(result["features"]), "trimming": saved}
     for key, value in result.items():
         typer.echo(f"{key:>20}  {f'{value:,}' if isinstance(value, int) else value}")

@@ -25,9 +25,10 @@ from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.execution import Program
-from tackboard.features.feature_set import FeatureSet
+from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.frame import Frame
 from tackboard.features.standard import HISTORY, standard_features
+from tackboard.features.stored import read_features_table
 from tackboard.features.tables import EntityTable, EventTable, load_tables, read_context
 from tackboard.features.views import View
 
@@ -154,17 +155,25 @@ def _request_features(
     users: EntityTable | None,
     items: EntityTable | None,
 ) -> dict[str, Column]:
-    """Every feature of the request, at the time of each event, from what was received strictly before it."""
-    names = [name for name in features.plan.features if name != HISTORY]
+    """Every feature of the request, at the time of each event, from what was received strictly before it.
+
+    What a backfill of this snapshot has computed by the same definition is read, not computed again.
+    """
+    hashes = features.feature_hashes()
+    stored = read_features(source.path)
+    kept = stored.feature_hashes() if stored is not None else {}
+    read = [name for name in hashes if name != HISTORY and kept.get(name) == hashes[name]]
+    columns = read_features_table(source, read) if read else {}
+    names = [name for name in hashes if name != HISTORY and name not in columns]
     if not names:
-        return {}
+        return columns
     plan = features.plan.trimmed(names)
     rows = Rows(
         user_ids=np.repeat(events.user_ids, np.diff(events.offsets)),
         request_ms=events.times,
         context=read_context(source, plan),
     )
-    return BatchExecutor(plan, events=events, users=users, items=items).compute(rows)
+    return columns | BatchExecutor(plan, events=events, users=users, items=items).compute(rows)
 
 
 def _trimming(source: Dataset, events: EventTable, *, timed: bool) -> dict[str, Any]:

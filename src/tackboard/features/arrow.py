@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import string_id
-from tackboard.features.column import Column
+from tackboard.features.column import Column, offsets_of
 from tackboard.features.types import FeatureType
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
@@ -131,16 +131,16 @@ def _numbers(array: Any, type_: FeatureType, what: str) -> Any:
     }[kind]
     if not fits:
         raise _wrong(what, array, type_)
-    if array.null_count:
-        array = pc.fill_null(array, pa.scalar(0).cast(stored) if not pa.types.is_boolean(stored) else False)
     try:
+        if array.null_count:
+            array = pc.fill_null(array, pa.scalar(0).cast(stored) if not pa.types.is_boolean(stored) else False)
         if kind == "time" and pa.types.is_timestamp(stored):
             array = array.cast(pa.timestamp("ms", tz=stored.tz)).view(pa.int64())
         elif kind in ("int", "id", "time") and stored != pa.int64():
             array = array.cast(pa.int64())
         elif kind == "float" and stored != pa.float64():
             array = array.cast(pa.float64())
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise DataError(f"{what}: {str(error)[:120]}", allowed=f"declared: {kind}") from None
     return array.to_numpy(zero_copy_only=False)
 
@@ -155,6 +155,9 @@ def _from_text(array: Any, type_: FeatureType, what: str) -> Column:
     codes = codes.fill_null(0) if codes.null_count else codes
     values = codes.to_numpy().astype(np.int64, copy=False)
     texts = array.dictionary.to_pylist()
+    if None in texts:
+        known = np.array([text is not None for text in texts])[values]
+        present = known if present is None else present & known
     if type_.kind == "id":
         hashed = np.fromiter((string_id(text or "") for text in texts), np.int64, len(texts))
         return Column(type_, hashed[values] if len(texts) else values, present=present)
@@ -168,11 +171,12 @@ def _from_list(array: Any, type_: FeatureType, what: str) -> Column:
         raise _wrong(what, array, type_)
     present = _present(array)
     if present is not None:
-        array = pa.array([row if row is not None else [] for row in array.to_pylist()], type=array.type)
-    offsets = np.asarray(array.offsets.to_numpy()).astype(np.int64, copy=False)
-    elements = array.values
-    if len(offsets) and (offsets[0] or offsets[-1] != len(elements)):
-        elements, offsets = elements[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
+        elements = array.flatten()  # without what lies under missing lists
+        offsets = offsets_of(pc.list_value_length(array).fill_null(0).to_numpy())
+    else:
+        elements, offsets = array.values, array.offsets.to_numpy().astype(np.int64, copy=False)
+        if len(offsets) and (offsets[0] or offsets[-1] != len(elements)):
+            elements, offsets = elements[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
     inner = from_arrow(elements, type_.of_elements(), what)
     if inner.present is not None:
         raise DataError(f"{what} has lists with missing elements", allowed="elements of a list are never missing")
@@ -181,20 +185,22 @@ def _from_list(array: Any, type_: FeatureType, what: str) -> Column:
 
 
 def _from_vector(array: Any, type_: FeatureType, what: str) -> Column:
-    present = _present(array)
-    if not pa.types.is_fixed_size_list(array.type):
-        if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
-            raise _wrong(what, array, type_)
-        lengths = pc.list_value_length(array).drop_null()
-        if len(lengths) and pc.min_max(lengths).as_py() != {"min": type_.width, "max": type_.width}:
-            raise DataError(f"{what} has vectors of other widths", allowed=f"declared: {type_}")
-        nothing = [0.0] * type_.width
-        rows = [nothing if row is None else row for row in array.to_pylist()]
-        return Column(type_, np.array(rows, dtype=np.float32).reshape(len(rows), type_.width), present=present)
-    if array.type.list_size != type_.width:
-        raise DataError(f"{what} has vectors of width {array.type.list_size}", allowed=f"declared: {type_}")
-    flat = array.values[array.offset * type_.width : (array.offset + len(array)) * type_.width]
+    stored, width = array.type, type_.width
+    is_fixed = pa.types.is_fixed_size_list(stored)
+    is_list = is_fixed or pa.types.is_list(stored) or pa.types.is_large_list(stored)
+    if not is_list or not (pa.types.is_floating(stored.value_type) or pa.types.is_integer(stored.value_type)):
+        raise _wrong(what, array, type_)
+    widths = [stored.list_size] if is_fixed else pc.unique(pc.list_value_length(array.drop_null())).to_pylist()
+    if any(found != width for found in widths):
+        raise DataError(f"{what} has vectors of width {max(widths)}", allowed=f"declared: {type_}")
+    flat = array.flatten()  # without what lies under missing vectors
     if flat.null_count:
-        flat = pc.fill_null(flat, 0.0)
-    numbers = flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    return Column(type_, numbers.reshape(len(array), type_.width), present=present)
+        raise DataError(f"{what} has vectors with missing numbers", allowed="numbers of a vector are never missing")
+    with np.errstate(all="ignore"):
+        numbers = flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, width)
+    present = _present(array)
+    if present is None:
+        return Column(type_, numbers)
+    values = np.zeros((len(array), width), dtype=np.float32)
+    values[present] = numbers
+    return Column(type_, values, present=present)

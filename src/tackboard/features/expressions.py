@@ -7,6 +7,7 @@ themselves, with their types and examples, stand in the registry.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tackboard.core.errors import UsageError
 
-PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 class Place(NamedTuple):

@@ -64,6 +64,8 @@ class FeatureSet:
         if not features:
             raise SpecError(f"{place}: feature set {name} has no features", fix="give at least one: name=expression")
         for key, value in features.items():
+            if not key.isidentifier():
+                raise SpecError(f"{place}: a feature named {key!r}", allowed="names as in Python, e.g. clicks_7d")
             if not isinstance(value, Expression):
                 raise SpecError(
                     f"feature {key} ({place}) is {type(value).__name__}, not an expression",
@@ -195,8 +197,10 @@ class FeatureSet:
             named = {str(name): entry["node"] for name, entry in data["features"].items()}
             texts = {str(name): str(entry.get("description", "")) for name, entry in data["features"].items()}
             name, version, nodes = str(data["name"]), int(data["version"]), list(data["nodes"])
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise CorruptFileError(f"{where} is no feature set") from None
+        if not _NAME.fullmatch(name) or version < 1 or not all(key.isidentifier() for key in named):
+            raise CorruptFileError(f"{where} is no feature set")
         try:
             plan = compile_nodes(nodes, named)
         except DataError as error:

@@ -22,7 +22,8 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.features import kernels
 from tackboard.features.entities import BUILT_IN, FUTURE
 from tackboard.features.expressions import NOWHERE, Expression, Place
-from tackboard.features.operators import REGISTRY, Operator, TypeClash
+from tackboard.features.kernels.comparison import need_constant
+from tackboard.features.operators import REGISTRY, Operator, TypeClash, need
 from tackboard.features.types import BOOL, FLOAT, INT, SCALARS, STRING, VIEW, FeatureType, type_from_json
 
 CONSTANT, EVENT, REQUEST, CANDIDATE = range(4)
@@ -371,7 +372,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
         try:
             op, args, params = data["op"], data.get("args", []), data.get("params", {})
             line = int(data.get("line", 0))
-        except (TypeError, KeyError, ValueError, AttributeError):
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             raise DataError(f"operation {number} of the feature set cannot be read") from None
         valid = isinstance(op, str) and isinstance(params, dict) and isinstance(args, list)
         if not valid or not all(type(argument) is int and 0 <= argument < number for argument in args):
@@ -385,6 +386,13 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
             raise DataError(error.got, allowed=error.allowed, fix=error.fix) from None
         except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError):
             raise DataError(f"operation {number} of the feature set, {op}, has parameters it cannot have") from None
+        node = builder.nodes[positions[-1]]
+        if (
+            op == "source"
+            and params["column"] not in BUILT_IN[params["entity"]]
+            and (node.type.nullable != (params.get("default") is None))
+        ):
+            raise DataError(f"operation {number} of the feature set reads a column that may be missing, as {node.type}")
     indices: dict[str, int] = {}
     for name, index in features.items():
         if type(index) is not int or not 0 <= index < len(positions):
@@ -405,7 +413,7 @@ def spec_error(feature: str, place: Place, op: str, clash: TypeClash) -> SpecErr
 def _key(op: str, args: tuple[int, ...], params: Mapping[str, Any]) -> str:
     try:
         return json.dumps([op, args, params], sort_keys=True, ensure_ascii=True)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise TypeClash(f"its parameter is {type(next(iter(params.values()), None)).__name__}") from None
 
 
@@ -463,6 +471,9 @@ def _source(params: Mapping[str, Any], place: Place) -> Node:
     level = {"item": CANDIDATE, "event": EVENT}.get(str(entity), REQUEST)
     if entity == "event" and type_.kind not in SCALARS:
         raise TypeClash(f"a column of the events cannot be {type_}", allowed="scalars")
+    default = params.get("default")
+    if default is not None:
+        need_constant(need((type_,), 0, SCALARS), default)
     return Node("source", (), params, type_, level, place)
 
 

@@ -206,11 +206,12 @@ def load_entities(dataset: Dataset, plan: Plan) -> tuple[EntityTable | None, Ent
 
 
 def read_context(dataset: Dataset, plan: Plan) -> dict[str, Column]:
-    """The context columns that `plan` reads, one value per event; missing where the events carry no context."""
-    if not context_sources(plan):
+    """The context columns that `plan` reads, one value per event. Events without any context raise DataError."""
+    sources = context_sources(plan)
+    if not sources:
         return {}
     if not dataset.has_context:
-        return context_columns(plan, pa.nulls(dataset.num_events, pa.string()))
+        raise Program(plan).missing_source(sources[0][0])
     return context_columns(plan, dataset.read_events(["context"])["context"])
 
 

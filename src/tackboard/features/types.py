@@ -91,13 +91,12 @@ def type_from_json(data: Any) -> FeatureType:
     width, columns, element = data.get("width", 0), data.get("columns", {}), data.get("element", "")
     if type(width) is not int or width < 0 or not isinstance(columns, dict) or element not in ("", *SCALARS):
         raise DataError(f"{str(data)[:80]!r} is no feature type")
-    return FeatureType(
-        kind=data["kind"],
-        element=element,
-        width=width,
-        nullable=bool(data.get("nullable", False)),
-        columns=tuple((str(name), type_from_json(column)) for name, column in columns.items()),
-    )
+    kind, nullable = data["kind"], data.get("nullable", False)
+    parts = tuple((str(name), type_from_json(column)) for name, column in columns.items())
+    whole = (kind == "list") == bool(element) and (kind == "vector") == bool(width) and isinstance(nullable, bool)
+    if not whole or (kind == "sequence") != bool(parts) or any(part.kind != "list" for _, part in parts):
+        raise DataError(f"{str(data)[:80]!r} is no feature type")
+    return FeatureType(kind=kind, element=element, width=width, nullable=nullable, columns=parts)
 
 
 _FIELDS = {field.name for field in dataclasses.fields(FeatureType)}

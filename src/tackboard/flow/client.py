@@ -30,7 +30,7 @@ class RequestError(TackboardError):
 
 @dataclass(frozen=True, kw_only=True)
 class UserRequest:
-    """What is known of one user at the time of a request, oldest first, and the items to score. Ids are the dataset's."""
+    """What is known of a user at the time of a request, oldest first, and the items to score. Ids are the dataset's."""
 
     user: Any
     request_time_ms: int
@@ -61,7 +61,8 @@ class Answers:
 def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> list[UserRequest]:
     """Requests of `num_requests` users of a dataset (all of them if there are fewer), right after their last event.
 
-    A history holds what had been received by then, so an event that arrived late is not in it. Candidates of one request differ from each other; only a catalogue smaller than `num_candidates` is repeated.
+    A history holds what had been received by then, so an event that arrived late is not in it. Candidates of one
+    request differ from each other; only a catalogue smaller than `num_candidates` is repeated.
     """
     import pyarrow.parquet as parquet
 

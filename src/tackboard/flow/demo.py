@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.core.files import read_json, write_json_atomic, write_text_atomic
 from tackboard.core.machine import peak_rss_bytes
 from tackboard.core.rundir import describe_environment
+from tackboard.features.serving_log import KEY_BYTES
 from tackboard.flow.client import (
     TOLERANCE,
     RequestError,
@@ -43,7 +45,7 @@ from tackboard.flow.process import POLL_S, Child, Finished, StageError, run_comm
 MARKER = "demo.json"
 KIND = "tackboard demo"
 # Everything a demo writes. Only these are removed when a demo replaces an earlier one.
-OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "port", "report.html", MARKER)
+OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "served", "log.key", "port", "report.html", MARKER)
 MODEL = "demo"
 WIRES = ("binary", "JSON")
 NUM_WARM_UP = 5
@@ -91,6 +93,12 @@ def run_demo(config: DemoConfig, *, live: bool | None = None) -> Outcome:
         display.begin("compare")
         stages["compare"], difference = _compare(config, bundle, requests, served, display)
         display.end(f"server and offline scores differ by at most {difference:.1e} of the largest")
+        display.begin("replay")
+        stages["replay"] = replayed = _replay(config, dataset)
+        display.end(
+            f"{replayed.require('num_values'):,} served features computed again in batch, "
+            f"{replayed.require('num_mismatches'):,} differ"
+        )
         display.begin("report")
         outcome = Outcome(
             out=config.out,
@@ -160,7 +168,10 @@ def build_commands(config: DemoConfig) -> dict[str, tuple[str, ...]]:
         ),
         "evaluate": ("evaluate", "RUN", "--json"),
         "export": ("export", "RUN", "--out", str(out / "bundle"), "--name", MODEL, "--json"),
-        "serve": ("serve", str(out / "bundle"), "--port", "0", "--port-file", str(out / "port")),
+        "serve": (
+            *("serve", str(out / "bundle"), "--port", "0", "--port-file", str(out / "port")),
+            *("--log-features", str(out / "served"), "--log-key", str(out / "log.key")),
+        ),
     }
 
 
@@ -232,6 +243,7 @@ def _serve(
 ) -> tuple[Finished, list[Exchange], list[NDArray[np.float32]]]:
     """Starts the server, sends everything, stops it. Returns the stage, what it cost, and the scores in binary form."""
     arguments = build_commands(config)["serve"]
+    write_text_atomic(config.out / "log.key", secrets.token_hex(KEY_BYTES) + "\n")
     port_file = config.out / "port"
     scores: dict[str, list[NDArray[np.float32]]] = {}
     exchanges: list[Exchange] = []
@@ -316,6 +328,13 @@ def _compare(
         peak_rss_bytes=max(run.peak_rss_bytes for run in runs),
     )
     return whole, worst
+
+
+def _replay(config: DemoConfig, dataset: Path) -> Finished:
+    """Computes every served feature again in batch, from the dataset; a value that differs fails the demo."""
+    out = config.out
+    arguments = ("features", "replay", str(out / "served"), "--data", str(dataset), "--key", str(out / "log.key"))
+    return run_command("replay", (*arguments, "--json"), log=out / "logs" / "replay.log")
 
 
 def _require_equal(difference: float, what: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tackboard.core.files import read_json, write_text_atomic
 from tackboard.core.manifest import read_manifest
 from tackboard.core.rundir import RunDirectory
+from tackboard.features.feature_set import read_features
 from tackboard.flow.outcome import TARGET_GAP_CLOSED, Outcome, hardware_words
 from tackboard.flow.process import typed
 from tackboard.report.page import Figure, Page, Section
@@ -49,6 +50,7 @@ def render(outcome: Outcome) -> str:
     _add_training(page.section("Training"), outcome)
     _add_quality(page.section("Quality"), outcome)
     _add_serving(page.section("Serving"), outcome)
+    _add_features(page.section("Features"), outcome)
     _add_artefacts(page.section("What was built"), outcome)
     _add_time(page.section("Time and memory"), outcome)
     _add_commands(page.section("The same by hand"), outcome)
@@ -184,7 +186,7 @@ def _add_quality(section: Section, outcome: Outcome) -> None:
 def _add_serving(section: Section, outcome: Outcome) -> None:
     section.text(
         "Requests went through the unmodified public client tritonclient over HTTP, one after another on one "
-        f"connection, from this machine. Each carries one user's newest events and {outcome.num_candidates:,} "
+        f"connection, from this machine. Each carries what is known of one user and {outcome.num_candidates:,} "
         "candidates; the user's part of the model runs once per request."
     )
     latencies = outcome.latencies_ms
@@ -215,6 +217,33 @@ def _add_serving(section: Section, outcome: Outcome) -> None:
         f"The scores of {outcome.num_compared} requests were computed again without a server. They differ by at most "
         f"{outcome.largest_difference:.1e} of the largest absolute score (allowed: 1e-05). Binary and JSON agree for "
         "every request."
+    )
+
+
+def _add_features(section: Section, outcome: Outcome) -> None:
+    bundle = Path(outcome.stages["export"].require("bundle"))
+    features = read_features(bundle)
+    replayed, trimming = outcome.stages["replay"], outcome.stages["train"].require("trimming")
+    section.text(
+        "What the model reads is defined once, in the feature language, and computed by the same kernels in training "
+        "and in the server. The definition travels in the bundle as features.json."
+    )
+    if features is not None:
+        section.table(
+            ["feature", "type", "one value per", "meaning"],
+            [[one.name, str(one.type), one.level, one.description] for one in features.features()],
+            align=["left", "left", "left", "left"],
+        )
+    section.text(
+        f"The server logged what it served. Computed again in batch from the dataset, seeing only what had been "
+        f"received before each request: {replayed.require('num_values'):,} values of "
+        f"{replayed.require('num_compared'):,} requests, of which {replayed.require('num_mismatches'):,} differ in any "
+        f"bit. {replayed.require('num_late'):,} of the requests came before an event that had happened already was "
+        "received."
+    )
+    section.text(
+        f"Of each event, training held {', '.join(trimming['read'])} in memory ({_bytes(trimming['bytes'])}) and left "
+        f"{', '.join(trimming['skipped']) or 'nothing'} on disk ({_bytes(trimming['bytes_saved'])} saved)."
     )
 
 
@@ -284,6 +313,7 @@ def commands_by_hand(outcome: Outcome) -> list[str]:
     lines.append(typed(["serve", bundle, "--port", "8000"]))
     lines.append(typed(["score", request, "--url", "127.0.0.1:8000"]) + "   # while the server runs")
     lines.append(typed(["score", request, "--offline", "--bundle", bundle]))
+    lines.append(typed([word for word in outcome.stages["replay"].arguments if word != "--json"]))
     return lines
 
 

@@ -13,7 +13,7 @@ from tackboard.report.svg import percentile
 TARGET_GAP_CLOSED = 0.40
 """Share of the gap between the better baseline and the oracle, in HR@10; fixed before the first comparison."""
 
-STAGE_NAMES = ("data", "train", "evaluate", "export", "serve", "compare", "report")
+STAGE_NAMES = ("data", "train", "evaluate", "export", "serve", "compare", "replay", "report")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Outcome:
     out: Path
     quick: bool
     stages: dict[str, Finished]
-    """By name: data, train, evaluate, export, serve and compare."""
+    """By name: data, train, evaluate, export, serve, compare and replay."""
     exchanges: list[Exchange]
     num_candidates: int
     num_compared: int
@@ -88,6 +88,10 @@ class Outcome:
                 exchange.wire: round(exchange.server_cpu_ms_per_request, 3) for exchange in self.exchanges
             },
             "largest_difference_from_offline": self.largest_difference,
+            "replayed": {
+                name: self.stages["replay"].require(f"num_{name}")
+                for name in ("compared", "values", "mismatches", "late")
+            },
             "seconds": round(self.total_seconds, 1),
             "stage_seconds": {name: round(stage.seconds, 1) for name, stage in self.stages.items()},
             "peak_rss_bytes": self.peak_rss_bytes,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tackboard.core.config import suggest
 from tackboard.core.errors import TackboardError, UsageError
-from tackboard.scoring.request import HISTORY_FIELDS
+from tackboard.scoring.request import HISTORY_FIELDS, PRESENT_SUFFIX
 
 DEFAULT_PORT = 8000
 REQUEST_SHAPE = 'allowed: {"history": [{"item", "action", "surface", "time_ms"}, ...], "candidates": [item, ...]}'
@@ -53,8 +53,8 @@ def read_request(text: str | bytes) -> RequestDocument:
         if not isinstance(event, dict):
             raise UsageError(f"history event {position} is not an object", allowed=REQUEST_SHAPE)
         # A field is given for every event or for none: half a column of times would have no meaning.
-        # A field of one's own may be any; what the model does not know is refused by whoever knows the model.
-        known = (*HISTORY_FIELDS, *(key for key in history[0] if not suggest(key, HISTORY_FIELDS)))
+        # A field of one's own may have any name; what the model does not know is refused by whoever knows the model.
+        known = (*HISTORY_FIELDS, *history[0])
         _check_keys(event, known, f"history event {position}", needed=("item", *history[0]))
     fields = list(history[0]) if history else list(HISTORY_FIELDS)
     columns = {field: [event[field] for event in history] for field in fields}
@@ -74,6 +74,7 @@ class ScoringClient:
         self._timeout_s = timeout_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._datatypes: dict[str, str] = {}
+        self._shapes: dict[str, list[int]] = {}
         self.model = ""
 
     def score(
@@ -86,26 +87,37 @@ class ScoringClient:
         user: int | str | None = None,
         attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """One score per candidate, in their order. UsageError with the server's sentence where it refuses."""
+        """One score per candidate, in their order. UsageError with the server's sentence where it refuses.
+
+        A value of a field or an attribute may be None: it travels as missing.
+        """
         if not self.model:
             self._find_model()
-        columns = {f"history_{field}": values for field, values in history.items()}
-        columns["candidate_item"] = candidates
+        columns = {f"history_{field}": history[field] for field in history if field not in HISTORY_FIELDS}
         columns |= attributes or {}
+        columns |= {
+            name + PRESENT_SUFFIX: [value is not None for value in values]
+            for name, values in columns.items()
+            if any(value is None for value in values)
+        }
+        columns |= {f"history_{field}": history[field] for field in history if field in HISTORY_FIELDS}
+        columns["candidate_item"] = candidates
         columns |= {} if request_ms is None else {"request_time_ms": [request_ms]}
         columns |= {} if user is None else {"user": [user]}
         datatypes = {name: self._datatypes.get(name, "BYTES") for name in columns}
+        shapes = {name: [len(values), *self._shapes.get(name, [])[1:]] for name, values in columns.items()}
         if user is not None:
             datatypes["user"] = "BYTES" if isinstance(user, str) else "INT64"
         inputs: list[dict[str, Any]] = []
         chunks: list[bytes] = []
-        for name, values in columns.items():
-            entry: dict[str, Any] = {"name": name, "datatype": datatypes[name], "shape": [len(values)]}
+        for name, given in columns.items():
+            entry: dict[str, Any] = {"name": name, "datatype": datatypes[name], "shape": shapes[name]}
+            values = _flat(given, datatypes[name], shapes[name])
             if binary:
                 chunks.append(_to_binary(name, datatypes[name], values))
                 entry["parameters"] = {"binary_data_size": len(chunks[-1])}
             else:
-                entry["data"] = list(values)
+                entry["data"] = values
             inputs.append(entry)
         head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": binary}}).encode()
         headers = {"Inference-Header-Content-Length": str(len(head))} if binary else {}
@@ -119,6 +131,7 @@ class ScoringClient:
         self.model = stats["model_stats"][0]["name"]
         metadata = json.loads(self._call("GET", f"/v2/models/{quote(self.model, safe='')}")[0])
         self._datatypes = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
+        self._shapes = {tensor["name"]: tensor["shape"] for tensor in metadata["inputs"]}
 
     def _call(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -172,6 +185,15 @@ _WIRE_TYPES: dict[str, tuple[type, str, str]] = {
     "FP32": (float, "a number", "f"),
     "BOOL": (bool, "true or false", "?"),
 }
+
+
+def _flat(values: Sequence[Any], datatype: str, shape: Sequence[int]) -> list[Any]:
+    """Values end to end: vectors one after the other, lists as JSON, something harmless for what is missing."""
+    nothing: Any = {"BYTES": "", "BOOL": False, "FP32": 0.0, "FP64": 0.0}.get(datatype, 0)
+    if len(shape) == 2:
+        return [part for value in values for part in ([nothing] * shape[1] if value is None else value)]
+    texts = (json.dumps(value) if isinstance(value, list) else value for value in values)
+    return [nothing if value is None else value for value in texts]
 
 
 def _to_binary(name: str, datatype: str, values: Sequence[Any]) -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.bundle.signature import Signature
+from tackboard.core.config import suggest
 from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
 from tackboard.features.column import DTYPES, Column
@@ -27,6 +28,8 @@ HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
 """How attributes are named in a request: user_country, candidate_price, context_device."""
 ENTITIES = tuple(PREFIXES)
+PRESENT_SUFFIX = "_present"
+"""What the name of a mask ends with, where values travel as tensors: candidate_price_present."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,7 @@ class RequestReader:
         self.features = features
         plan = features.plan
         self.needs_request_time = plan.needs_request_time
+        self.needs_event_times = plan.needs_event_times
         self.history: dict[str, FeatureType] = {}
         """Columns of the history that the model reads."""
         self.attributes: dict[str, tuple[str, str, FeatureType]] = {}
@@ -90,11 +94,16 @@ class RequestReader:
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:
             if field not in allowed:
-                raise UsageError(f"history has a field {field!r}", allowed=f"allowed: {', '.join(allowed)}")
+                close = suggest(field, allowed)
+                raise UsageError(
+                    f"history has a field {field!r}",
+                    allowed=f"allowed: {', '.join(allowed)}",
+                    fix=f"did you mean {close!r}?" if close else "",
+                )
         items = item_ids(self.signature, history.get("item", ()), "history item")
         count = len(items)
         times = _times(history.get("time_ms"), count)
-        if "time_ms" not in history and self.features.plan.needs_event_times and count:
+        if "time_ms" not in history and self.needs_event_times and count:
             raise UsageError("history lacks time_ms", allowed="this model reads how old events are")
         order = np.argsort(times, kind="stable") if count else np.zeros(0, dtype=np.int64)
         if self._keep is not None:
@@ -171,6 +180,8 @@ def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field:
         return Column.of(type_, [None] * count)
     if len(values) != count:
         raise UsageError(f"{field} has {len(values)} values", allowed=f"allowed: {count}")
+    if isinstance(values, Column):
+        return values
     if isinstance(values, np.ndarray) and type_.kind in DTYPES and type_.kind != "string":
         wanted = np.dtype(DTYPES[type_.kind])
         shape = (count, type_.width) if type_.kind == "vector" else (count,)

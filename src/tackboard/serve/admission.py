@@ -235,11 +235,12 @@ class Admission(Generic[Request, Result]):
         if error is None:
             self._settle(job, result=result)
             return
-        self._on_model_error(error)
-        if isinstance(error, RequestError):
-            self._settle(job, error=error)
-        else:
-            self._settle(job, error=RequestError(500, "the model failed on this request"))
+        if not isinstance(error, RequestError):
+            self._on_model_error(error)
+            error = RequestError(500, "the model failed on this request")
+        elif error.status >= 500:
+            self._on_model_error(error)
+        self._settle(job, error=error)
 
 
 def describe_error(error: BaseException) -> str:

@@ -179,7 +179,9 @@ class Application:
             encoding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
             if encoding:
                 body = await self._decompress(body, encoding)
-            request = parse_infer(body, headers.get(b"inference-header-content-length"), self.limits)
+            json_length = headers.get(b"inference-header-content-length")
+            request = parse_infer(body, json_length, self.limits, self.model.skipped_inputs)
+            self.telemetry.trimmed(request.skipped_bytes)
             check_outputs(request, (OUTPUT_NAME,))
             score_request = self.model.read(request)
             parsed_ns = time.monotonic_ns()

@@ -1,12 +1,13 @@
 """The model as clients see it: a scorer in; names, tensors and descriptions out.
 
-Inputs are one user's history as four columns and the candidates as a fifth; the output is one score per candidate.
-The same `RequestReader` that the offline command uses turns the columns into a `ScoreRequest`, so both agree on every
-rule about ids, actions and lengths.
+Which tensors a model takes follows from its features; see `inputs`. The same `RequestReader` that the offline command
+uses turns them into a `ScoreRequest`, so both agree on every rule about ids, actions and lengths. What the features
+became can be logged for `tackboard features replay`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +15,11 @@ import numpy.typing as npt
 
 from tackboard.bundle.signature import Signature
 from tackboard.core.errors import DataError, UsageError
-from tackboard.scoring.request import HISTORY_FIELDS, RequestReader, ScoreRequest
-from tackboard.serve.errors import RequestError, bad_request, shown
+from tackboard.features.column import Column
+from tackboard.features.serving_log import FeatureLog
+from tackboard.scoring.request import RequestReader, ScoreRequest
+from tackboard.serve.errors import RequestError, bad_request
+from tackboard.serve.inputs import ModelInputs
 from tackboard.serve.protocol import InferRequest
 from tackboard.serve.routes import is_plain_name
 
@@ -24,19 +28,24 @@ PLATFORM = "tackboard"
 
 
 class ScorerLike(Protocol):
-    """What the server needs of a scorer: a signature, and scores for a request."""
+    """What the server needs of a scorer: what it reads, features of a request, and scores for them."""
 
     signature: Signature
     reader: RequestReader
 
-    def score(self, request: ScoreRequest) -> npt.NDArray[np.float32]:
+    def compute_features(self, request: ScoreRequest) -> Mapping[str, Column]:
+        """What the model reads of a request."""
+
+    def score_features(
+        self, features: Mapping[str, Column], candidate_items: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
         """One score per candidate."""
 
 
 class ServedModel:
-    """A scorer with a name and a version, behind the five input tensors of the protocol."""
+    """A scorer with a name and a version, behind the tensors of the protocol. `log` takes what was computed."""
 
-    def __init__(self, scorer: ScorerLike, *, max_candidates: int) -> None:
+    def __init__(self, scorer: ScorerLike, *, max_candidates: int, log: FeatureLog | None = None) -> None:
         self.scorer = scorer
         self.signature = scorer.signature
         self.name = self.signature.name
@@ -48,16 +57,14 @@ class ServedModel:
             )
         self.version = self.signature.version
         self.max_candidates = max_candidates
-        id_datatype = "BYTES" if self.signature.id_type == "string" else "INT64"
-        # History columns beyond the item may be left out; what is then assumed is the parser's business.
-        self.optional_inputs = ("history_action", "history_surface", "history_time_ms")
-        self.inputs = {
-            "history_item": id_datatype,
-            "history_action": "BYTES",
-            "history_surface": "BYTES",
-            "history_time_ms": "INT64",
-            "candidate_item": id_datatype,
-        }
+        self.log = log
+        self._num_unlogged = 0
+        self._inputs = ModelInputs(scorer.reader)
+
+    @property
+    def skipped_inputs(self) -> frozenset[str]:
+        """Inputs that are accepted and not read."""
+        return self._inputs.skipped
 
     def metadata(self) -> dict[str, Any]:
         """The protocol's description of the model."""
@@ -65,8 +72,11 @@ class ServedModel:
             "name": self.name,
             "versions": [self.version],
             "platform": PLATFORM,
-            "inputs": [_tensor_entry(name, datatype) for name, datatype in self.inputs.items()],
-            "outputs": [_tensor_entry(OUTPUT_NAME, "FP32")],
+            "inputs": [
+                {"name": name, "datatype": tensor.datatypes[0], "shape": tensor.shape}
+                for name, tensor in self._inputs.inputs.items()
+            ],
+            "outputs": [{"name": OUTPUT_NAME, "datatype": "FP32", "shape": [-1]}],
         }
 
     def config(self) -> dict[str, Any]:
@@ -78,10 +88,10 @@ class ServedModel:
             "version_policy": {"latest": {"num_versions": 1}},
             "max_batch_size": 0,
             "input": [
-                {**_config_entry(name, datatype), "optional": name in self.optional_inputs}
-                for name, datatype in self.inputs.items()
+                {**_config_entry(name, tensor.datatypes[0], tensor.shape), "optional": tensor.optional}
+                for name, tensor in self._inputs.inputs.items()
             ],
-            "output": [_config_entry(OUTPUT_NAME, "FP32")],
+            "output": [_config_entry(OUTPUT_NAME, "FP32", [-1])],
             "instance_group": [{"name": self.name, "kind": "KIND_CPU", "count": 1, "gpus": []}],
             "parameters": {
                 "max_history": {"string_value": str(self.signature.max_history)},
@@ -91,42 +101,54 @@ class ServedModel:
 
     def read(self, request: InferRequest) -> ScoreRequest:
         """The tensors of a request as one `ScoreRequest`; 400 where they are not what the model takes."""
-        for name in request.inputs:
-            if name not in self.inputs:
-                raise bad_request(f"there is no input {shown(name)}; allowed: {', '.join(self.inputs)}")
-        columns: dict[str, Any] = {}
-        for name, datatype in self.inputs.items():
-            tensor = request.inputs.get(name)
-            if tensor is None:
-                if name in self.optional_inputs:
-                    continue
-                raise bad_request(f"input {name} is missing")
-            if tensor.datatype != datatype:
-                raise bad_request(f"input {name} is {tensor.datatype}; this model takes {datatype}")
-            if len(tensor.shape) != 1:
-                raise bad_request(f"input {name} has {len(tensor.shape)} dimensions; this model takes one")
-            columns[name] = tensor.values
-        num_candidates = len(columns["candidate_item"])
-        if not 1 <= num_candidates <= self.max_candidates:
-            raise bad_request(f"candidate_item has {num_candidates} values; allowed: 1 to {self.max_candidates}")
-        history = {column: columns[f"history_{column}"] for column in HISTORY_FIELDS if f"history_{column}" in columns}
-        try:
-            return self.scorer.reader.read(history, columns["candidate_item"])
-        except (UsageError, DataError) as error:
-            raise bad_request(str(error).replace("\n", "; ")) from None
+        return self._inputs.read(request.inputs, self.max_candidates)
 
     def score(self, request: ScoreRequest) -> npt.NDArray[np.float32]:
         """Scores of the candidates; runs on the model's thread. 500 where a score is not a finite number."""
-        scores = np.asarray(self.scorer.score(request), dtype=np.float32)
-        if scores.shape != request.candidate_items.shape or not np.isfinite(scores).all():
-            raise RequestError(500, "the model gave scores that are not finite numbers, one per candidate")
+        features, scores = self._compute(request)
+        if self.log is not None:
+            self._log(self.log, request, features)
         return scores
+
+    def log_counts(self) -> dict[str, int]:
+        """How many requests had which outcome with the log of served features."""
+        if self.log is None:
+            return {}
+        return {
+            "logged": self.log.num_logged,
+            "dropped": self.log.num_dropped,
+            "without_user_or_time": self._num_unlogged,
+        }
 
     def warm_up(self) -> None:
         """Scores made-up requests of the smallest and a large size, so that no client pays for first-time work."""
         for num_events, num_candidates in ((0, 1), (self.signature.max_history, min(1000, self.max_candidates))):
             for _ in range(2):
-                self.score(self._made_up_request(num_events, num_candidates))
+                self._compute(self._made_up_request(num_events, num_candidates))
+
+    def _compute(self, request: ScoreRequest) -> tuple[Mapping[str, Column], npt.NDArray[np.float32]]:
+        try:
+            features = self.scorer.compute_features(request)
+        except (UsageError, DataError) as error:
+            # A value outside its declared range, say: it is the request's fault and not the model's.
+            raise bad_request(str(error).replace("\n", "; ")) from None
+        scores = np.asarray(self.scorer.score_features(features, request.candidate_items), dtype=np.float32)
+        if scores.shape != request.candidate_items.shape or not np.isfinite(scores).all():
+            raise RequestError(500, "the model gave scores that are not finite numbers, one per candidate")
+        return features, scores
+
+    def _log(self, log: FeatureLog, request: ScoreRequest, features: Mapping[str, Column]) -> None:
+        if request.user_id is None or request.request_ms is None:
+            # Nobody could compute it again without knowing who asked, and when.
+            self._num_unlogged += 1
+            return
+        log.offer(
+            user_id=request.user_id,
+            request_ms=request.request_ms,
+            item_ids=request.candidate_items,
+            features=features,
+            context=request.attributes.get("context"),
+        )
 
     def _made_up_request(self, num_events: int, num_candidates: int) -> ScoreRequest:
         as_text = self.signature.id_type == "string"
@@ -141,13 +163,9 @@ class ServedModel:
             "surface": [surfaces[-1]] * num_events,
             "time_ms": [60_000 * number for number in range(num_events)],
         }
-        return self.scorer.reader.read(history, ids(num_candidates))
+        return self.scorer.reader.read(history, ids(num_candidates), request_ms=60_000 * num_events, user=1)
 
 
-def _tensor_entry(name: str, datatype: str) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": [-1]}
-
-
-def _config_entry(name: str, datatype: str) -> dict[str, Any]:
+def _config_entry(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
     kind = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-    return {"name": name, "data_type": kind, "dims": [-1]}
+    return {"name": name, "data_type": kind, "dims": shape}

@@ -10,7 +10,7 @@ sequences, classification) answers 501.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +50,17 @@ class ProtocolLimits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One infer call: tensors by name, the outputs asked for (name to binary or not; empty means all)."""
+    """One infer call: tensors by name, the outputs asked for (name to binary or not; empty means all).
+
+    `skipped_bytes` is the size, as sent, of the tensors that nobody here reads.
+    """
 
     id: str | None
     timeout_us: int | None
     inputs: dict[str, Tensor]
     outputs: dict[str, bool]
     binary_by_default: bool
+    skipped_bytes: int = 0
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
@@ -80,8 +84,13 @@ def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
     return plain
 
 
-def parse_infer(body: bytes, header_length: bytes | None, limits: ProtocolLimits) -> InferRequest:
-    """An infer body as an `InferRequest`. `header_length` is the value of Inference-Header-Content-Length, if sent."""
+def parse_infer(
+    body: bytes, header_length: bytes | None, limits: ProtocolLimits, skipped: Collection[str] = ()
+) -> InferRequest:
+    """An infer body as an `InferRequest`. `header_length` is the value of Inference-Header-Content-Length, if sent.
+
+    Inputs named in `skipped` are neither decoded nor checked; their bytes are counted.
+    """
     json_bytes, raw = _split_body(body, header_length)
     envelope = _load_json(json_bytes, limits)
     if not isinstance(envelope, dict):
@@ -94,12 +103,14 @@ def parse_infer(body: bytes, header_length: bytes | None, limits: ProtocolLimits
         raise RequestError(501, "sequences are not supported")
     outputs = _parse_outputs(envelope.get("outputs"), limits)
     binary_by_default = _flag(parameters, "binary_data_output", "the request")
+    inputs, skipped_bytes = _parse_inputs(envelope.get("inputs"), raw, limits, skipped)
     return InferRequest(
         id=request_id,
         timeout_us=_timeout_us(parameters),
-        inputs=_parse_inputs(envelope.get("inputs"), raw, limits),
+        inputs=inputs,
         outputs={name: binary_by_default if wish is None else wish for name, wish in outputs.items()},
         binary_by_default=binary_by_default,
+        skipped_bytes=skipped_bytes,
     )
 
 
@@ -189,25 +200,35 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
     return True
 
 
-def _parse_inputs(entries: object, raw: memoryview, limits: ProtocolLimits) -> dict[str, Tensor]:
+def _parse_inputs(
+    entries: object, raw: memoryview, limits: ProtocolLimits, skipped: Collection[str]
+) -> tuple[dict[str, Tensor], int]:
+    """The tensors, and the bytes of those that were skipped."""
     inputs: dict[str, Tensor] = {}
-    offset = 0
+    offset = skipped_bytes = 0
     for name, entry, parameters in _named_entries(entries, "inputs", limits):
-        datatype = check_datatype(name, entry.get("datatype"))
-        shape = check_shape(name, entry.get("shape"), limits.max_body_bytes)
         size = parameters.get("binary_data_size")
+        is_read = name not in skipped
+        datatype = check_datatype(name, entry.get("datatype")) if is_read else ""
+        shape = check_shape(name, entry.get("shape"), limits.max_body_bytes) if is_read else ()
         if size is None:
-            inputs[name] = from_json(name, datatype, shape, entry.get("data"))
+            if is_read:
+                inputs[name] = from_json(name, datatype, shape, entry.get("data"))
+            else:
+                skipped_bytes += len(orjson.dumps(entry.get("data")))
             continue
         if "data" in entry:
             raise bad_request(f"tensor {shown(name)} has both data and binary_data_size")
         if type(size) is not int or not 0 <= size <= len(raw) - offset:
             raise bad_request(f"tensor {shown(name)} has a binary_data_size that the body does not hold")
-        inputs[name] = from_binary(name, datatype, shape, raw[offset : offset + size])
+        if is_read:
+            inputs[name] = from_binary(name, datatype, shape, raw[offset : offset + size])
+        else:
+            skipped_bytes += size
         offset += size
     if offset != len(raw):
         raise bad_request(f"the body has {len(raw) - offset} bytes that belong to no tensor")
-    return inputs
+    return inputs, skipped_bytes
 
 
 def _parse_outputs(entries: object, limits: ProtocolLimits) -> dict[str, bool | None]:

@@ -24,6 +24,7 @@ import uvicorn
 from tackboard.core.config import check
 from tackboard.core.errors import UsageError
 from tackboard.core.progress import say
+from tackboard.features.serving_log import FeatureLog
 from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.admission import Admission, AdmissionConfig
 from tackboard.serve.app import Application, Scores
@@ -71,11 +72,17 @@ class Server:
     """A server for one scorer. `run` blocks until it has stopped; the other methods may be called from any thread."""
 
     def __init__(
-        self, scorer: ScorerLike, config: ServeConfig, on_ready: Callable[[str], None] = lambda _url: None
+        self,
+        scorer: ScorerLike,
+        config: ServeConfig,
+        on_ready: Callable[[str], None] = lambda _url: None,
+        feature_log: FeatureLog | None = None,
     ) -> None:
         self.config = config
-        self.model = ServedModel(scorer, max_candidates=config.max_candidates)
-        self.telemetry = Telemetry(self.model.name, self.model.version, lambda: self.admission.num_waiting)
+        self.model = ServedModel(scorer, max_candidates=config.max_candidates, log=feature_log)
+        self.telemetry = Telemetry(
+            self.model.name, self.model.version, lambda: self.admission.num_waiting, self.model.log_counts
+        )
         self.admission: Admission[ScoreRequest, Scores] = Admission(
             self.model.score,
             config.admission,
@@ -97,7 +104,10 @@ class Server:
             asyncio.run(self._serve(listener))
         finally:
             listener.close()
-        return self.admission.stop()
+        ended = self.admission.stop()
+        if self.model.log is not None and not self.model.log.close():
+            say("gave up writing the log of served features")
+        return ended
 
     def drain(self) -> None:
         """Begins to stop, as SIGTERM does; a second call stops at once. Does nothing to a server that has stopped."""

@@ -8,16 +8,19 @@ so the number of series is fixed. All methods are called on the event loop's thr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF_STATUS = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
 SHED_REASONS = ("queue_full", "memory", "draining", "connections")
 EXPIRED_STAGES = ("queue", "compute")
+LOG_OUTCOMES = ("logged", "dropped", "without_user_or_time")
 CLOSED_REASONS = ("header_deadline", "body_deadline", "header_size", "chunk_size", "body_size", "pipeline", "malformed")
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
@@ -61,12 +64,23 @@ class _ModelStatistics:
     compute_output: Duration = field(default_factory=Duration)
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURE_REASONS, 0))
     last_inference_ms: int = 0
+    trimmed_bytes: int = 0
 
 
 class Telemetry:
-    """Counts for one served model. `pending` tells how many requests wait, when someone asks."""
+    """Counts for one served model.
 
-    def __init__(self, model: str, version: str, pending: Callable[[], int] = lambda: 0) -> None:
+    `pending` tells how many requests wait, and `feature_log` how many requests had which of LOG_OUTCOMES, when someone
+    asks.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        pending: Callable[[], int] = lambda: 0,
+        feature_log: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         disable_created_metrics()
         self.model = model
         self.version = version
@@ -93,6 +107,10 @@ class Telemetry:
         self._expired = Counter("tackboard_deadline_expired_total", "Deadlines passed", ["stage"], registry=registry)
         self._closed = Counter("tackboard_connections_closed_total", "Closed by a limit", ["reason"], registry=registry)
         self._ready = Gauge("tackboard_ready", "1 while new requests are taken", registry=registry)
+        self._trimmed = Counter(
+            "tackboard_trimmed_bytes_total", "Bytes of inputs that the model does not read", registry=registry
+        )
+        registry.register(_LogCollector(feature_log))
         # Every series exists from the start, so that a rate over a counter that never moved is 0 and not absent.
         for counter, labels in (
             (self._shed, SHED_REASONS),
@@ -135,6 +153,11 @@ class Telemetry:
         """A connection closed by one of its limits; `reason` is one of CLOSED_REASONS."""
         self._closed.labels(reason).inc()
 
+    def trimmed(self, num_bytes: int) -> None:
+        """Inputs of a request that were skipped because the model does not read them."""
+        self._statistics.trimmed_bytes += num_bytes
+        self._trimmed.inc(num_bytes)
+
     def set_ready(self, *, ready: bool) -> None:
         """Whether new requests are taken."""
         self._ready.set(1 if ready else 0)
@@ -157,6 +180,7 @@ class Telemetry:
             "execution_count": now.compute_infer.count,
             "inference_stats": {**times, "cache_hit": Duration().as_json(), "cache_miss": Duration().as_json()},
             "batch_stats": [{"batch_size": 1, **compute}] if now.compute_infer.count else [],
+            "trimmed_bytes": now.trimmed_bytes,
         }
 
     def prometheus_text(self) -> bytes:
@@ -195,6 +219,23 @@ class Telemetry:
             name = f"nv_inference_{part}_duration_us"
             add(name, "counter", f"Time of answered requests: {part}", {label: duration.ns // 1000})
         return "\n".join(lines) + "\n"
+
+
+class _LogCollector(Collector):
+    """The log of served features counts by itself, on other threads; its numbers are read when someone asks."""
+
+    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """One counter with a series per outcome."""
+        counts = self._counts()
+        family = CounterMetricFamily(
+            "tackboard_feature_log_total", "Requests for the log of served features", labels=["outcome"]
+        )
+        for outcome in LOG_OUTCOMES:
+            family.add_metric([outcome], counts.get(outcome, 0))
+        yield family
 
 
 def _escape(value: str) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tackboard.bundle.signature import KIND, Signature, read_bundle, write_signature
+from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, read_bundle, write_signature
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.manifest import MANIFEST, write_manifest
 
 SIGNATURE = Signature(
-    format_version=1,
+    format_version=FORMAT_VERSION,
     name="small",
     version="2",
     id_type="string",
@@ -25,6 +25,7 @@ SIGNATURE = Signature(
     model={"config_class": "tackboard.models.pinfm:PinFMConfig", "config": {}},
     tables={},
     lineage={"step": 3},
+    reads=("history.item", "hour"),
 )
 
 
@@ -50,6 +51,12 @@ def test_round_trip(folder: Path) -> None:
     assert read_bundle(folder).vocabulary.action_indices(["save"]).tolist() == [2]
 
 
+def test_version_1_says_nothing_of_what_it_reads(folder: Path) -> None:
+    rewrite(folder, {"format_version": 1, "reads": "drop"})
+    signature = read_bundle(folder)
+    assert (signature.format_version, signature.reads) == (1, ())
+
+
 def test_a_damaged_signature_is_named(folder: Path) -> None:
     text = (folder / "signature.json").read_text()
     (folder / "signature.json").write_text(text.replace("save", "save"[::-1]))
@@ -58,8 +65,8 @@ def test_a_damaged_signature_is_named(folder: Path) -> None:
 
 
 def test_a_newer_signature_is_refused_even_with_fields_we_do_not_know(folder: Path) -> None:
-    rewrite(folder, {"format_version": 2, "quantum": True})
-    with pytest.raises(DataError, match="signature version 2") as caught:
+    rewrite(folder, {"format_version": 3, "quantum": True})
+    with pytest.raises(DataError, match="signature version 3") as caught:
         read_bundle(folder)
     assert caught.value.fix == "use a newer tackboard"
 
@@ -73,6 +80,8 @@ def test_a_newer_signature_is_refused_even_with_fields_we_do_not_know(folder: Pa
         {"actions": "click"},
         {"name": "drop"},
         {"version": 2},
+        {"reads": "history.item"},
+        {"reads": [3]},
     ],
 )
 def test_what_is_no_signature_is_refused_by_name(folder: Path, changes: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from tackboard.checkpoint.store import CheckpointStore, find_checkpoint, load_checkpoint
 from tackboard.core.errors import CorruptFileError, DataError
-from tackboard.core.manifest import write_manifest
+from tackboard.core.manifest import verify_manifest, write_manifest
 
 Groups = dict[str, dict[str, torch.Tensor]]
 
@@ -50,6 +51,19 @@ def test_round_trip(store: CheckpointStore) -> None:
             assert torch.equal(checkpoint.tensors[group][name], tensor)
             assert checkpoint.tensors[group][name].dtype == tensor.dtype
     assert set(load_checkpoint(path, groups=("dense",)).tensors) == {"dense"}
+
+
+def test_documents_lie_beside_the_state_and_are_verified(store: CheckpointStore) -> None:
+    documents = {"features.json": {"name": "é", "nodes": [1, None]}, "more.json": {}}
+    path = store.save(3, groups_of(1.5), {"step": 3}, documents)
+    assert json.loads((path / "features.json").read_text()) == documents["features.json"]
+    assert json.loads((path / "more.json").read_text()) == {}
+    assert {entry["name"] for entry in verify_manifest(path, "checkpoint")["files"]} >= {"features.json", "more.json"}
+    assert set(load_checkpoint(path).tensors) == set(groups_of(0))
+    damage(path / "features.json")
+    with pytest.raises(CorruptFileError, match=r"features\.json"):
+        load_checkpoint(path)
+    assert store.find_latest() is None
 
 
 def test_latest_is_the_newest_and_two_are_kept(store: CheckpointStore) -> None:

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 from tackboard.bundle.signature import Signature
 from tackboard.cli.score import score
 from tackboard.core.errors import ConfigError, UsageError
+from tackboard.features.standard import standard_features
 from tackboard.scoring.client import ScoringClient
+from tackboard.scoring.request import RequestReader
 from tackboard.scoring.scorer import Scorer
 
 REQUEST = {"history": [{"item": 1, "action": "click", "surface": "home", "time_ms": 5}], "candidates": [10, 30, 20, 7]}
@@ -33,6 +35,7 @@ class IdScorer:
         tables={},
         lineage={},
     )
+    reader = RequestReader(signature, standard_features(signature.vocabulary, 4))
 
     def score(self, request: Any) -> np.ndarray:
         return (request.candidate_items % 10).astype(np.float32)
@@ -81,14 +84,15 @@ def test_a_table_of_the_best(app: typer.Typer) -> None:
 def test_a_server_is_asked(app: typer.Typer, request_file: str, monkeypatch: pytest.MonkeyPatch, binary: bool) -> None:
     asked: list[Any] = []
 
-    def answer(self: ScoringClient, history: Any, candidates: Any, *, binary: bool) -> np.ndarray:
-        asked.append((self.url, history["item"], candidates, binary))
+    def answer(self: ScoringClient, history: Any, candidates: Any, *, binary: bool, **more: Any) -> np.ndarray:
+        asked.append((self.url, history["item"], candidates, binary, more.get("request_ms"), more.get("user")))
         self.model = "remote"
         return np.array([4, 3, 2, 1], dtype=np.float32)
 
     monkeypatch.setattr(ScoringClient, "score", answer)
-    result = run(app, request_file, "--url", "http://127.0.0.1:9", "--json", *(["--binary"] if binary else []))
-    assert asked == [("http://127.0.0.1:9", [1], [10, 30, 20, 7], binary)]
+    more = ["--binary"] if binary else []
+    result = run(app, request_file, "--url", "http://127.0.0.1:9", "--json", *more)
+    assert asked == [("http://127.0.0.1:9", [1], [10, 30, 20, 7], binary, None, None)]
     content = json.loads(result.stdout)
     assert content["model"] == "remote"
     assert [entry["item"] for entry in content["ranked"]] == [10, 30, 20, 7]
@@ -120,5 +124,8 @@ def test_wrong_requests_are_told(app: typer.Typer, tmp_path: Path) -> None:
     assert "cannot be read" in str(result.exception)
     result = run(app, "-", *offline, text='{"history": [], "candidates": ["a"]}')
     assert isinstance(result.exception, UsageError)
+    result = run(app, "-", *offline, text='{"history": [{"item": 1, "tim_ms": 1}], "candidates": [1]}')
+    assert isinstance(result.exception, UsageError)
+    assert "did you mean 'time_ms'?" in str(result.exception)
     result = run(app, "-", *offline, "--top-k", "0", text="{}")
     assert isinstance(result.exception, ConfigError)

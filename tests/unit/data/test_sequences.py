@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from tackboard.core.errors import ConfigError, CorruptFileError, DataError
 from tackboard.core.hashing import string_id
 from tackboard.data.sequences import Sequences, last_positive, load_sequences
+from tackboard.events.dataset import open_dataset
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.backfill import backfill
+from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Context, Events, Int, Request, String, User, sequence
@@ -291,3 +294,29 @@ def test_what_the_data_does_not_have_is_named_with_the_feature(
             load_sequences(dataset, features=reading(own))
         assert f"feature {own.reads()[0]} (" in caught.value.got
         assert "test_sequences.py:" in caught.value.got
+
+
+def test_what_a_backfill_has_computed_is_read_and_not_computed_again(
+    tmp_path: Path, make_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_dataset(tmp_path, LOG)
+    own = FeatureSet("own", n=events.count(), hour=request.time.hour("UTC"), young=events.within(1500).count())
+    computed = load_sequences(dataset, features=reading(own))
+    changed = FeatureSet("own", n=events.count(), hour=request.time.hour("UTC"), young=events.within(1).count())
+    backfill(open_dataset(dataset), changed, quiet=True)
+    asked: list[list[str]] = []
+    honest = BatchExecutor.compute
+
+    def compute(self: BatchExecutor, rows: Rows) -> dict[str, Column]:
+        asked.append(list(self.plan.features))
+        return honest(self, rows)
+
+    monkeypatch.setattr(BatchExecutor, "compute", compute)
+    sequences = load_sequences(dataset, features=reading(own))
+    assert asked == [["young"]]  # the only one whose definition differs from what lies there
+    assert set(sequences.request) == set(computed.request) == {"n", "hour", "young"}
+    for name, column in computed.request.items():
+        assert len(differing_rows(sequences.request[name], column)) == 0
+    asked.clear()
+    load_sequences(dataset, features=reading(changed))
+    assert asked == []

@@ -106,10 +106,9 @@ def test_a_model_is_ranked_by_the_scores_a_server_would_give(
     scorer = Scorer.load(tiny_bundle, num_threads=1)
     data = tiny_sequences
     for user in users:
-        events = slice(max(data.offsets[user], data.train_ends[user] - 8), data.train_ends[user])
-        request = ScoreRequest(
-            data.item_ids[events], data.actions[events], data.surfaces[events], data.times_ms[events], data.catalogue
-        )
+        events = np.arange(max(data.offsets[user], data.train_ends[user] - 8), data.train_ends[user])
+        history = {name: column.take(events) for name, column in data.events.columns.items()}
+        request = ScoreRequest(history=history, candidate_items=data.catalogue)
         assert scorer.score(request) == pytest.approx(ranked[user], abs=1e-4)
 
 

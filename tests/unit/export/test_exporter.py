@@ -17,6 +17,7 @@ from tackboard.checkpoint.store import CheckpointStore, find_checkpoint, load_ch
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.export.exporter import export_bundle
+from tackboard.features.feature_set import read_features
 
 
 @pytest.fixture
@@ -60,10 +61,34 @@ def test_only_data_lies_in_a_bundle_and_nothing_of_this_machine(trained_run: Run
         "MANIFEST.json",
         "card.md",
         "dense.safetensors",
+        "features.json",
         "signature.json",
         "tables/item_tables.weight.safetensors",
     }
-    assert str(trained_run.path.parent) not in (tiny_bundle / "signature.json").read_text()
+    for name in ("signature.json", "features.json"):
+        assert str(trained_run.path.parent) not in (tiny_bundle / name).read_text()
+        assert "/" not in (tiny_bundle / "features.json").read_text()  # no path of anybody's file of features
+
+
+def test_the_bundle_says_what_its_model_reads(trained_run: RunDirectory, tiny_bundle: Path) -> None:
+    signature, features = read_bundle(tiny_bundle), read_features(tiny_bundle)
+    trained_with = read_features(find_checkpoint(trained_run.path))
+    assert features is not None and trained_with is not None
+    assert features.hash == trained_with.hash
+    assert signature.format_version == 2
+    assert signature.reads == ("history.item", "history.action", "history.surface", "history.gap")
+    assert tuple(features.reads()) == signature.reads
+    assert features.plan.newest_events == signature.max_history
+
+
+def test_a_checkpoint_from_before_features_is_exported_with_the_standard_ones(
+    remake: Callable[..., Path], tiny_bundle: Path, tmp_path: Path
+) -> None:
+    path = remake()
+    assert read_features(path) is None
+    export_bundle(path, tmp_path / "out", name="tiny", version="3", tables="fp32")
+    assert (tmp_path / "out" / "features.json").read_bytes() == (tiny_bundle / "features.json").read_bytes()
+    assert read_bundle(tmp_path / "out").reads == read_bundle(tiny_bundle).reads
 
 
 def test_fp16_halves_the_tables_and_stays_close(trained_run: RunDirectory, tiny_bundle: Path, tmp_path: Path) -> None:

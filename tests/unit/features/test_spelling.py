@@ -157,7 +157,11 @@ def test_long_calls_are_broken_into_lines() -> None:
 
 def test_a_deep_plan_is_spelt_line_by_line_and_grows_no_faster_than_the_plan() -> None:
     nodes: list[dict[str, Any]] = [
-        {"op": "source", "args": [], "params": {"entity": "item", "column": "n", "type": {"kind": "int"}}}
+        {
+            "op": "source",
+            "args": [],
+            "params": {"entity": "item", "column": "n", "type": {"kind": "int", "nullable": True}},
+        }
     ]
     for number in range(5000):
         nodes.append({"op": "add", "args": [number, number if number % 2 else 0], "params": {}})

@@ -1,7 +1,8 @@
-"""The standard history: gaps against exact whole-number arithmetic, what a model may read, and how sets are combined."""
+"""The standard history: gaps against exact whole numbers, what a model may read, and how sets are combined."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_the_newest_events_are_kept_and_the_first_of_them_has_no_gap() -> None:
     found = history_of(standard_features(VOCABULARY, 2), [1, 2, 3], [0, 10**6, 10**6 + 3000])
     assert found["item"] == [2, 3]
     assert found["gap"] == [0, 2]
-    assert history_of(standard_features(VOCABULARY, 2), [], []) == dict.fromkeys(found, [])
+    assert history_of(standard_features(VOCABULARY, 2), [], []) == {name: [] for name in found}
 
 
 EDGES = [
@@ -96,7 +97,7 @@ def test_gap_buckets_at_their_edges(gaps: list[int]) -> None:
 @settings(max_examples=60)
 def test_gap_buckets_of_any_times(times: list[int]) -> None:
     found = history_of(standard_features(VOCABULARY), list(range(len(times))), times)
-    gaps = [0, *(later - earlier for earlier, later in zip(times, times[1:], strict=False))][: len(times)]
+    gaps = [0, *(later - earlier for earlier, later in itertools.pairwise(times))][: len(times)]
     assert found["gap"] == [exact_bucket(gap) for gap in gaps]
 
 

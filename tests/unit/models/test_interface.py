@@ -14,7 +14,8 @@ from tackboard.batch import HashConfig
 from tackboard.core.errors import ConfigError, DataError, UsageError
 from tackboard.core.user_code import load_code
 from tackboard.events.vocabulary import Vocabulary
-from tackboard.models.interface import build_model, describe_model, restore_config
+from tackboard.features.language import Events, FeatureSet
+from tackboard.models.interface import build_model, describe_model, features_of, restore_config
 from tackboard.models.pinfm import PinFM, PinFMConfig
 
 VOCABULARY = Vocabulary(actions=("click",), surfaces=("home",))
@@ -133,6 +134,26 @@ class Config:
 
     def build(self, vocabulary: Vocabulary) -> Any:
         return self.model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadingConfig(Config):
+    reads: tuple[str, ...] = ("history.item", "history.gap", "num_before")
+
+
+def test_a_model_reads_what_its_config_says_or_the_standard_columns() -> None:
+    assert features_of(Config(model=None), VOCABULARY).reads() == [
+        "history.item",
+        "history.action",
+        "history.surface",
+        "history.time",
+    ]
+    own = FeatureSet("own", num_before=Events().count(), unread=Events().distinct(Events().item))
+    features = features_of(ReadingConfig(model=None), VOCABULARY, own)
+    assert features.reads() == ["history.item", "history.gap", "num_before"]
+    assert features.plan.trimmed(["history"]).newest_events == 5
+    with pytest.raises(UsageError, match="there is no feature num_before"):
+        features_of(ReadingConfig(model=None), VOCABULARY)
 
 
 def test_a_model_without_the_methods_is_refused_by_name() -> None:

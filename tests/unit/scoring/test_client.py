@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
 
 from tackboard.bundle.signature import Signature
 from tackboard.core.errors import TackboardError, UsageError
+from tackboard.core.hashing import string_id
+from tackboard.features.column import Column
+from tackboard.features.language import Events, FeatureSet, Int, String, User
+from tackboard.features.standard import standard_features
 from tackboard.scoring.client import ScoringClient, read_request
+from tackboard.scoring.request import RequestReader, ScoreRequest
 from tackboard.serve.server import ServeConfig, Server
 
 HISTORY = {"item": [1, 2], "action": ["click", "save"], "surface": ["home", "new"], "time_ms": [5, 6]}
@@ -36,29 +41,50 @@ class CountingScorer:
             tables={},
             lineage={},
         )
+        own = FeatureSet(
+            "own",
+            country=User(country=String()).country.fill_missing("").hash_id(),
+            dwell=Events(dwell_ms=Int()).sum(Events(dwell_ms=Int()).dwell_ms.fill_missing(0)),
+        )
+        vocabulary = self.signature.vocabulary
+        self.reader = RequestReader(self.signature, own.merged(standard_features(vocabulary, 8)))
+        self.seen: list[ScoreRequest] = []
 
-    def score(self, request: Any) -> np.ndarray:
-        if len(request.candidate_items) == 13:
+    def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
+        self.seen.append(request)
+        return {"item": request.history["item"]}
+
+    def score_features(self, features: Mapping[str, Column], candidate_items: np.ndarray) -> np.ndarray:
+        if len(candidate_items) == 13:
             raise ValueError("13")
-        return np.arange(len(request.candidate_items), dtype=np.float32) / 3 + len(request.history_items)
+        return np.arange(len(candidate_items), dtype=np.float32) / 3 + len(features["item"])
+
+
+class Served(NamedTuple):
+    """A running server."""
+
+    url: str
+    id_type: str
+    scorer: CountingScorer
 
 
 @pytest.fixture(scope="module", params=["int64", "string"])
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     ready = threading.Event()
     config = ServeConfig(port=0, token=TOKEN)
-    server = Server(CountingScorer(request.param), config, on_ready=lambda _url: ready.set())
+    scorer = CountingScorer(request.param)
+    server = Server(scorer, config, on_ready=lambda _url: ready.set())
     thread = threading.Thread(target=server.run)
     thread.start()
     assert ready.wait(10)
-    yield server.url, request.param
+    yield Served(server.url, request.param, scorer)
     server.drain()
     thread.join(10)
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_scores_come_back_in_order(served: tuple[str, str], binary: bool) -> None:
-    url, id_type = served
+def test_scores_come_back_in_order(served: Served, binary: bool) -> None:
+    url, id_type, _ = served
     client = ScoringClient(url, token=TOKEN)
     history: dict[str, list[Any]] = dict(HISTORY)
     candidates: list[Any] = [7, 8, 9, 7]
@@ -72,8 +98,23 @@ def test_scores_come_back_in_order(served: tuple[str, str], binary: bool) -> Non
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_the_servers_sentence_reaches_the_user(served: tuple[str, str], binary: bool) -> None:
-    url, id_type = served
+def test_all_that_a_request_holds_arrives(served: Served, binary: bool) -> None:
+    client = ScoringClient(served.url, token=TOKEN)
+    items, candidates = ([1, 2], [7]) if served.id_type == "int64" else (["a", "b"], ["c"])
+    history: dict[str, list[Any]] = {"item": items, "time_ms": [6, 5], "dwell_ms": [3, 4]}
+    client.score(
+        history, candidates, binary=binary, request_ms=99, user="anna", attributes={"user_country": ["größer"]}
+    )
+    seen = served.scorer.seen[-1]
+    assert (seen.request_ms, seen.user_id) == (99, string_id("anna"))
+    assert seen.attributes["user"]["country"].to_pylist() == ["größer"]
+    assert seen.history["dwell_ms"].to_pylist() == [4, 3]
+    assert seen.history["time"].to_pylist() == [5, 6]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_servers_sentence_reaches_the_user(served: Served, binary: bool) -> None:
+    url, id_type, _ = served
     client = ScoringClient(url, token=TOKEN)
     wrong, right = ("a", 1) if id_type == "int64" else (1, "a")
     with pytest.raises(UsageError, match="candidate_item"):
@@ -85,7 +126,7 @@ def test_the_servers_sentence_reaches_the_user(served: tuple[str, str], binary: 
     assert caught.value.exit_code == 1
 
 
-def test_the_token_is_needed(served: tuple[str, str]) -> None:
+def test_the_token_is_needed(served: Served) -> None:
     with pytest.raises(UsageError, match=r"\(401\)"):
         ScoringClient(served[0]).score({"item": []}, [1])
 
@@ -134,11 +175,26 @@ def test_wrong_addresses(url: str) -> None:
 
 def test_a_request_file_becomes_columns() -> None:
     events = [{"item": 1, "action": "click", "surface": "home", "time_ms": 5}]
-    history, candidates = read_request(json.dumps({"history": events, "candidates": [3, 4]}))
+    history, candidates, more = read_request(json.dumps({"history": events, "candidates": [3, 4]}))
     assert history == {"item": [1], "action": ["click"], "surface": ["home"], "time_ms": [5]}
     assert candidates == [3, 4]
+    assert more.get("attributes", {}) == {}
+    assert not {"request_ms", "user"} & set(more)
     assert read_request('{"history": [{"item": "a"}, {"item": "b"}], "candidates": ["c"]}')[0] == {"item": ["a", "b"]}
     assert read_request('{"history": [], "candidates": [1]}')[0]["item"] == []
+
+
+def test_a_request_file_may_hold_more() -> None:
+    text = {
+        "history": [{"item": 1, "dwell_ms": 7}, {"item": 2, "dwell_ms": None}],
+        "candidates": [3],
+        "request_time_ms": 99,
+        "user": "anna",
+        "attributes": {"user_country": ["de"], "candidate_price": [None]},
+    }
+    found = read_request(json.dumps(text))
+    assert found.history == {"item": [1, 2], "dwell_ms": [7, None]}
+    assert found.more == {"request_ms": 99, "user": "anna", "attributes": text["attributes"]}
 
 
 @pytest.mark.parametrize(
@@ -152,8 +208,11 @@ def test_a_request_file_becomes_columns() -> None:
         ('{"history": [], "candidate": []}', "did you mean 'candidates'"),
         ('{"history": {}, "candidates": []}', "must be lists"),
         ('{"history": [1], "candidates": []}', "event 0 is not an object"),
-        ('{"history": [{"item": 1, "tim_ms": 1}], "candidates": []}', "did you mean 'time_ms'"),
         ('{"history": [{"action": "x"}], "candidates": []}', "event 0 lacks item"),
+        ('{"history": [{"item": 1}, {"item": 2, "dwell": 3}], "candidates": []}', "event 1 has the unknown key"),
+        ('{"history": [], "candidates": [], "request_time": 1}', "did you mean 'request_time_ms'"),
+        ('{"history": [], "candidates": [], "attributes": [1]}', "attributes must be lists by name"),
+        ('{"history": [], "candidates": [], "attributes": {"user_country": "de"}}', "must be lists by name"),
         ('{"history": [{"item": 1, "time_ms": 1}, {"item": 2}], "candidates": []}', "event 1 lacks time_ms"),
     ],
 )

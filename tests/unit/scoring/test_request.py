@@ -32,7 +32,6 @@ from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import DEFAULT_READS, features_for_model, standard_features
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
-
 events, user, item, request, context = (
     Events(dwell_ms=Int(minimum=0), query=String()),
     User(country=String(), born=Time(), score=Float(minimum=-1, maximum=1), liked=List(Id), is_new=Bool(default=True)),
@@ -193,6 +192,12 @@ def test_every_error_names_its_field(history: dict[str, Any], candidates: list[A
         reader_of().read(history, candidates)
     assert len(str(caught.value).splitlines()) <= 3
     assert "secret" not in str(caught.value)
+
+
+def test_a_field_with_a_typo_gets_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="history has a field 'tim_ms'") as caught:
+        reader_of().read({"item": [1], "tim_ms": [1]}, [1])
+    assert caught.value.fix == "did you mean 'time_ms'?"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -16,17 +17,21 @@ from safetensors.torch import load_file, save_file
 from tackboard.batch import item_rows, make_batch
 from tackboard.bundle.signature import KIND
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
-from tackboard.core.errors import CorruptFileError, UsageError
+from tackboard.core.errors import ConfigError, CorruptFileError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.user_code import load_code
-from tackboard.data.sequences import Sequences
+from tackboard.data.sequences import load_sequences
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.export.exporter import export_bundle
+from tackboard.features.column import Column, differing_rows
+from tackboard.features.feature_set import FILE_NAME, FeatureSet, read_features
+from tackboard.features.standard import standard_features
+from tackboard.features.types import ID, STRING, TIME
 from tackboard.models.interface import build_model, restore_config
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
-from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.config import RunConfig, config_to_json, features_for
 from tackboard.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
@@ -94,7 +99,9 @@ def test_a_candidate_scores_the_same_in_any_company(tiny_bundle: Path) -> None:
         assert alone[0] == pytest.approx(together[place], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dense.safetensors", "tables/item_tables.weight.safetensors", "features.json", "card.md", MANIFEST])
+@pytest.mark.parametrize(
+    "name", ["dense.safetensors", "tables/item_tables.weight.safetensors", "features.json", "card.md", MANIFEST]
+)
 def test_one_flipped_bit_is_found_on_load_and_the_file_named(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, copy)
@@ -117,6 +124,116 @@ def test_parameters_that_do_not_fit_are_refused(tiny_bundle: Path, tmp_path: Pat
     with pytest.raises(CorruptFileError, match="does not fit its model") as caught:
         Scorer.load(copy)
     assert "start" in caught.value.got
+
+
+def train(config: RunConfig, run: RunDirectory) -> None:
+    features = features_for(config)
+    sequences = load_sequences(config.data.dataset, config.data.positive_actions, features=features)
+    Trainer(config, run, sequences).train(quiet=True)
+
+
+FEATURES = """
+from tackboard.features.language import Context, Events, FeatureSet, Request, String
+events, request, context = Events(), Request(), Context(device=String())
+features = FeatureSet(
+    "own",
+    hour=request.time.hour("UTC") / 12.0 - 1.0,
+    busy=events.within(3_000_000).count().log1p(),
+    is_phone=(context.device == "phone").fill_missing(False),
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def featured(
+    tmp_path_factory: pytest.TempPathFactory, tiny_config: Callable[..., RunConfig], make_dataset: Callable[..., Path]
+) -> Path:
+    """A bundle whose model reads three features of the request beside the history."""
+    folder = tmp_path_factory.mktemp("featured")
+    (folder / "features.py").write_text(FEATURES)
+    log = [(row % 5, row * row % 23, "click" if row % 3 else "save", "home", 1_000_000 * row) for row in range(60)]
+    contexts = pa.array([f'{{"device": "{"phone" if row % 2 else "tv"}"}}' for row in range(60)])
+    config = tiny_config(
+        f"data.dataset={make_dataset(folder, log, fields={'context': contexts})}",
+        f"data.features={folder / 'features.py'}",
+        'model.request_features=["hour","busy","is_phone"]',
+    )
+    run = RunDirectory.create(folder / "runs", "own", config_to_json(config))
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    train(config, run)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    export_bundle(find_checkpoint(run.path), folder / "bundle", name="own", version="1", tables="fp32")
+    return folder / "bundle"
+
+
+def test_features_of_the_request_reach_the_model(featured: Path) -> None:
+    scorer = Scorer.load(featured, num_threads=1)
+    history = {"item": [3, 17], "time_ms": [1_000_000, 5_000_000]}
+
+    def score(hour: int, device: str | None = None) -> NDArray[np.float32]:
+        more = {} if device is None else {"context_device": [device]}
+        return scorer.score(scorer.reader.read(history, [5, 3, 8], request_ms=3_600_000 * hour, attributes=more))
+
+    assert scorer.features.reads()[-3:] == ["hour", "busy", "is_phone"]
+    assert np.abs(score(3) - score(20)).max() > 1e-4
+    assert np.abs(score(3) - score(3, "phone")).max() > 1e-4
+    assert score(3) == pytest.approx(score(3, "tv"), abs=1e-6)
+    assert np.abs(score(1) - score(2)).max() > 1e-4  # one event lies within 50 minutes of 01:00, none of 02:00
+    with pytest.raises(UsageError, match="request_time_ms is missing"):
+        scorer.reader.read(history, [5])
+
+
+def test_scores_are_those_of_the_features(featured: Path) -> None:
+    """What a server logs of a request is enough to score it again."""
+    scorer = Scorer.load(featured, num_threads=1)
+    request = scorer.reader.read({"item": [3, 17], "time_ms": [1, 2]}, [5, 3], request_ms=7_200_000)
+    features = scorer.compute_features(request)
+    assert {name: column.to_pylist() for name, column in features.items() if name != "history"} == {
+        "hour": [2 / 12.0 - 1.0],
+        "busy": [0.0],
+        "is_phone": [False],
+    }
+    assert features["history"].to_pylist()[0]["item"] == [3, 17]
+    assert np.array_equal(scorer.score_features(features, request.candidate_items), scorer.score(request))
+    again = scorer.compute_features(request)
+    assert all(len(differing_rows(features[name], again[name])) == 0 for name in features)
+
+
+def remake(bundle: Path, copy: Path, *, features: FeatureSet | None = None) -> Path:
+    """A copy of a bundle with other features, or none, under a manifest that fits."""
+    shutil.copytree(bundle, copy)
+    (copy / FILE_NAME).unlink()
+    if features is not None:
+        features.write(copy)
+    (copy / MANIFEST).unlink()
+    write_manifest(copy, KIND)
+    return copy
+
+
+def test_a_bundle_without_features_reads_the_standard_ones(tiny_bundle: Path, tmp_path: Path) -> None:
+    old = Scorer.load(remake(tiny_bundle, tmp_path / "old"), num_threads=1)
+    new = Scorer.load(tiny_bundle, num_threads=1)
+    assert old.features.hash == new.features.hash
+    assert np.array_equal(old.score(REQUEST), new.score(REQUEST))
+
+
+def test_features_that_the_model_cannot_read_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    """More events than the model has places for would end in the middle of a request."""
+    features = read_features(tiny_bundle)
+    assert features is not None
+    vocabulary = Scorer.load(tiny_bundle, num_threads=1).signature.vocabulary
+    longer = standard_features(vocabulary, 9).reading(features.reads())
+    with pytest.raises(ConfigError, match="is not the user's newest 8 events"):
+        Scorer.load(remake(tiny_bundle, tmp_path / "longer", features=longer))
+
+
+def test_more_events_than_the_model_reads_change_nothing(tiny_bundle: Path) -> None:
+    scorer = Scorer.load(tiny_bundle, num_threads=1)
+    items, times = list(range(30)), [1000 * number for number in range(30)]
+    long = scorer.score(scorer.reader.read({"item": items, "time_ms": times}, [5, 3]))
+    newest = scorer.score(scorer.reader.read({"item": items[-8:], "time_ms": times[-8:]}, [5, 3]))
+    assert np.array_equal(long, newest)
 
 
 OWN_MODEL = """
@@ -149,14 +266,12 @@ class Mine(nn.Module):
 """
 
 
-def test_a_users_model_is_served_only_with_its_file(
-    tmp_path: Path, tiny_config: Callable[..., RunConfig], tiny_sequences: Sequences
-) -> None:
+def test_a_users_model_is_served_only_with_its_file(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
     code = tmp_path / "mine.py"
     code.write_text(OWN_MODEL)
     config = dataclasses.replace(tiny_config("training.steps=2"), model=load_code(code).MineConfig())
     run = RunDirectory.create(tmp_path / "runs", "own", config_to_json(config))
-    Trainer(config, run, tiny_sequences).train(quiet=True)
+    train(config, run)
     export_bundle(find_checkpoint(run.path), tmp_path / "bundle", name="own", version="1", tables="fp32")
     with pytest.raises(UsageError, match=r"--code mine\.py"):
         Scorer.load(tmp_path / "bundle")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,15 +13,24 @@ import numpy as np
 import pytest
 
 from tackboard.bundle.signature import Signature
+from tackboard.features.column import Column
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.online_executor import OnlineExecutor
+from tackboard.features.standard import standard_features
+from tackboard.scoring.request import RequestReader, ScoreRequest
 from tackboard.serve.server import ServeConfig, Server
 
 
 @dataclass
 class ScriptedScorer:
-    """Scores an item by its id, and waits for `gate` first; `started` counts computations that began."""
+    """Computes features in earnest and scores an item by its id, after a wait for `gate`.
+
+    `features` is what it reads, the standard history if nothing is given; `num_started` counts computations.
+    """
 
     id_type: Literal["int64", "string"] = "int64"
     name: str = "scripted"
+    features: FeatureSet | None = None
     fail_with: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
     num_started: int = 0
@@ -41,14 +50,26 @@ class ScriptedScorer:
             tables={},
             lineage={},
         )
+        self.features = self.features or standard_features(self.signature.vocabulary, 8)
+        self.reader = RequestReader(self.signature, self.features)
+        self._executor = OnlineExecutor(self.features.plan)
 
-    def score(self, request: Any) -> np.ndarray:
-        self.num_started += 1
+    def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
         self.seen.append(request)
+        return self._executor.compute(
+            history=request.history,
+            request_ms=request.request_ms,
+            user_id=request.user_id or 0,
+            item_ids=request.candidate_items,
+            **request.attributes,
+        )
+
+    def score_features(self, features: Mapping[str, Column], candidate_items: np.ndarray) -> np.ndarray:
+        self.num_started += 1
         self.gate.wait(10)
         if self.fail_with is not None:
             raise self.fail_with
-        return (request.candidate_items % 1000 / 8).astype(np.float32)
+        return (candidate_items % 1000 / 8).astype(np.float32)
 
 
 @dataclass
@@ -129,10 +150,11 @@ def stopping() -> Iterator[list[threading.Thread]]:
 def start_server(stopping: list[threading.Thread]) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def start(scorer: ScriptedScorer | None = None, **config: Any) -> Running:
+    def start(scorer: ScriptedScorer | None = None, feature_log: Any = None, **config: Any) -> Running:
         scorer = scorer or ScriptedScorer()
         ready = threading.Event()
-        server = Server(scorer, ServeConfig(port=0, **config), on_ready=lambda _url: ready.set())
+        settings = ServeConfig(port=0, **config)
+        server = Server(scorer, settings, on_ready=lambda _url: ready.set(), feature_log=feature_log)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         assert ready.wait(10), "the server did not become ready"

@@ -203,6 +203,26 @@ def test_a_model_that_raises_is_a_500_and_goes_on() -> None:
     assert describe_error(events[0]).startswith("ValueError at test_admission.py:")
 
 
+@pytest.mark.parametrize(("status", "is_told"), [(400, False), (500, True)])
+def test_a_refusal_of_the_models_is_passed_on(status: int, is_told: bool) -> None:
+    """A request that features cannot be computed from is no error of the model; scores that are no numbers are."""
+    errors: list[BaseException] = []
+
+    async def go() -> None:
+        def refuse(_request: int) -> int:
+            raise RequestError(status, "as it is")
+
+        admission: Admission[int, int] = Admission(refuse, AdmissionConfig(), on_model_error=errors.append)
+        admission.start(asyncio.get_running_loop())
+        with pytest.raises(RequestError, match="as it is") as caught:
+            await admission.submit(1, admission.deadline_s(None)).future
+        assert caught.value.status == status
+        assert admission.stop()
+
+    asyncio.run(go())
+    assert bool(errors) == is_told
+
+
 def test_a_stuck_model_is_not_alive() -> None:
     async def scenario(admission: Admission[int, int], script: Script) -> None:
         assert admission.is_alive

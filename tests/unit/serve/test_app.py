@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tackboard.features.language import Events, FeatureSet, Float, Item, sequence
+from tackboard.features.serving_log import FeatureLog, open_log
 from tackboard.serve.admission import AdmissionConfig
 from tackboard.serve.app import ErrorLog
 from tackboard.serve.protocol import ProtocolLimits
@@ -302,3 +305,68 @@ def test_errors_are_logged_in_one_line_without_ids(
     assert "secret" not in json.dumps(answer) + caplog.text
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().startswith("400 infer ")
+
+
+def test_inputs_that_the_model_does_not_read_are_trimmed_and_counted(
+    start_server: Start, scripted_scorer: Any, request_body: Body
+) -> None:
+    events = Events()
+    features = FeatureSet("little", history=sequence(item=events.newest(8).collect(events.item)))
+    running = start_server(scripted_scorer(features=features))
+    status, _, _ = running.infer(request_body([1, 2]))
+    assert status == 200
+    (seen,) = running.scorer.seen
+    assert set(seen.history) == {"item", "time"}
+    sent = len(b'["click","click"]') + len(b'["home","home"]')
+    _, stats, _ = running.call("GET", "/v2/models/stats")
+    assert stats["model_stats"][0]["trimmed_bytes"] == sent
+    _, metrics, _ = running.call("GET", "/metrics")
+    assert f"tackboard_trimmed_bytes_total {float(sent)}" in metrics.decode()
+    _, metadata, _ = running.call("GET", "/v2/models/scripted")
+    assert "history_surface" not in [entry["name"] for entry in metadata["inputs"]]
+    client = triton.InferenceServerClient(f"127.0.0.1:{running.port}")
+    client.infer("scripted", triton_inputs([1, 2], binary=True))
+    client.close()
+    _, stats, _ = running.call("GET", "/v2/models/stats")
+    assert stats["model_stats"][0]["trimmed_bytes"] == sent + 2 * (4 + 5) + 2 * (4 + 4)
+
+
+def test_served_features_are_logged_and_counted(
+    start_server: Start, scripted_scorer: Any, request_body: Body, tmp_path: Path
+) -> None:
+    scorer, key = scripted_scorer(), bytes(range(32))
+    log = FeatureLog(tmp_path, scorer.features, key)
+    running = start_server(scorer, feature_log=log)
+    body = request_body([1, 2])
+    assert running.infer(body)[0] == 200
+    for name, value in (("user", 123_456_789), ("request_time_ms", 5000)):
+        body["inputs"].append({"name": name, "datatype": "INT64", "shape": [1], "data": [value]})
+    assert running.infer(body)[0] == 200
+    wait_until(lambda: log.num_logged == 1)
+    _, metrics, _ = running.call("GET", "/metrics")
+    for outcome in ("logged", "without_user_or_time"):
+        assert f'tackboard_feature_log_total{{outcome="{outcome}"}} 1.0' in metrics.decode()
+    running.server.drain()
+    running.thread.join(10)
+    (file,) = open_log(tmp_path, key)
+    assert [record.request_ms for record in file.records()] == [5000]
+    assert b"123456789" not in file.path.read_bytes()
+
+
+def test_a_value_outside_its_range_is_a_400_and_no_model_error(
+    start_server: Start, scripted_scorer: Any, request_body: Body, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = Events()
+    features = FeatureSet(
+        "priced",
+        history=sequence(item=events.newest(8).collect(events.item)),
+        price=Item(price=Float(minimum=0)).price,
+    )
+    running = start_server(scripted_scorer(features=features))
+    body = request_body([1, 2])
+    body["inputs"].append({"name": "candidate_price", "datatype": "FP64", "shape": [2], "data": [1.0, -1.0]})
+    with caplog.at_level(logging.WARNING, logger="tackboard.serve"):
+        status, answer, _ = running.infer(body)
+    assert status == 400
+    assert "price" in answer["error"]
+    assert "model error" not in caplog.text

@@ -251,3 +251,29 @@ def test_broken_compression() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="max_tensors"):
         ProtocolLimits(max_tensors=0)
+
+
+def test_skipped_inputs_are_counted_and_not_decoded() -> None:
+    """Their datatype, shape and values may be anything: nobody looks at them."""
+    words = ["home", "é"]
+    entries = [
+        {"name": "skip", "datatype": "nonsense", "shape": "none", "data": words},
+        {"name": "x", "datatype": "INT64", "shape": [1], "data": [7]},
+    ]
+    request = parse_infer(json.dumps({"inputs": entries}).encode(), None, LIMITS, {"skip"})
+    assert list(request.inputs) == ["x"]
+    assert request.skipped_bytes == len('["home","é"]'.encode())
+
+
+def test_skipped_binary_inputs_keep_the_others_in_place() -> None:
+    def entry(name: str, size: int) -> dict[str, object]:
+        return {"name": name, "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": size}}
+
+    head = json.dumps({"inputs": [entry("a", 8), entry("skip", 5), entry("b", 8)]}).encode()
+    raw = (1).to_bytes(8, "little") + b"\xff" * 5 + (2).to_bytes(8, "little")
+    request = parse_infer(head + raw, str(len(head)).encode(), LIMITS, {"skip"})
+    assert {name: tensor.values.tolist() for name, tensor in request.inputs.items()} == {"a": [1], "b": [2]}
+    assert request.skipped_bytes == 5
+    head = json.dumps({"inputs": [entry("skip", 500)]}).encode()
+    with pytest.raises(RequestError, match="binary_data_size that the body does not hold"):
+        parse_infer(head + raw, str(len(head)).encode(), LIMITS, {"skip"})

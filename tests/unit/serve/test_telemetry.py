@@ -4,7 +4,7 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tackboard.serve.telemetry import Telemetry, Timings
+from tackboard.serve.telemetry import LOG_OUTCOMES, Telemetry, Timings
 
 
 def samples(telemetry: Telemetry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -93,3 +93,23 @@ def test_statistics_have_the_shape_of_triton() -> None:
         "cache_miss": {"count": 0, "ns": 0},
     }
     assert statistics["batch_stats"][0]["batch_size"] == 1
+    assert statistics["trimmed_bytes"] == 0
+
+
+def test_trimmed_bytes_are_counted_in_both_places() -> None:
+    telemetry = Telemetry("m", "1")
+    assert samples(telemetry)["tackboard_trimmed_bytes_total", ()] == 0
+    telemetry.trimmed(100)
+    telemetry.trimmed(23)
+    assert samples(telemetry)["tackboard_trimmed_bytes_total", ()] == 123
+    assert telemetry.statistics()["trimmed_bytes"] == 123
+
+
+def test_the_log_of_features_is_asked_when_someone_asks() -> None:
+    name, counts = "tackboard_feature_log_total", {"logged": 0}
+    telemetry = Telemetry("m", "1", feature_log=lambda: counts)
+    assert samples(telemetry)[name, (("outcome", "logged"),)] == 0
+    counts["logged"], counts["dropped"] = 5, 2
+    found = samples(telemetry)
+    assert [found[name, (("outcome", outcome),)] for outcome in LOG_OUTCOMES] == [5, 2, 0]
+    assert samples(Telemetry("m", "1"))[name, (("outcome", "logged"),)] == 0

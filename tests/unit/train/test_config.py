@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tackboard.core.config import apply_overrides
-from tackboard.core.errors import ConfigError
+from tackboard.core.errors import ConfigError, UsageError
 from tackboard.core.user_code import load_code
-from tackboard.train.config import RunConfig, TrainingConfig, config_from_json, config_to_json
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.train.config import RunConfig, TrainingConfig, config_from_json, config_to_json, features_for
 
 OWN_MODEL = """
 import dataclasses
@@ -56,6 +57,51 @@ def test_segments_longer_than_the_model_reads_are_refused(tiny_config: Callable[
     with pytest.raises(ConfigError, match=r"data\.max_length = 9") as caught:
         tiny_config("data.max_length=9")
     assert "data.max_length=8" in caught.value.fix
+
+
+FEATURES = """
+from tackboard.features.language import Events, FeatureSet, Request
+late = FeatureSet("late", hour=Request().time.hour("UTC"))
+busy = FeatureSet("busy", busy=Events().count())
+"""
+
+
+def test_features_are_those_the_model_reads_of_the_users_file_and_the_standard_ones(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    vocabulary = Vocabulary(actions=("click",), surfaces=("home",))
+    assert features_for(tiny_config())(vocabulary).reads() == list(tiny_config().model.reads)
+    path = tmp_path / "features.py"
+    path.write_text(FEATURES)
+    config = tiny_config(f"data.features={path}:busy", 'model.request_features=["busy"]')
+    assert config_from_json(config_to_json(config)) == config
+    features = features_for(config)(vocabulary)
+    assert (features.name, features.reads()[-1]) == ("busy", "busy")
+    assert features.plan.trimmed(["history"]).newest_events == 8
+    unread = features_for(tiny_config(f"data.features={path}:late"))(vocabulary)
+    assert unread.reads() == list(tiny_config().model.reads)
+    assert unread.feature_hashes() == features_for(tiny_config())(vocabulary).feature_hashes()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["data.features={path}", 'model.request_features=["hour"]'], "has 2 feature sets"),
+        (["data.features={path}:later", 'model.request_features=["hour"]'], "has no feature set later"),
+        (["data.features={path}:late", 'model.request_features=["our"]'], "did you mean hour?"),
+        (["data.features=absent.py", 'model.request_features=["hour"]'], "absent.py is not a file"),
+        (['model.request_features=["hour"]'], "there is no feature hour"),
+    ],
+)
+def test_features_that_cannot_be_read_are_told(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, overrides: list[str], expected: str
+) -> None:
+    path = tmp_path / "features.py"
+    path.write_text(FEATURES)
+    config = tiny_config(*(override.replace("{path}", str(path)) for override in overrides))
+    with pytest.raises(UsageError) as caught:
+        features_for(config)(Vocabulary(actions=("click",), surfaces=("home",)))
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "-x", "a b", "x" * 65])

@@ -18,8 +18,11 @@ import torch
 
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, UsageError
+from tackboard.core.manifest import write_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.sequences import Sequences
+from tackboard.features.feature_set import read_features
+from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.trainer import Trainer, choose_device
@@ -272,6 +275,69 @@ def test_a_run_goes_on_with_its_own_snapshot_only(
     other = make_dataset(tmp_path, [(1, item, "click", "home", item) for item in range(9)])
     with pytest.raises(UsageError, match="was started on snapshot"):
         Trainer(tiny_config("training.steps=1"), trainer.run, load_sequences(other)).train(quiet=True)
+
+
+def test_every_checkpoint_says_what_the_model_reads(make_trainer: MakeTrainer, tiny_sequences: Sequences) -> None:
+    trainer = make_trainer("training.steps=3", "training.checkpoint_every=2")
+    trainer.train(quiet=True)
+    checkpoints = trainer.store.complete()
+    assert [path.name for path in checkpoints] == ["step-00000002", "step-00000003"]
+    for path in checkpoints:
+        features = read_features(path)
+        assert features is not None
+        assert features.hash == tiny_sequences.features.hash
+    started = events(trainer.run, "start")[0]
+    assert started["features"] == tiny_sequences.features.hash
+    assert started["trimming"]["read"] == ["item", "action", "surface", "time"]
+    assert started["trimming"]["skipped"] == ["received"]
+
+
+def other_features(dataset: Path, config: RunConfig) -> Sequences:
+    """The tiny data with one more column of the history."""
+    from tackboard.data.sequences import load_sequences
+
+    reads = (*config.model.reads, "history.time")
+    return load_sequences(
+        dataset,
+        config.data.positive_actions,
+        features=lambda vocabulary: features_for_model(reads, vocabulary, config.model.max_history),
+    )
+
+
+def test_a_run_goes_on_with_its_own_features_only(
+    make_trainer: MakeTrainer, tiny_config: Config, tiny_dataset: Path, tiny_sequences: Sequences
+) -> None:
+    trainer = make_trainer("training.steps=1")
+    trainer.train(quiet=True)
+    config = tiny_config("training.steps=1")
+    changed = other_features(tiny_dataset, config)
+    with pytest.raises(UsageError, match="was started with other features") as caught:
+        Trainer(config, trainer.run, changed).train(quiet=True)
+    assert tiny_sequences.features.hash[:12] in caught.value.got
+    assert changed.features.hash[:12] in caught.value.allowed
+    assert "--resume never" in caught.value.fix
+
+
+def test_a_run_from_before_features_goes_on(
+    make_trainer: MakeTrainer, trained_run: RunDirectory, tiny_sequences: Sequences
+) -> None:
+    """Its checkpoints say nothing of features, and its model reads the standard ones."""
+    trainer = make_trainer()
+    plant(trainer, _stop_at_3)
+    with pytest.raises(MemoryError):
+        trainer.train(quiet=True)
+    for path in trainer.store.complete():
+        (path / "features.json").unlink()
+        (path / "MANIFEST.json").unlink()
+        write_manifest(path, "checkpoint", {"step": int(path.name.rpartition("-")[2])})
+    resumed = make_trainer(run=trainer.run)
+    resumed.train(quiet=True)
+    assert outcome(resumed.run) == outcome(trained_run)
+
+
+def _stop_at_3(data_step: int) -> None:
+    if data_step == 3:
+        raise MemoryError
 
 
 def test_one_run_is_trained_by_one_process(make_trainer: MakeTrainer) -> None:

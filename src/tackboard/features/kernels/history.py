@@ -457,6 +457,8 @@ def _sequence_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     names = params.get("names")
     if not isinstance(names, list) or len(names) != len(types) or not names:
         raise TypeClash("it has no columns", allowed="e.g. sequence(item=recent.collect(events.item))")
+    if not all(isinstance(name, str) and name.isidentifier() for name in names) or len(set(names)) < len(names):
+        raise TypeClash(f"its columns are named {str(names)[:80]}", allowed="different names as in Python")
     for name, type_ in zip(names, types, strict=True):
         if type_.kind != "list" or type_.nullable:
             raise TypeClash(f"its column {name} is {type_}", allowed="lists made by events.collect(…)")

@@ -1,0 +1,173 @@
+"""Expressions: building one computes nothing, checks nothing, and remembers the line."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tackboard.core.errors import UsageError
+from tackboard.features.expressions import (
+    NOWHERE,
+    PACKAGE,
+    Expression,
+    Place,
+    as_expression,
+    caller_place,
+    coalesce,
+    concat,
+    cross,
+    days,
+    feature,
+    hours,
+    if_else,
+    minutes,
+    pack,
+    sequence,
+)
+
+A, B = as_expression(1), as_expression("b")
+
+
+def shape(expression: Expression) -> tuple[Any, ...]:
+    """An expression as (operator, parameters, inputs), constants as themselves."""
+    if expression.op == "constant":
+        return (expression.params["value"],)
+    return (expression.op, expression.params, [shape(argument) for argument in expression.args])
+
+
+@pytest.mark.parametrize(
+    ("apply", "name"),
+    [
+        (operator.add, "add"),
+        (operator.sub, "subtract"),
+        (operator.mul, "multiply"),
+        (operator.truediv, "divide"),
+        (operator.floordiv, "floor_divide"),
+        (operator.mod, "modulo"),
+        (operator.and_, "and"),
+        (operator.or_, "or"),
+        (operator.eq, "equal"),
+        (operator.ne, "not_equal"),
+        (operator.lt, "less"),
+        (operator.le, "less_equal"),
+        (operator.gt, "greater"),
+        (operator.ge, "greater_equal"),
+    ],
+)
+def test_python_operators_on_either_side(apply: Callable[[Any, Any], Expression], name: str) -> None:
+    assert shape(apply(A, 7)) == (name, {}, [(1,), (7,)])
+    mirrored = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
+    if name in mirrored:
+        assert shape(apply(7, A)) == (mirrored[name], {}, [(1,), (7,)])
+    elif name in ("equal", "not_equal"):
+        assert shape(apply(7, A)) == (name, {}, [(1,), (7,)])
+    else:
+        assert shape(apply(7, A)) == (name, {}, [(7,), (1,)])
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (-A, ("negate", {})),
+        (~A, ("not", {})),
+        (abs(A), ("absolute", {})),
+        (A.abs(), ("absolute", {})),
+        (A.floor(), ("floor", {})),
+        (A.is_in((1, 2)), ("is_in", {"values": [1, 2]})),
+        (A.is_missing(), ("is_missing", {})),
+        (A.fill_missing(0), ("fill_missing", {"value": 0})),
+        (A.fill_missing(()), ("fill_missing", {"value": []})),
+        (A.missing_if(-1), ("missing_if", {"value": -1})),
+        (A.finite(), ("finite", {})),
+        (A.hash_id(), ("hash_id", {})),
+        (A.bucket_hash(10), ("bucket_hash", {"num_buckets": 10, "seed": 0})),
+        (A.index_in(("x",)), ("index_in", {"names": ["x"]})),
+        (A.clip(0, None), ("clip", {"low": 0, "high": None})),
+        (A.normalise(mean=1, std=2), ("normalise", {"mean": 1, "std": 2})),
+        (A.bucketize((1, 2)), ("bucketize", {"boundaries": [1, 2]})),
+        (A.contains_text("x"), ("contains_text", {"text": "x"})),
+        (A.hour(), ("hour", {"zone": "UTC"})),
+        (A.weekday("Asia/Tokyo"), ("weekday", {"zone": "Asia/Tokyo"})),
+        (A.minute_of_day(), ("minute_of_day", {"zone": "UTC"})),
+        (A.at(-1), ("at", {"index": -1})),
+        (A.take(3), ("take", {"count": 3})),
+        (A.distinct(), ("distinct_list", {})),
+        (A.sum(), ("list_sum", {})),
+        (A.mean(), ("list_mean", {})),
+        (A.max(), ("list_max", {})),
+    ],
+)
+def test_methods(expression: Expression, expected: tuple[str, dict[str, Any]]) -> None:
+    assert shape(expression) == (*expected, [(1,)])
+
+
+@pytest.mark.parametrize("name", ["dot", "cosine", "seconds_since", "has", "overlap"])
+def test_methods_of_two(name: str) -> None:
+    assert shape(getattr(A, name)(B)) == (name, {}, [(1,), ("b",)])
+
+
+def test_functions() -> None:
+    assert shape(if_else(A, 2, 3.0)) == ("if_else", {}, [(1,), (2,), (3.0,)])
+    assert shape(coalesce(A, 2)) == ("coalesce", {}, [(1,), (2,)])
+    assert shape(cross(A, "x")) == ("cross", {}, [(1,), ("x",)])
+    assert shape(concat(A, "x", separator="/")) == ("concat", {"separator": "/"}, [(1,), ("x",)])
+    assert shape(pack(A, True)) == ("pack", {}, [(1,), (True,)])
+    assert shape(sequence(a=A, b=B)) == ("sequence", {"names": ["a", "b"]}, [(1,), ("b",)])
+    assert shape(feature("x")) == ("feature", {"name": "x"}, [])
+    assert as_expression(A) is A
+
+
+def test_durations_are_whole_milliseconds() -> None:
+    assert (days(7), hours(1), minutes(1)) == (604_800_000, 3_600_000, 60_000)
+    assert days(0.5) == hours(12) and isinstance(days(1 / 3), int)
+    assert days(-1) == -86_400_000, "the compiler refuses it, naming the line"
+
+
+def test_an_expression_has_no_truth_value_and_no_loop() -> None:
+    for wrong in (lambda: bool(A), lambda: A and B, lambda: not A, lambda: 0 < A < 3, lambda: A in [B]):
+        with pytest.raises(UsageError, match="no truth value") as error:
+            wrong()
+        assert "test_expressions.py:" in str(error.value) and "if_else" in error.value.allowed
+    with pytest.raises(UsageError, match="cannot be looped over"):
+        list(A)
+    with pytest.raises(UsageError, match="cannot be looped over"):
+        sum(A)
+
+
+def test_expressions_are_hashable_by_identity() -> None:
+    other = as_expression(1)
+    assert len({A, A, other}) == 2
+    assert A.__hash__() == object.__hash__(A)
+
+
+def test_the_line_is_the_users() -> None:
+    line = sys._getframe().f_lineno
+    made = A + 1
+    chain = (
+        A.log()
+        .exp()
+    )  # fmt: skip
+    assert made.place == Place(__file__, line + 1)
+    assert str(made.place) == f"test_expressions.py:{line + 1}"
+    assert chain.args[0].place.line == line + 3 and line + 3 <= chain.place.line <= line + 4
+    assert made.args[1].place == made.place, "a constant stands on the line of what it is written in"
+    assert str(NOWHERE) == "features.json"
+    assert caller_place() == Place(__file__, line + 11)
+
+
+def test_a_file_beside_the_package_is_the_users() -> None:
+    """Only files inside the package are passed over, not those whose path begins like it."""
+    file = PACKAGE.rstrip("/") + "_mine/home.py"
+    names: dict[str, Any] = {"A": A}
+    exec(compile("made = A + 1", file, "exec"), names)  # noqa: S102
+    assert names["made"].place == Place(file, 1)
+
+
+def test_a_description_does_not_change_what_is_computed() -> None:
+    made = A + 1
+    told = made.described("one more")
+    assert shape(told) == shape(made) and told.text == "one more" and made.text == "" and told.place == made.place

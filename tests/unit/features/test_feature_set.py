@@ -1,0 +1,428 @@
+"""Feature sets: hashes follow what is computed, and a file gives the same set, or an error, never anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tackboard.core.errors import CorruptFileError, DataError, TackboardError, UsageError
+from tackboard.features import feature_set
+from tackboard.features.column import Column, differing_rows
+from tackboard.features.entities import Events, Float, Int, Item, List, Request, String, User, Vector
+from tackboard.features.expressions import Expression, coalesce, concat, cross, days, feature, pack, sequence
+from tackboard.features.feature_set import FILE_NAME, FeatureSet, load_features, node_digests, read_features
+from tackboard.features.online_executor import OnlineExecutor
+from tackboard.features.plan import SpecError, compile_nodes
+from tackboard.features.types import type_from_json
+
+item = Item(price=Float(minimum=0), stock=Int(default=0), category=String, look=Vector(2), tags=List(Int))
+user = User(country=String, taste=Vector(2))
+events = Events(dwell_ms=Int)
+request = Request()
+recent = events.newest(3)
+
+
+def rich() -> FeatureSet:
+    return FeatureSet(
+        "home",
+        version=3,
+        hour=request.time.hour("Europe/Berlin"),
+        price=item.price.fill_missing(0.0).log1p().clip(0.0, 9.0).described("what it costs"),
+        clicks=events.where(events.action == "click").within(days(7)).count(),
+        rate=feature("clicks") / (events.count() + 1),
+        key=cross(user.country.fill_missing(""), item.category.lower().fill_missing("?")),
+        near=user.taste.fill_missing(0.0).cosine(item.look.fill_missing(0.0)),
+        dwell=events.decayed_sum(events.dwell_ms.fill_missing(0), half_life=days(1)),
+        history=sequence(item=recent.collect(events.item), gap=recent.collect(events.time).differences()),
+        tags=item.tags.fill_missing([]).take(2),
+        level=item.stock.bucketize([1, 10]),
+        both=concat(user.country.fill_missing(""), item.category.fill_missing(""), separator="/").length(),
+        some=coalesce(item.price, -1.0),
+        pair=pack(item.stock, 0.5),
+    )
+
+
+# Writing.
+
+
+def test_a_set_comes_back_from_its_file(tmp_path: Path) -> None:
+    features = rich()
+    features.write(tmp_path)
+    back = read_features(tmp_path)
+    assert back is not None
+    assert back.hash == features.hash and back.feature_hashes() == features.feature_hashes()
+    assert [(one.name, one.type, one.level, one.description) for one in back.features()] == [
+        (one.name, one.type, one.level, one.description) for one in features.features()
+    ]
+    assert [one.place for one in back.features()] == [one.place for one in features.features()]
+    assert back.to_json() == features.to_json()
+    assert back.descriptions["price"] == "what it costs"
+    assert read_features(tmp_path / "elsewhere") is None
+
+
+def test_the_file_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    rich().write(tmp_path)
+    text = (tmp_path / FILE_NAME).read_text()
+    assert str(Path(__file__).parent) not in text and "test_feature_set.py" in text
+
+
+def test_databases_are_recorded_where_they_matter() -> None:
+    data = rich().to_json()
+    assert data["tzdata"] and data["unicode"]
+    plain = FeatureSet("plain", a=item.price).to_json()
+    assert "tzdata" not in plain and "unicode" not in plain
+
+
+def test_another_database_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    data = rich().to_json() | {"tzdata": "1999a", "unicode": "1.0"}
+    assert FeatureSet.from_json(data, "f.json").hash == rich().hash
+    said = capsys.readouterr()
+    assert "was made with time zones 1999a" in said.out + said.err
+    assert "was made with Unicode 1.0" in said.out + said.err
+
+
+# Hashes.
+
+
+def test_the_hash_follows_what_is_computed_and_not_how_it_is_written() -> None:
+    helper = item.price.fill_missing(0.0)
+    one = FeatureSet("s", a=helper.log1p(), b=helper + 1)
+    two = FeatureSet("s", b=item.price.fill_missing(0.0) + 1, a=item.price.fill_missing(0.0).log1p().described("text"))
+    assert one.hash == two.hash
+    assert one.feature_hashes() == two.feature_hashes()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        FeatureSet("t", a=item.price + 1),
+        FeatureSet("s", version=2, a=item.price + 1),
+        FeatureSet("s", b=item.price + 1),
+        FeatureSet("s", a=item.price + 2),
+        FeatureSet("s", a=item.price + 1.0),
+        FeatureSet("s", a=1 + item.price),
+        FeatureSet("s", a=item.stock + 1),
+        FeatureSet("s", a=Item(price=Float).price + 1),
+        FeatureSet("s", a=Item(price=Float(minimum=0, default=0.0)).price + 1),
+        FeatureSet("s", a=item.price + 1, b=item.stock),
+    ],
+)
+def test_another_computation_has_another_hash(other: FeatureSet) -> None:
+    assert other.hash != FeatureSet("s", a=item.price + 1).hash
+
+
+def test_a_features_hash_does_not_depend_on_the_others() -> None:
+    alone = FeatureSet("s", a=item.price + 1).feature_hashes()["a"]
+    among = FeatureSet("s", z=item.stock, a=item.price + 1, b=events.count()).feature_hashes()["a"]
+    assert alone == among
+    assert len(node_digests(rich().plan)) == len(set(node_digests(rich().plan)))
+
+
+def test_hashes_are_the_same_tomorrow() -> None:
+    """The hash is stored in checkpoints: a change of it makes them all unreadable."""
+    features = FeatureSet("s", a=item.price + 1, b=events.within(days(1)).count())
+    assert features.hash == GOLDEN
+
+
+GOLDEN = "0401c07a19028309f7259411a9b50ba7c3b47fede8caf12b120e01c9de250d6f"
+
+
+# Making.
+
+
+@pytest.mark.parametrize("name", ["", "a b", "1x", "x" * 101, "é", "a/b", None, 3])
+def test_names_of_sets(name: Any) -> None:
+    with pytest.raises(SpecError, match=r"test_feature_set.py:\d+: a feature set named"):
+        FeatureSet(name, a=item.price)
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, None])
+def test_versions(version: Any) -> None:
+    with pytest.raises(SpecError, match="version ="):
+        FeatureSet("home", version=version, a=item.price)
+
+
+@pytest.mark.parametrize("name", ["a b", "a.b", "a@b", "1a", "", "a\nb"])
+def test_names_of_features(name: str) -> None:
+    with pytest.raises(SpecError, match="a feature named"):
+        FeatureSet("home", **{name: item.price})
+
+
+def test_a_set_has_features_and_features_are_expressions() -> None:
+    with pytest.raises(SpecError, match="feature set home has no features"):
+        FeatureSet("home")
+    with pytest.raises(SpecError, match=r"feature a \(test_feature_set.py:\d+\) is int, not an expression"):
+        FeatureSet("home", a=3)  # type: ignore[arg-type]
+    with pytest.raises(SpecError) as error:
+        FeatureSet("home", a=events.newest(3))  # type: ignore[arg-type]
+    assert "is Events, not an expression" in error.value.got and "events.count()" in error.value.fix
+
+
+# Parts and unions.
+
+
+def test_trimming_leaves_hashes_as_they_were() -> None:
+    features = rich()
+    few = features.trimmed(["price", "key"])
+    assert few.feature_hashes() == {name: features.feature_hashes()[name] for name in ("price", "key")}
+    assert few.descriptions == {"price": "what it costs", "key": ""}
+    assert few.hash != features.hash
+    assert FeatureSet.from_json(few.to_json()).hash == few.hash
+
+
+def test_reading_takes_columns_of_sequences() -> None:
+    features = rich()
+    assert "history.item" in features.reads() and "history.gap" in features.reads() and "price" in features.reads()
+    few = features.reading(["history.gap", "price"])
+    assert str(few.plan.nodes[few.plan.features["history"]].type) == "sequence{gap: int}"
+    assert {node.params["column"] for _, node in few.plan.sources()} == {"time", "price"}
+    whole = features.reading(features.reads())
+    assert whole.feature_hashes() == features.feature_hashes()
+    for reads, message in (
+        (["nothing"], "there is no feature nothing"),
+        (["history.itm"], "feature history has no column itm"),
+        (["price.x"], "feature price has no column x"),
+    ):
+        with pytest.raises(UsageError) as error:
+            features.reading(reads)
+        assert error.value.got == message
+
+
+def test_merging_adds_what_is_not_there() -> None:
+    one = FeatureSet("one", a=item.price.fill_missing(0.0).log(), b=item.stock)
+    two = FeatureSet("two", b=item.price, c=item.price.fill_missing(0.0).exp(), history=rich_history())
+    merged = one.merged(two)
+    assert list(merged.plan.features) == ["a", "b", "c", "history"] and merged.name == "one"
+    assert merged.feature_hashes()["b"] == one.feature_hashes()["b"]
+    assert merged.feature_hashes()["c"] == two.feature_hashes()["c"]
+    assert [node.op for node in merged.plan.nodes].count("fill_missing") == 1
+    assert FeatureSet.from_json(merged.to_json()).hash == merged.hash
+
+
+def rich_history() -> Expression:
+    return sequence(item=recent.collect(events.item))
+
+
+# Reading what someone else wrote.
+
+
+@pytest.mark.parametrize("data", [None, [], 3, "x", {}, {"format_version": "1"}, {"format_version": 1}])
+def test_what_is_no_set(data: Any) -> None:
+    with pytest.raises(CorruptFileError, match="f.json is no feature set"):
+        FeatureSet.from_json(data, "f.json")
+
+
+def test_a_newer_format_is_refused() -> None:
+    with pytest.raises(DataError) as error:
+        FeatureSet.from_json(rich().to_json() | {"format_version": 2}, "f.json")
+    assert error.value.got == "f.json has feature format version 2"
+    assert error.value.allowed == "allowed: up to 1" and error.value.fix == "use a newer tackboard"
+
+
+def test_an_operator_of_a_newer_version_is_named() -> None:
+    data = rich().to_json()
+    node = data["features"]["price"]["node"]
+    data["nodes"][node]["op"] = "tanh"
+    with pytest.raises(DataError) as error:
+        FeatureSet.from_json(data, "f.json")
+    assert "f.json: feature price" in error.value.got and "there is no operator 'tanh'" in error.value.got
+    assert "(test_feature_set.py:" in error.value.got
+
+
+def test_changed_content_does_not_have_its_hash() -> None:
+    data = rich().to_json()
+    place = next(place for place, node in enumerate(data["nodes"]) if node["op"] == "within")
+    data["nodes"][place]["params"]["duration_ms"] += 1
+    with pytest.raises(CorruptFileError, match="does not have the content its hash says"):
+        FeatureSet.from_json(data)
+
+
+@pytest.mark.parametrize("version", [float("inf"), float("nan"), "x", [], None, 0])
+def test_a_version_that_is_none(version: Any) -> None:
+    with pytest.raises(CorruptFileError):
+        FeatureSet.from_json(rich().to_json() | {"version": version})
+
+
+JUNK: tuple[Any, ...] = (
+    *(None, True, 0, 1, -1, 3, 2**70, 1.5, float("nan"), float("inf"), "", "x", "item", "\ud800", [], [0], [[]], {}),
+    *({"kind": "int"}, {"kind": "list"}, {"entity": "item"}, "source", "events", "sequence", "x" * 1000, [0] * 50),
+)
+
+
+def mutate(value: Any, pick: random.Random) -> Any:
+    """A copy of JSON with one random change at a random depth."""
+    if isinstance(value, dict) and value and pick.random() < 0.9:
+        changed = dict(value)
+        key = pick.choice(list(changed))
+        if pick.random() < 0.1:
+            del changed[key]
+        elif pick.random() < 0.1:
+            changed[pick.choice(["op", "args", "params", "value", "x", "default", "minimum", "names"])] = pick.choice(
+                JUNK
+            )
+        else:
+            changed[key] = mutate(changed[key], pick)
+        return changed
+    if isinstance(value, list) and value and pick.random() < 0.9:
+        changed_list = list(value)
+        place = pick.randrange(len(changed_list))
+        chance = pick.random()
+        if chance < 0.1:
+            del changed_list[place]
+        elif chance < 0.2:
+            changed_list.insert(place, pick.choice((copy.deepcopy(changed_list[place]), pick.choice(JUNK))))
+        else:
+            changed_list[place] = mutate(changed_list[place], pick)
+        return changed_list
+    if isinstance(value, int) and not isinstance(value, bool) and pick.random() < 0.6:
+        return value + pick.choice((-1, 1, 2))
+    return copy.deepcopy(pick.choice(JUNK))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_changes_give_an_error_or_an_equal_set(part: int) -> None:
+    features, data = rich(), json.loads(json.dumps(rich().to_json()))
+    pick = random.Random(part)
+    outcomes = {"equal": 0, "refused": 0}
+    for _ in range(400):
+        changed = data
+        for _ in range(pick.choice((1, 1, 2, 4))):
+            changed = mutate(changed, pick)
+        try:
+            back = FeatureSet.from_json(changed)
+        except DataError as error:
+            outcomes["refused"] += 1
+            assert error.got and len(error.got) < 2000
+        else:
+            outcomes["equal"] += 1
+            assert back.hash == features.hash
+    assert min(outcomes.values()) > 20
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_changed_set_with_a_right_hash_runs_or_is_refused(part: int) -> None:
+    """A hash is no signature: what compiles must also compute, so that no request fails where loading did not."""
+    data = json.loads(json.dumps(rich().to_json()))
+    named = {name: entry["node"] for name, entry in data["features"].items()}
+    pick = random.Random(100 + part)
+    ran = 0
+    for _ in range(250):
+        nodes = mutate(data["nodes"], pick)
+        try:
+            plan = compile_nodes(nodes if isinstance(nodes, list) else [nodes], named)
+        except DataError:
+            continue
+        ran += 1
+        try:
+            columns = run_small(plan)
+        except TackboardError:
+            continue
+        for name, column in columns.items():
+            assert column.type.with_nullable(False) == plan.nodes[plan.features[name]].type.with_nullable(False)
+            assert len(differing_rows(column, column)) == 0
+    assert ran > 10
+
+
+def run_small(plan: Any) -> dict[str, Column]:
+    """One request with two candidates and two events; every attribute missing for one of the candidates."""
+    values: dict[str, Any] = {"bool": True, "int": 3, "float": 0.5, "string": "é", "id": 7, "time": 1_000}
+    given: dict[str, dict[str, Column]] = {"item": {}, "user": {}, "context": {}, "event": {}}
+    for _, node in plan.sources():
+        entity, name, type_ = node.params["entity"], node.params["column"], type_from_json(node.params["type"])
+        one = values.get(type_.kind, [0.5] * type_.width if type_.kind == "vector" else [values.get(type_.element)])
+        if entity in given and name != "id":
+            rows = {"item": [one, None], "event": [one, one]}.get(entity, [one])
+            given[entity][name] = Column.of(type_, rows)
+    given["event"]["time"] = Column.of(type_from_json({"kind": "time"}), [5, 9])
+    return OnlineExecutor(plan).compute(
+        history=given["event"], request_ms=10, user_id=1, item_ids=np.array([1, 2]),
+        user=given["user"], item=given["item"], context=given["context"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": ' * 100_000, "\udcff", "nul", "{}"])
+def test_a_file_that_is_no_json(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CorruptFileError):
+        read_features(tmp_path)
+
+
+def test_deep_parameters_are_refused() -> None:
+    data = rich().to_json()
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    data["nodes"][0]["params"]["type"] = deep
+    with pytest.raises(DataError):
+        FeatureSet.from_json(data)
+
+
+# Finding a set.
+
+SOURCE = """\
+from tackboard.features.language import FeatureSet, Item, Float
+item = Item(price=Float())
+features = FeatureSet("home", price=item.price)
+other = FeatureSet("other", price=item.price + 1)
+"""
+
+
+def test_a_set_is_found_by_file_name_json_and_folder(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE)
+    features = load_features(str(file))
+    assert features.name == "home" and load_features(f"{file}:other").name == "other"
+    features.write(tmp_path)
+    assert load_features(str(tmp_path)).hash == features.hash
+    assert load_features(str(tmp_path / FILE_NAME)).hash == features.hash
+    (tmp_path / "run" / "checkpoints" / "latest").mkdir(parents=True)
+    features.write(tmp_path / "run" / "checkpoints" / "latest")
+    assert load_features(str(tmp_path / "run")).hash == features.hash
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("none.py", None, "none.py is not a file"),
+        ("mine.txt", "x", "mine.txt"),
+        ("empty.py", "x = 1", "empty.py defines no feature set"),
+        ("two.py", SOURCE.replace("features = ", "first = "), "two.py has 2 feature sets"),
+        ("broken.py", "1 / 0", "broken.py cannot be imported: ZeroDivisionError"),
+        (
+            "wrong.py",
+            SOURCE.replace("item.price + 1", "item.prise"),
+            "feature price (wrong.py:4): item has no column prise",
+        ),
+    ],
+)
+def test_a_set_that_is_not_found(name: str, text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as error:
+        load_features(str(tmp_path / name))
+    assert message in error.value.got
+
+
+def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    with pytest.raises(UsageError) as error:
+        load_features(f"{tmp_path / 'mine.py'}:hme")
+    assert "has no feature set hme" in error.value.got and error.value.allowed == "it has: features, other"
+    with pytest.raises(UsageError, match="holds no features.json"):
+        (tmp_path / "folder").mkdir()
+        load_features(str(tmp_path / "folder"))
+    with pytest.raises(UsageError, match="there is no module tackboard.nothing"):
+        load_features("tackboard.nothing")
+
+
+def test_the_format_is_one_file_with_a_version() -> None:
+    assert feature_set.FORMAT_VERSION == 1 and feature_set.FILE_NAME == "features.json"
+    assert set(rich().to_json()) == {
+        "format_version", "name", "version", "hash", "tzdata", "unicode", "nodes", "features",
+    }  # fmt: skip

@@ -1,0 +1,513 @@
+"""The compiler: sharing, levels and types, and errors that name the feature and the line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from tackboard.core.errors import DataError, UsageError
+from tackboard.features.entities import (
+    FUTURE,
+    Context,
+    Events,
+    Float,
+    Id,
+    Int,
+    Item,
+    List,
+    Request,
+    String,
+    User,
+    Vector,
+)
+from tackboard.features.execution import Program
+from tackboard.features.expressions import (
+    NOWHERE,
+    Expression,
+    coalesce,
+    cross,
+    days,
+    feature,
+    if_else,
+    pack,
+    sequence,
+)
+from tackboard.features.operators import REGISTRY, TypeClash
+from tackboard.features.plan import (
+    CANDIDATE,
+    CONSTANT,
+    REQUEST,
+    PlanBuilder,
+    SpecError,
+    compile_features,
+    compile_nodes,
+)
+
+item = Item(
+    price=Float(minimum=0), stock=Int, category=String, maker=Id, look=Vector(3), tags=List(Id), shelf=Int(default=0)
+)
+user = User(country=String, taste=Vector(3))
+events = Events(dwell_ms=Int, value=Float, note=String)
+context = Context(device=String)
+request = Request()
+FILE = "test_plan.py"
+
+
+def failing(expression: Any) -> SpecError:
+    """The error of a set whose feature `wrong` is `expression`."""
+    with pytest.raises(SpecError) as error:
+        compile_features({"fine": item.stock, "wrong": expression})
+    assert error.value.exit_code == 2
+    assert all("\n" not in line for line in (error.value.got, error.value.allowed, error.value.fix))
+    return error.value
+
+
+# Errors name feature and line.
+
+
+@pytest.mark.parametrize(
+    ("expression", "got", "allowed", "fix"),
+    [
+        (item.prise, "item has no column prise", "declared: id, price, stock", "did you mean item.price?"),
+        (item.zzzzz, "item has no column zzzzz", "declared: id, price", "declare it: item = Item(zzzzz=…)"),
+        (user.contry, "user has no column contry", "declared: id, country, taste", "did you mean user.country?"),
+        (context.os, "context has no column os", "declared: device", "declare it: context = Context(os=…)"),
+        (request.tim, "request has no column tim", "declared: time", "did you mean request.time?"),
+        (events.last(events.itm), "events has no column itm", "declared: item, action", "did you mean events.item?"),
+        (events.last(events.dwel_ms), "events has no column dwel_ms", "dwell_ms", "did you mean events.dwell_ms?"),
+    ],
+)
+def test_an_unknown_column_is_named_with_what_is_near(expression: Expression, got: str, allowed: str, fix: str) -> None:
+    error = failing(expression)
+    assert error.got.startswith(f"feature wrong ({FILE}:") and error.got.endswith(got)
+    assert allowed in error.allowed and error.fix == fix
+
+
+@pytest.mark.parametrize("column", FUTURE)
+def test_columns_counted_over_the_whole_log_look_into_the_future(column: str) -> None:
+    for expression in (item[column], user[column], Item(**{column: Int})[column]):
+        error = failing(expression)
+        assert f"feature wrong ({FILE}:" in error.got and f".{column} looks into the future" in error.got
+        assert "events.count()" in error.fix
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        events.within(-1).count(),
+        events.within(days(-7)).count(),
+        events.between(-1, 0).count(),
+        events.between(days(7), -1).count(),
+        events.decayed_sum(1, half_life=-5),
+    ],
+)
+def test_a_negative_window_looks_into_the_future(expression: Expression) -> None:
+    error = failing(expression)
+    assert f"feature wrong ({FILE}:" in error.got and "looks into the future" in error.got
+    assert error.fix == "give the age of the events, 0 or more"
+
+
+@pytest.mark.parametrize(
+    ("expression", "got"),
+    [
+        (events.within(0).count(), "duration_ms = 0 ms"),
+        (events.within(1.5).count(), "duration_ms = 1.5"),
+        (events.within(True).count(), "duration_ms = True"),
+        (events.within(days(365 * 300)).count(), "duration_ms ="),
+        (events.between(5, 5).count(), "oldest_ms = 5, newest_ms = 5"),
+        (events.newest(0).count(), "count = 0"),
+        (events.newest(10**7).count(), "count = 10000000"),
+        (events.top(events.item, 0), "count = 0"),
+        (events.top(events.item, "3"), "count = '3'"),
+    ],
+)
+def test_parameters_of_choices_have_ranges(expression: Expression, got: str) -> None:
+    assert got in failing(expression).got
+
+
+@pytest.mark.parametrize(
+    ("expression", "spelling", "got"),
+    [
+        (item.price + item.category, "a + b", "it is given float? and string?"),
+        (item.price.lower(), "a.lower()", "it is given float?"),
+        (item.maker + 1, "a + b", "it is given id? and int"),
+        (item.maker == "x", "a == b", "it is given id? and string"),
+        (request.time - request.time, "a - b", "it is given time and time"),
+        (item.category < "b", "a < b", "it is given string? and string"),
+        (item.price & True, "a & b", "it is given float? and bool"),
+        (if_else(item.stock, 1, 2), "if_else(condition, a, b)", "the condition is int?"),
+        (if_else(True, item.price, "x"), "if_else(condition, a, b)", "it is given float? and string"),
+        (item.look.dot(pack(1, 2)), "a.dot(b)", "vector[3]? and vector[2]"),
+        (item.look.at(3), "a.at(index)", "vector[3]? has no component 3"),
+        (item.category.fill_missing(3), "a.fill_missing(value)", "'3' is no value for string"),
+        (item.price.normalise(mean=0, std=0), "a.normalise(mean=, std=)", "std is 0"),
+        (item.price.bucketize([2, 1]), "a.bucketize(boundaries)", "boundary 1 follows 2"),
+        (item.price.clip(5, 1), "a.clip(low, high)", "low is 5 and high is 1"),
+        (request.time.hour("Europe/Berln"), "t.hour(zone)", "'Europe/Berln' is no time zone"),
+        (item.price.hash_id(), "a.hash_id()", "it is given float?"),
+        (coalesce(item.price), "coalesce(a, b, ...)", "it is given 1 value"),
+        (events.where(events.dwell_ms).count(), "events.where(condition)", "it is given int?"),
+        (events.sum(events.item), "events.sum(column)", "it is given id"),
+        (events.max(events.action), "events.max(column)", "it is given string"),
+        (events.collect(events.dwell_ms), "events.collect(column)", "the column is int?"),
+        (events.collect(pack(events.value.fill_missing(0.0))), "events.collect(column)", "it is given vector[1]"),
+        (events.matching(events.item, item.category).count(), "events.matching(column, value)", "id is matched"),
+        (item.price + 2**63, "constant", "does not fit into 64 bits"),
+        (Expression("add", (item.price, [1])), "constant", "list is no value of a feature"),
+        (item.price + None, "constant", "NoneType is no value of a feature"),
+        (item.price.fill_missing({1}), "a.fill_missing(value)", "its parameter is set"),
+        (sequence(**{"a b": events.collect(events.item)}), "sequence(name=list, …)", "its columns are named"),
+        (Expression("nosuch", (item.price,)), "nosuch", "there is no operator 'nosuch'"),
+        (Expression("ad", (1, 2)), "ad", "there is no operator 'ad'"),
+        (Expression("add", (1, 2, 3)), "a + b", "it is given 3 inputs"),
+        (Expression("log", (1,), {"by": 2}), "a.log()", "its parameters are by"),
+    ],
+)  # fmt: skip
+def test_a_type_clash_names_feature_line_and_operator(expression: Expression, spelling: str, got: str) -> None:
+    error = failing(expression)
+    assert error.got.startswith(f"feature wrong ({FILE}:")
+    assert f"), {spelling}: " in error.got and got in error.got
+
+
+def test_the_line_is_that_of_the_operator_and_not_of_the_feature() -> None:
+    line = sys._getframe().f_lineno
+    clash = item.price + item.category
+    deep = (clash * 2).log()
+    with pytest.raises(SpecError) as error:
+        compile_features({"wrong": deep})
+    assert error.value.got.startswith(f"feature wrong ({FILE}:{line + 1}), a + b:")
+
+
+def test_an_operator_that_is_nearly_right_is_suggested() -> None:
+    assert failing(Expression("lowr", (item.category,))).fix == "did you mean lower?"
+    assert failing(Expression("zzzzzz")).fix == "use a newer tackboard"
+
+
+# Levels.
+
+
+@pytest.mark.parametrize(
+    ("expression", "got"),
+    [
+        (events.dwell_ms + item.stock, "it mixes a column of the events with a value of the request"),
+        (events.time.seconds_since(request.time), "it mixes a column of the events"),
+        (events.where(events.item == item.maker).count(), "it mixes a column of the events"),
+        (events.where(item.stock > 0).count(), "it is given a value of the candidate"),
+        (events.where(request.time.hour() > 3).count(), "it is given a value of the request"),
+        (events.sum(events.count()), "it is given a value of the request"),
+        (events.matching(events.item, events.item).count(), "the value to match is a column of the events"),
+        (events.matching(item.id, item.id).count(), "it is given a value of the candidate"),
+        (events.collect(events.item) + item.stock, "it is given a list and int?"),
+        (events.collect(events.time) == events.newest(2).collect(events.time), "two lists of different events"),
+        (sequence(a=events.collect(events.item), b=events.newest(3).collect(events.item)), "lists of different events"),
+        (sequence(a=item.stock), "its column a is int?"),
+        (item.tags == 3, "it is given list[id]?"),
+        (Expression("log", (Expression("events"),)), "it is given events"),
+        (Expression("count", (item.price,)), "its first input is not a choice of events"),
+        (events.collect(events.action).index_in(["a"]) // 2, "it may give missing elements"),
+        (pack(events.collect(events.value.fill_missing(0.0))), "it is given list[float]"),
+    ],
+)
+def test_levels_and_lists_mix_only_where_a_row_has_one_value(expression: Expression, got: str) -> None:
+    assert got in failing(expression).got
+
+
+def test_a_feature_is_a_value_of_a_request_or_candidate() -> None:
+    assert "is a column of the events, not a value of the request" in failing(events.action).got
+    assert "is a choice of events" in failing(events.newest(3)._view).got
+    for error in (failing(events.action), failing(Expression("events"))):
+        assert error.got.startswith(f"feature wrong ({FILE}:") and "aggregate" in error.allowed
+
+
+def test_levels_are_the_highest_of_the_inputs() -> None:
+    plan = compile_features(
+        {
+            "constant": pack(1, 2),
+            "of_user": user.country.lower(),
+            "of_events": events.count() + 1,
+            "of_item": item.price * 2,
+            "mixed": user.taste.dot(item.look),
+            "matched": events.matching(events.item, item.id).count(),
+            "matched_context": events.matching(events.action, context.device).count(),
+            "matched_constant": events.matching(events.action, "click").count(),
+        }
+    )
+    levels = {name: plan.nodes[index].level for name, index in plan.features.items()}
+    assert levels == {
+        "constant": CONSTANT,
+        "of_user": REQUEST,
+        "of_events": REQUEST,
+        "of_item": CANDIDATE,
+        "mixed": CANDIDATE,
+        "matched": CANDIDATE,
+        "matched_context": REQUEST,
+        "matched_constant": REQUEST,
+    }
+
+
+def test_lists_of_the_same_events_may_be_combined() -> None:
+    recent = events.newest(3)
+    gaps = recent.collect(events.time).differences()
+    plan = compile_features({"x": sequence(a=gaps.bucketize([0]), b=recent.collect(events.item))})
+    assert str(plan.nodes[plan.features["x"]].type) == "sequence{a: int, b: id}"
+    assert compile_features({"x": gaps + recent.collect(events.dwell_ms.fill_missing(0))})
+
+
+# References between features.
+
+
+def test_features_refer_to_each_other_in_any_order() -> None:
+    plan = compile_features({"c": feature("b") + 1, "b": feature("a") * 2, "a": item.stock, "same": feature("a")})
+    assert list(plan.features) == ["c", "b", "a", "same"]
+    assert plan.features["same"] == plan.features["a"]
+
+
+@pytest.mark.parametrize(
+    ("features", "circle"),
+    [
+        ({"a": feature("a")}, "a → a"),
+        ({"a": feature("b"), "b": feature("a")}, "a → b → a"),
+        ({"x": feature("a"), "a": feature("b") + 1, "b": feature("c").log(), "c": feature("a")}, "a → b → c → a"),
+    ],
+)
+def test_a_circle_is_shown(features: dict[str, Expression], circle: str) -> None:
+    with pytest.raises(SpecError) as error:
+        compile_features(features)
+    assert error.value.got.startswith(f"feature a ({FILE}:") and error.value.got.endswith(
+        f"depends on itself: {circle}"
+    )
+    assert error.value.fix == "take one of the references out"
+
+
+def test_a_reference_to_nothing() -> None:
+    error = failing(feature("fien") + 1)
+    assert f"feature wrong ({FILE}:" in error.got and "refers to a feature 'fien', which does not exist" in error.got
+    assert error.fix == "did you mean fine?"
+    assert failing(feature("zzz")).fix == ""
+
+
+def test_nested_too_deeply() -> None:
+    deep = item.stock
+    for _ in range(50_000):
+        deep = deep + 1
+    error = failing(deep)
+    assert error.got.startswith(f"feature wrong ({FILE}:") and "is nested too deeply" in error.got
+
+
+def test_too_many_operations() -> None:
+    many = {f"f{number}": item.stock + number for number in range(10_001)}
+    with pytest.raises(SpecError, match="more than 20,000 operations"):
+        compile_features(many)
+
+
+# Declarations.
+
+
+@pytest.mark.parametrize(
+    ("expression", "got"),
+    [
+        (Item(price=Float(minimum=float("nan"))).price, "minimum = nan"),
+        (Item(price=Float(maximum="9")).price, "maximum = '9'"),
+        (Item(price=Float(minimum=True)).price, "minimum = True"),
+        (Item(price=Float(default="x")).price, "'x' is no value for float"),
+        (Item(stock=Int(default=0.5)).stock, "'0.5' is no value for int"),
+        (Item(stock=Int(default=2**63)).stock, "is no value for int"),
+        (Item(category=String(default=3)).category, "'3' is no value for string"),
+        (Item(look=Vector(0)).look, "is no feature type"),
+        (Item(look=Vector(65_537)).look, "a column cannot be vector[65537]?"),
+        (Item(id=Int).id, "item.id is id, declared int?"),
+        (events.collect(Events(time=Int).time), "event.time is time, declared int?"),
+        (Events(look=Vector(3)).last(Events(look=Vector(3)).look), "a column of the events cannot be vector[3]?"),
+        (item.stock + Item(stock=Float).stock, "item.stock is declared in two ways"),
+        (item.stock + Item(stock=Int(default=0)).stock, "item.stock is declared in two ways"),
+    ],
+)
+def test_declarations_are_checked(expression: Expression, got: str) -> None:
+    assert got in failing(expression).got
+
+
+# Sharing, trimming, explaining.
+
+
+def test_equal_expressions_are_computed_once() -> None:
+    plan = compile_features(
+        {
+            "a": item.price.fill_missing(0.0).log1p(),
+            "b": item.price.fill_missing(0.0).log1p() * 2,
+            "c": events.within(days(7)).count(),
+            "d": events.within(days(7)).count() + 1,
+        }
+    )
+    assert [node.op for node in plan.nodes].count("log1p") == 1
+    assert [node.op for node in plan.nodes].count("within") == 1
+
+
+def test_constants_that_look_equal_in_python_are_not() -> None:
+    values = (1, 1.0, True, 0.0, -0.0, float("nan"))
+    plan = compile_features({f"f{number}": item.price == value for number, value in enumerate(values)})
+    assert len([node for node in plan.nodes if node.op == "constant"]) == 6
+
+
+def test_trimming_keeps_what_is_needed_and_its_order() -> None:
+    features = {
+        "a": item.price + 1,
+        "b": sequence(x=events.newest(2).collect(events.item), y=events.newest(2).collect(events.time)),
+        "c": feature("a") * 2,
+        "d": user.country.lower(),
+    }
+    plan = compile_features(features)
+    trimmed = plan.trimmed(["c", "b", "c"])
+    assert list(trimmed.features) == ["c", "b"]
+    assert {node.params["column"] for _, node in trimmed.sources()} == {"price", "item", "time"}
+    direct = compile_features({"a": features["a"], "b": features["b"], "c": features["c"]})
+    assert len(trimmed.nodes) == len(direct.nodes)
+    assert plan.trimmed(plan.features).nodes == plan.nodes
+    with pytest.raises(UsageError) as error:
+        plan.trimmed(["aa"])
+    assert error.value.got == "there is no feature aa" and error.value.fix == "did you mean a?"
+
+
+def test_what_a_plan_needs() -> None:
+    assert not compile_features({"a": item.price}).reads_events
+    assert compile_features({"a": events.count()}).reads_events
+    assert not compile_features({"a": events.count()}).needs_event_times
+    assert compile_features({"a": events.within(5).count()}).needs_event_times
+    assert compile_features({"a": request.time.hour()}).needs_request_time
+    assert not compile_features({"a": item.price}).needs_request_time
+    assert compile_features({"a": events.newest(3).count(), "b": events.newest(9).count()}).newest_events == 9
+    assert compile_features({"a": events.newest(3).count(), "b": events.count()}).newest_events is None
+    assert compile_features({"a": item.price}).newest_events is None
+
+
+def test_readers_and_sources_are_named() -> None:
+    plan = compile_features({"a": item.price + 1, "b": feature("a") * item.price, "c": item.stock})
+    index = next(index for index, node in plan.sources() if node.params["column"] == "price")
+    assert plan.readers(index) == ["a", "b"]
+    assert plan.describe_source(index).startswith(f"feature a and 1 more ({FILE}:")
+    assert plan.describe_source(index).endswith("): item.price")
+
+
+def test_explain_shows_levels_types_sharing_and_names() -> None:
+    logarithm = item.price.log()
+    text = compile_features(
+        {"hour": request.time.hour(), "a": logarithm + 1, "b": item.price.log() + events.count()}
+    ).explain()
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert '%1 request int hour(%0, zone="UTC") → hour' in lines
+    assert "%3 candidate float? log(%2) shared ×2" in lines
+    assert "%5 candidate float? add(%3, %4) → a" in lines
+    nodes = "9 nodes (1 constants, 4 per request, 4 per candidate)"
+    assert lines[-1] == f"3 features, {nodes}; 1 computations saved by sharing"
+    long = compile_features({"a": item.category.is_in([f"name {number}" for number in range(50)])}).explain()
+    assert "…" in long and max(len(line) for line in long.splitlines()) < 160
+
+
+def test_three_hundred_features_compile_within_a_second() -> None:
+    columns = {f"c{number}": Float() for number in range(100)}
+    wide = Item(**columns)
+    features: dict[str, Expression] = {}
+    for number in range(100):
+        value = wide[f"c{number}"].fill_missing(0.0)
+        chosen = events.where(events.action == f"a{number % 7}").within(days(1 + number % 30))
+        features[f"scaled{number}"] = value.clip(0.0, 9.0).log1p().normalise(mean=1.0, std=2.0)
+        features[f"count{number}"] = chosen.count() / (1 + events.within(days(1 + number % 30)).count())
+        features[f"crossed{number}"] = cross(value.bucketize([0.0, 1.0]), chosen.last(events.item).fill_missing(0))
+    start = time.perf_counter()
+    plan = compile_features(features)
+    Program(plan)
+    assert len(plan.features) == 300
+    assert time.perf_counter() - start < 1.0
+
+
+# What comes from a file.
+
+
+def nodes_of(features: dict[str, Expression]) -> tuple[list[Any], dict[str, int]]:
+    plan = compile_features(features)
+    nodes = [{"op": node.op, "args": list(node.args), "params": dict(node.params)} for node in plan.nodes]
+    return nodes, dict(plan.features)
+
+
+def test_nodes_compile_to_the_same_plan() -> None:
+    nodes, features = nodes_of({"a": item.price.log(), "b": events.newest(3).collect(events.item)})
+    plan = compile_nodes(nodes, features)
+    assert [(node.op, node.args, node.type, node.level, node.shape) for node in plan.nodes] == [
+        (node.op, node.args, node.type, node.level, node.shape)
+        for node in compile_features({"a": item.price.log(), "b": events.newest(3).collect(events.item)}).nodes
+    ]
+    assert all(node.place == NOWHERE for node in plan.nodes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"op": "nosuch"}, "feature a (features.json), nosuch: there is no operator 'nosuch'"),
+        ({"op": 3}, "operation 1 of the feature set has inputs that do not come before it"),
+        ({"args": [1]}, "operation 1 of the feature set has inputs that do not come before it"),
+        ({"args": [-1]}, "inputs that do not come before it"),
+        ({"args": [True]}, "inputs that do not come before it"),
+        ({"args": {}}, "inputs that do not come before it"),
+        ({"args": []}, "it is given 0 inputs"),
+        ({"params": []}, "inputs that do not come before it"),
+        ({"params": {"base": 2}}, "its parameters are base"),
+        ({"line": "x"}, "operation 1 of the feature set cannot be read"),
+        ({"line": float("inf")}, "operation 1 of the feature set cannot be read"),
+        ({"op": "lower"}, "feature a (features.json), a.lower(): it is given float?"),
+        ({"op": "lower", "line": 7, "file": "home.py"}, "feature a (home.py:7), a.lower(): it is given float?"),
+        ({"op": "constant", "params": {"value": None}}, "NoneType is no value of a feature"),
+        ({"op": "constant", "params": {}}, "NoneType is no value of a feature"),
+        ({"op": "source", "params": {}}, "there is no entity None"),
+        ({"op": "source", "params": {"entity": ["item"], "column": "x"}}, "parameters it cannot have"),
+        (
+            {"op": "source", "params": {"entity": "item", "column": "x", "type": {"kind": "int"}}},
+            "may be missing, as int",
+        ),
+        (
+            {"op": "source", "params": {"entity": "item", "column": "num_events", "type": {"kind": "int"}}},
+            "item.num_events looks into the future",
+        ),
+    ],
+)
+def test_a_changed_node_is_refused(change: dict[str, Any], message: str) -> None:
+    nodes, features = nodes_of({"a": item.price.log()})
+    nodes[1] |= change
+    with pytest.raises(DataError) as error:
+        compile_nodes(nodes, features)
+    assert message in str(error.value) and error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("index", [-1, 2, True, "1", None, 1.0])
+def test_a_feature_names_an_operation_that_exists(index: Any) -> None:
+    nodes, _ = nodes_of({"a": item.price.log()})
+    with pytest.raises(DataError, match="feature a names operation"):
+        compile_nodes(nodes, {"a": index})
+
+
+def test_a_feature_of_a_file_is_a_value_of_a_request() -> None:
+    nodes, _ = nodes_of({"a": events.last(events.item)})
+    for index, node in enumerate(nodes):
+        if node["op"] in ("events", "source"):
+            with pytest.raises(DataError, match="feature a is no value of a request"):
+                compile_nodes(nodes, {"a": index})
+
+
+@pytest.mark.parametrize("node", [None, 3, [], "x", {}, {"args": []}])
+def test_a_node_that_is_none(node: Any) -> None:
+    with pytest.raises(DataError, match="operation 0 of the feature set"):
+        compile_nodes([node], {})
+
+
+def test_every_operator_refuses_inputs_it_does_not_take() -> None:
+    """Whatever a file says, a rule answers with a type or a TypeClash."""
+    for name in REGISTRY:
+        for values in ((), (1,), ("a", 2), (1.5, True, "x")):
+            builder = PlanBuilder()
+            args = tuple(builder.add("constant", (), {"value": value}, NOWHERE) for value in values)
+            for params in ({}, {"value": []}, {"names": 3}):
+                try:
+                    builder.add(name, args, params, NOWHERE)
+                except TypeClash as clash:
+                    assert clash.got
