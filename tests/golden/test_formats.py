@@ -7,6 +7,7 @@ would lose people's data: give the new format a new version and teach the reader
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,3 +57,22 @@ def test_bundle_version_1() -> None:
     assert scorer.signature.reads == ()
     scores = scorer.score(scorer.reader.read(history, request["candidates"]))
     assert np.allclose(scores, SCORES_V1, atol=1e-5)
+
+
+def test_a_checkpoint_of_version_1_is_exported_and_evaluated(tmp_path: Path) -> None:
+    """It says nothing of features: its model reads the standard ones, and scores as it did."""
+    from tackboard.cli.evaluate import evaluate_run
+    from tackboard.export.exporter import export_bundle
+    from tackboard.scoring.scorer import Scorer
+
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
+    shutil.copytree(GOLDEN / "checkpoint-v1", checkpoint)
+    export_bundle(checkpoint, tmp_path / "bundle", name="new", version="1", tables="fp16")
+    scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
+    assert scorer.signature.reads == ("history.item", "history.action", "history.surface", "history.gap")
+    request = json.loads((GOLDEN / "request.json").read_text())
+    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
+    scores = scorer.score(scorer.reader.read(history, request["candidates"]))
+    assert np.allclose(scores, SCORES_V1, atol=1e-5)
+    table = evaluate_run(checkpoint, dataset=GOLDEN / "dataset-v1", quiet=True)
+    assert [row["name"] for row in table["rows"]] == ["popularity", "item-to-item", "model"]

@@ -157,6 +157,8 @@ class World:
         self.calm = pick.random() < 0.5
         """Whether times are near each other: among int64 extremes hardly any event is ever visible."""
         self.even = pick.random() < 0.3
+        self.nans = pick.random() < 0.3
+        """Whether most floats are NaNs of either sign: of two of them an operator may keep the one or the other."""
         self.events = {user: self._events() for user in pick.sample(USERS, pick.randint(0, 8))}
         self.users = self._versions("user", pick.sample(USERS, pick.randint(0, 7)))
         self.items = self._versions("item", pick.sample(IDS, pick.randint(0, 7)))
@@ -179,6 +181,8 @@ class World:
         if type_.kind == "int":
             return pick.choice(INTS) if pick.random() < 0.4 else pick.randint(-5, 5)
         if type_.kind == "float":
+            if self.nans and pick.random() < 0.7:
+                return pick.choice((math.nan, -math.nan))
             return pick.choice(FLOATS) if pick.random() < 0.5 else pick.gauss(0.0, 3.0)
         if type_.kind == "string":
             return pick.choice(STRINGS)
@@ -188,6 +192,8 @@ class World:
             return self._time()
         if type_.kind == "vector":
             special = pick.random() < 0.3
+            if self.nans and pick.random() < 0.7:
+                return [pick.choice((math.nan, -math.nan)) for _ in range(type_.width)]
             numbers = [pick.choice(FLOATS32) if special else pick.gauss(0.0, 1.0) for _ in range(type_.width)]
             return [float(np.float32(number)) for number in numbers]
         return [self._value(type_.of_elements()) for _ in range(pick.choice((0, 0, 1, 2, 5)))]

@@ -7,6 +7,7 @@ from a table or from the request; `feature_reference` computes them row by row i
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -69,7 +70,7 @@ def assert_equal(plan: Plan, name: str, what: str, one: Column, other: Column) -
         )
 
 
-def check_world(world: World, plan: Plan, seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
+def check_world(world: World, plan: Plan, stored: Plan, seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Returns the number of candidate rows compared."""
     tables: dict[str, Any] = {
         "events": world.event_table(plan),
@@ -84,7 +85,7 @@ def check_world(world: World, plan: Plan, seed: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(batch_executor, "CANDIDATES_PER_CHUNK", pick.choice((1, 10, 1000)))
     chunked = executor.compute(rows)
     monkeypatch.undo()
-    online = compute_online(world, plan, seed)
+    online = compute_online(world, stored, seed)
     reference = interpret(plan, world.facts, world.requests)
     for name, index in plan.features.items():
         expected = len(rows.item_ids) if plan.nodes[index].level == CANDIDATE else len(rows.user_ids)
@@ -103,10 +104,12 @@ def check_world(world: World, plan: Plan, seed: int, monkeypatch: pytest.MonkeyP
 def check_set(seed: int, num_worlds: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """One random set of features over several worlds; returns the number of candidate rows compared."""
     features = grown_features(seed)
+    # What a server reads is the file, so the online executor gets what comes back from it.
+    stored = FeatureSet.from_json(json.loads(json.dumps(features.to_json())))
     rows = 0
     for number in range(seed * num_worlds, (seed + 1) * num_worlds):
         world = World(number, is_large=number % num_worlds == 0)
-        rows += check_world(world, features.plan, number, monkeypatch)
+        rows += check_world(world, features.plan, stored.plan, number, monkeypatch)
     return rows
 
 

@@ -44,8 +44,10 @@ def differing(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> NDArray[np.bool
     left, right = _values(ours), _values(theirs)
     if pa.types.is_floating(ours.type):
         allowed = TOLERANCE * np.maximum(1.0, np.maximum(np.abs(left), np.abs(right)))
+        finite = np.isfinite(left) & np.isfinite(right)
         with np.errstate(invalid="ignore"):
-            same = (np.abs(left - right) <= allowed) | (left == right) | (np.isnan(left) & np.isnan(right))
+            close = finite & (np.abs(left - right) <= allowed)
+        same = close | (left == right) | (np.isnan(left) & np.isnan(right))
     else:
         same = left == right
     return np.asarray((absent != absent_there) | ~(absent | same), dtype=np.bool_)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from tackboard.core.errors import UsageError
 from tackboard.features.column import Column, join_columns, offsets_of, ranges
 from tackboard.features.execution import Program
 from tackboard.features.folding import FoldedTable, fold
@@ -38,6 +39,17 @@ class Rows:
     item_ids: Positions | None = None
     request_of: Positions | None = None
     context: Mapping[str, Column] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count, of = 0 if self.item_ids is None else len(self.item_ids), self.request_of
+        fits = self.item_ids is None or count == len(self.user_ids)
+        if of is not None:
+            rises = len(of) == count and not (of[1:] < of[:-1]).any()
+            fits = rises and (count == 0 or (of[0] >= 0 and of[-1] < len(self.user_ids)))
+        if not fits:
+            raise UsageError(
+                "candidates do not fit their requests", allowed="request_of rises, one entry per candidate"
+            )
 
     def candidate_counts(self) -> Positions:
         """Candidates of each request [R]."""
@@ -157,7 +169,7 @@ class BatchExecutor:
         lookups: dict[str, Lookup] = {}
         for entity, name, default in self._sources:
             key = (entity, name)
-            if entity == "event" and events is not None:
+            if entity == "event" and events is not None and name in events.columns:
                 columns[key] = events.columns[name]
             elif entity == "request":
                 columns[key] = Column(TIME, rows.request_ms)
@@ -170,7 +182,8 @@ class BatchExecutor:
                 if entity not in lookups:
                     times = rows.request_ms if entity == "user" else rows.request_ms[request_of]
                     lookups[entity] = table.lookup(ids[entity], times)
-                columns[key] = lookups[entity](name, default)
+                if name in table.columns:
+                    columns[key] = lookups[entity](name, default)
         return columns
 
 

@@ -43,7 +43,7 @@ def fold(plan: Plan, entity: str, table: EntityTable) -> tuple[Plan, FoldedTable
     own: list[bool] = []
     for node in plan.nodes:
         if node.op == "source":
-            own.append(node.params["entity"] == entity and node.params["column"] != "id")
+            own.append(node.params["entity"] == entity and node.params["column"] in table.columns)
         else:
             inputs = [own[argument] or plan.nodes[argument].level == CONSTANT for argument in node.args]
             own.append(node.level == level and bool(inputs) and all(inputs))

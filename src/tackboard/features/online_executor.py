@@ -75,12 +75,16 @@ class OnlineExecutor:
                 column = None if moment is None else Column(TIME, moment)
             elif name == "id" and entity in ids:
                 column = Column(ID, ids[entity])
-            elif entity in lookups:
+            elif entity in lookups and name in self.tables[entity].columns:
                 column = lookups[entity](name, None)
             else:
                 column = given[entity].get(name)
                 column = column if column is None or default is None else with_default(column, default)
             if column is not None:
+                if len(column) != (
+                    num_rows := len(item_ids) if entity == "item" else len(times) if entity == "event" else 1
+                ):
+                    raise UsageError(f"{entity}.{name} has {len(column)} values", allowed=f"{num_rows} of them")
                 columns[entity, name] = column
         end = np.array([len(times)], dtype=np.int64)
         frame = Frame(

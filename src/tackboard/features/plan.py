@@ -203,7 +203,7 @@ class PlanBuilder:
         if op == "constant":
             return Node(op, (), params, _constant_type(params.get("value")), CONSTANT, place)
         if op not in REGISTRY:
-            raise TypeClash(f"there is no operator {op!r}", fix=_nearest(op, REGISTRY) or "use a newer tackboard")
+            raise TypeClash(f"there is no operator {op[:40]!r}", fix=_nearest(op, REGISTRY) or "use a newer tackboard")
         operator = REGISTRY[op]
         operator.check_call(len(args), params)
         inputs = [self.nodes[argument] for argument in args]
@@ -406,7 +406,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
 
 def spec_error(feature: str, place: Place, op: str, clash: TypeClash) -> SpecError:
     """A TypeClash as users see it."""
-    spelling = REGISTRY[op].spelling if op in REGISTRY else op
+    spelling = REGISTRY[op].spelling if op in REGISTRY else op[:40]
     return SpecError(f"feature {feature} ({place}), {spelling}: {clash.got}", allowed=clash.allowed, fix=clash.fix)
 
 

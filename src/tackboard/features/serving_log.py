@@ -149,6 +149,8 @@ class FeatureLog:
         self._key = key
         self._private = private_features(features.plan)
         self._context = context_types(features.plan)
+        # Candidates are needed to compute features of candidates again, and for nothing else.
+        self._keeps_items = any(node.level == CANDIDATE for node in features.plan.nodes)
         self._line: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
@@ -188,9 +190,10 @@ class FeatureLog:
         except KeyError as error:
             self._drop(f"feature {error} was not computed")
             return False
+        item_ids = item_ids.copy() if self._keeps_items else np.zeros(0, dtype=np.int64)
         said = {name: _own(column) for name, column in (context or {}).items() if name in self._context}
         num_bytes = item_ids.nbytes + sum(_size(column) for column in (*kept.values(), *said.values()))
-        waiting = _Waiting(user_id, request_ms, item_ids.copy(), kept, said, num_bytes)
+        waiting = _Waiting(user_id, request_ms, item_ids, kept, said, num_bytes)
         config = self.config
         with self._changed:
             is_full = len(self._line) >= config.max_waiting or (

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tackboard.core.errors import UsageError
 from tackboard.events.dataset import Dataset
 from tackboard.features.arrow import from_arrow
 from tackboard.features.column import DTYPES, Column
@@ -130,8 +131,12 @@ class EntityTable:
 
     def places(self, ids: Positions, times: Positions | None) -> Positions:
         """The row of each id, or -1."""
-        if self.valid_from is None or times is None:
+        if self.valid_from is None:
             return find_ids(self.ids, ids)
+        if times is None:
+            raise UsageError(
+                "attributes change with time, and the time of the request is not known", allowed="give request_ms"
+            )
         starts = np.searchsorted(self.ids, ids, side="left").astype(np.int64)
         ends = np.searchsorted(self.ids, ids, side="right").astype(np.int64)
         # The first version that is valid from later than the request; the one before it is the request's.

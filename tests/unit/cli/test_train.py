@@ -71,6 +71,21 @@ def test_fast_dev_run_goes_the_whole_way(tackboard: Program, settings: list[str]
     assert "\r" not in answer.err
 
 
+def test_what_is_read_and_what_is_left_on_disk_is_said(tackboard: Program, settings: list[str], tmp_path: Path) -> None:
+    """A model without time buckets and features of the request: neither times nor anything else is loaded for them."""
+    plain = [*settings, "--set", "model.num_time_buckets=0", "--set", "model.request_features=[]"]
+    answer = tackboard("train", "demo", *plain, "--fast-dev-run", "--json", "--runs", tmp_path / "runs")
+    assert answer.code == 0, answer.err
+    result = answer.json()
+    assert result["features"] == ["history.item", "history.action", "history.surface"]
+    assert result["trimming"]["read"] == ["item", "action", "surface"]
+    assert result["trimming"]["skipped"] == ["time", "received"]
+    assert list(read_bundle(Path(result["bundle"])).reads) == result["features"]
+    text = tackboard("train", "demo", *plain, "--runs", tmp_path / "runs").out
+    assert "history.item, history.action, history.surface" in text
+    assert "time, received left on disk" in text
+
+
 def interrupt(monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:
     """Makes every trainer die in its `at_step`-th step."""
     honest = Trainer._one_step

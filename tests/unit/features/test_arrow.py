@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.core.errors import DataError
@@ -45,6 +45,7 @@ CASES: dict[str, tuple[FeatureType, st.SearchStrategy[Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_columns_come_back_whole_sliced_and_in_chunks(case: str, data: st.DataObject) -> None:
     type_, values = CASES[case]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.features.column import (
@@ -59,6 +59,7 @@ def key(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", VALUES)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_values_come_back_whole_taken_and_joined(kind: str, data: st.DataObject) -> None:
     type_, values = VALUES[kind]
@@ -77,6 +78,7 @@ def test_values_come_back_whole_taken_and_joined(kind: str, data: st.DataObject)
 
 
 @pytest.mark.parametrize("kind", VALUES)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_difference_is_found_in_its_row(kind: str, data: st.DataObject) -> None:
     type_, values = VALUES[kind]

@@ -1,0 +1,116 @@
+"""Folding: what depends on one entity alone is computed once over its table, and no bit changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tackboard.core.errors import DataError
+from tackboard.features.column import Column, differing_rows
+from tackboard.features.execution import Program
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.folding import fold
+from tackboard.features.frame import Frame
+from tackboard.features.language import Float, Int, Item, Request, String, Time, User, cross
+from tackboard.features.online_executor import OnlineExecutor
+from tackboard.features.plan import Plan
+from tackboard.features.tables import EntityTable
+from tackboard.features.types import FLOAT, ID, INT, STRING, TIME
+from tackboard.features.views import no_events
+
+item = Item(price=Float(minimum=0), brand=String(), views=Int(default=7), born=Time())
+user = User(country=String())
+request = Request()
+FEATURES = FeatureSet(
+    "folded",
+    log_price=item.price.fill_missing(1.5).log1p(),
+    brand=item.brand.strip().lower().fill_missing("none").hash_id(),
+    views=item.views + 1,
+    age_s=request.time.seconds_since(item.born),
+    is_dear=(item.price > 10.0).fill_missing(False) & (item.id.bucket_hash(2) == 0),
+    home=cross(user.country.fill_missing(""), item.brand.fill_missing("")),
+    length=user.country.length(),
+)
+ITEMS = {
+    "price": Column.of(FLOAT, [3.0, None, float("inf"), 12.25]),
+    "brand": Column.of(STRING, [" Ä", "b", None, "Ä"]),
+    "views": Column.of(INT, [None, 2, 3, 2**63 - 1]),
+    "born": Column.of(TIME, [0, None, 5000, -1]),
+}
+IDS = np.array([-4, 10, 11, 2**62])
+ASKED = np.array([11, 99, -4, 2**62, 10, 11, -5])
+NOW_MS = 1_700_000_000_000
+
+
+def items_of() -> EntityTable:
+    return EntityTable(IDS, ITEMS)
+
+
+def unfolded(plan: Plan) -> dict[str, Column]:
+    """The features row by row, from attributes looked up first."""
+    read = items_of().lookup(ASKED, None)
+    defaults = {"views": 7}
+    columns = {("item", name): read(name, defaults.get(name)) for name in ITEMS}
+    columns["item", "id"] = Column.of(ID, ASKED.tolist())
+    columns["user", "country"] = Column.of(STRING, ["de"])
+    columns["request", "time"] = Column.of(TIME, [NOW_MS])
+    frame = Frame(
+        num_requests=1,
+        num_candidates=len(ASKED),
+        request_of=None,
+        request_ms=np.array([NOW_MS]),
+        event_times=np.zeros(0, dtype=np.int64),
+        visible=no_events(1),
+        columns=columns,
+    )
+    return Program(plan).run(frame)
+
+
+def test_folding_changes_no_bit_for_known_and_unknown_ids() -> None:
+    executor = OnlineExecutor(FEATURES.plan, items=items_of())
+    folded = executor.compute(item_ids=ASKED, request_ms=NOW_MS, user={"country": Column.of(STRING, ["de"])})
+    expected = unfolded(FEATURES.plan)
+    assert folded.keys() == expected.keys()
+    for name, column in expected.items():
+        assert not len(differing_rows(folded[name], column)), name
+    assert folded["log_price"].to_pylist()[1] == np.log1p(1.5)  # an unknown id reads the filled value
+    assert folded["views"].to_pylist()[1] == 8  # and the declared default
+    assert folded["age_s"].to_pylist()[1] is None
+
+
+def test_what_is_left_reads_only_what_was_computed() -> None:
+    plan, table = fold(FEATURES.plan, "item", items_of())
+    read = {(node.params["entity"], node.params["column"]) for _, node in plan.sources()}
+    assert {entity for entity, _ in read} == {"item", "user", "request"}
+    assert {column for entity, column in read if entity == "item"} == {"id", *table.columns}
+    assert all("@" in name for name in table.columns)
+    ops = {node.op for node in plan.nodes}
+    assert not ops & {"log1p", "strip", "lower", "add"}  # of items alone: done
+    assert {"seconds_since", "cross", "bucket_hash", "length"} <= ops  # these need a request, a user or the id itself
+    assert all(len(column) == len(IDS) + 1 for column in table.columns.values())
+
+
+def test_users_fold_as_well_and_nothing_to_fold_leaves_the_plan() -> None:
+    users = EntityTable(np.array([1, 2]), {"country": Column.of(STRING, ["de", None])})
+    plan, table = fold(FEATURES.plan, "user", users)
+    assert "length" not in {node.op for node in plan.nodes}
+    assert len(next(iter(table.columns.values()))) == 3
+    only_time = FeatureSet("t", hour=request.time.hour("UTC"))
+    assert fold(only_time.plan, "item", items_of())[0] is only_time.plan
+
+
+def test_a_value_out_of_range_names_the_feature_that_reads_it() -> None:
+    one = {name: column.take(np.array([0])) for name, column in ITEMS.items()}
+    table = EntityTable(np.array([1]), one | {"price": Column.of(FLOAT, [-1.0])})
+    with pytest.raises(DataError, match=r"feature log_price and 1 more \(test_folding\.py:\d+\): item\.price is -1\.0"):
+        OnlineExecutor(FEATURES.plan, items=table)
+
+
+def test_an_empty_table_knows_nobody() -> None:
+    nobody = np.zeros(0, dtype=np.int64)
+    empty = EntityTable(nobody, {name: column.take(nobody) for name, column in ITEMS.items()})
+    found = OnlineExecutor(FEATURES.plan, items=empty).compute(
+        item_ids=ASKED, request_ms=NOW_MS, user={"country": Column.of(STRING, [None])}
+    )
+    assert found["views"].to_pylist() == [8] * len(ASKED)
+    assert found["age_s"].to_pylist() == [None] * len(ASKED)

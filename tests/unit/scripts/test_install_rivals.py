@@ -1,0 +1,88 @@
+"""The rivals' environment: exact pins, the package's own NumPy and Arrow, made once, and a sentence where it fails."""
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+    assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9a-z.]+", line) for line in lines if line)
+    return dict(line.split("==") for line in lines if line)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, looking at a temporary folder."""
+    spec = importlib.util.spec_from_file_location("install_rivals", ROOT / "scripts" / "install_rivals.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(module, "STAMP", tmp_path / "stamp")
+    return module
+
+
+@pytest.fixture
+def commands(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Replaces what is run; returns the commands."""
+    seen: list[list[str]] = []
+
+    def run(command: list[str], **_keywords: Any) -> subprocess.CompletedProcess[str]:
+        seen.append(command)
+        (install.VENV / "bin").mkdir(parents=True, exist_ok=True)
+        (install.VENV / "bin" / "python").touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return seen
+
+
+def test_numpy_and_arrow_are_those_of_the_package() -> None:
+    rivals, ours = pins(ROOT / "requirements" / "rivals.txt"), pins(ROOT / "requirements" / "constraints-cpu.txt")
+    for name in ("numpy", "pyarrow", "tzdata"):
+        assert rivals[name] == ours[name], name
+    assert {"polars", "pandas", "feast"} <= set(rivals)
+    assert "torch" not in rivals
+
+
+def test_rivals_are_never_dependencies() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    dependencies = text[text.index("dependencies") : text.index("[project.scripts]")]
+    assert not re.search(r"polars|pandas|feast", dependencies)
+
+
+def test_it_is_made_once(install: ModuleType, commands: list[list[str]]) -> None:
+    assert install.main() == 0
+    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-I", "-m"], ["-I", "-c"]]
+    assert "--no-deps" in commands[1]
+    assert install.main() == 0
+    assert len(commands) == 3
+
+
+def test_another_list_of_packages_makes_it_anew(
+    install: ModuleType, commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert install.main() == 0
+    (tmp_path / "rivals.txt").write_text("polars==9.9.9\n")
+    monkeypatch.setattr(install, "REQUIREMENTS", tmp_path / "rivals.txt")
+    assert install.main() == 0
+    assert len(commands) == 6
+
+
+def test_a_failure_is_three_lines_and_leaves_no_stamp(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "looking\nERROR: No matching distribution found for polars==2.1.0")
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_keywords: failed)
+    assert install.main() == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "polars==2.1.0" in lines[0] and "make rivals" in lines[2]
+    assert not install.STAMP.exists()
