@@ -24,7 +24,7 @@ from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.operators import REGISTRY
 from tackboard.features.plan import AGGREGATING, CANDIDATE, CHOOSING, Plan
 
-PARTS, SETS, WORLDS = 8, 3, 6
+PARTS, SETS, WORLDS = 8, 3, 5
 
 
 def grown_features(seed: int) -> FeatureSet:
@@ -124,4 +124,4 @@ def test_random_features_agree(part: int, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("part", range(8))
 def test_many_random_features_agree(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = sum(check_set(1000 + part * 40 + number, 8, monkeypatch) for number in range(40))
-    assert rows > 25_000
+    assert rows > 20_000

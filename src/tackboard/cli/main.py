@@ -39,6 +39,7 @@ def _register() -> None:
     if app.registered_commands:
         return
     from tackboard.cli import (
+        bench_features,
         bench_skeleton,
         data_synth,
         demo,
@@ -76,6 +77,7 @@ def _register() -> None:
     app.command("demo")(demo.demo)
     app.add_typer(bench_app, name="bench")
     bench_app.command("skeleton")(bench_skeleton.bench_skeleton)
+    bench_app.command("features")(bench_features.bench_features)
 
 
 def _print_version(asked: bool) -> None:

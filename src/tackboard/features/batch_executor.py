@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.features.column import Column, join_columns, offsets_of, ranges
 from tackboard.features.execution import Program
 from tackboard.features.folding import FoldedTable, fold
@@ -71,6 +71,9 @@ class BatchExecutor:
         users: EntityTable | None = None,
         items: EntityTable | None = None,
     ) -> None:
+        if events is None and plan.reads_events:
+            index = next(index for index, node in enumerate(plan.nodes) if node.op == "events")
+            raise DataError(f"feature {plan.readers(index)[0]} reads events: their table is not in the data")
         self.plan = plan
         self.events = events
         self.tables = {"user": users, "item": items}

@@ -29,11 +29,12 @@ class Program:
         self._outputs = [(name, index, plan.nodes[index].level) for name, index in plan.features.items()]
         self._constants: dict[int, Column] = {}
         self._steps: list[tuple[int, Step]] = []
+        values: list[Any] = [None] * len(plan.nodes)
         for index, node in enumerate(plan.nodes):
             step = self._step(index, node)
             if node.level == CONSTANT:
                 with np.errstate(all="ignore"):
-                    self._constants[index] = step([self._constants.get(i) for i in range(index)], _NO_FRAME)
+                    values[index] = self._constants[index] = step(values, _NO_FRAME)
             else:
                 self._steps.append((index, step))
 

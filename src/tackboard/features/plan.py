@@ -144,6 +144,7 @@ class Plan:
                 uses[argument] += 1
         named: dict[int, list[str]] = {}
         for name, index in self.features.items():
+            uses[index] += 1
             named.setdefault(index, []).append(name)
         rows = []
         for index, node in enumerate(self.nodes):
@@ -157,7 +158,9 @@ class Plan:
         return "\n".join([*lines, self._summary(uses)])
 
     def _summary(self, uses: Sequence[int]) -> str:
-        saved = sum(count - 1 for count, node in zip(uses, self.nodes, strict=True) if count > 1)
+        pairs = zip(uses, self.nodes, strict=True)
+        computed = [count for count, node in pairs if node.op not in ("source", "constant")]
+        saved = sum(count - 1 for count in computed if count > 1)
         counts = [sum(1 for node in self.nodes if node.level == level) for level in range(4)]
         per = ", ".join(f"{count} per {name}" for count, name in zip(counts[1:], LEVELS[1:], strict=True) if count)
         return (
@@ -317,7 +320,9 @@ class Compiler:
         try:
             index = self._expression(expression, name)
         except RecursionError:
-            raise SpecError(f"feature {name} ({expression.place}) is nested too deeply") from None
+            raise SpecError(
+                f"feature {name} ({expression.place}) is nested too deeply", fix="give parts of it names of their own"
+            ) from None
         self._path.pop()
         node = self._builder.nodes[index]
         if node.type.kind == "view":

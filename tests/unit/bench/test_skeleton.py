@@ -29,6 +29,7 @@ def outcome(tmp_path: Path) -> Outcome:
         "data": {"num_events": 100_000},
         "train": {"run": str(tmp_path), "tokens_per_s": 50_000.0},
         "evaluate": {"users_per_s": 800.0, "gap_closed": 0.6, "rows": [{"name": "model", **row}]},
+        "replay": {"num_compared": 2, "num_values": 6, "num_mismatches": 0, "num_late": 0},
     }
     stages = {
         name: Finished(name=name, arguments=(name,), answer=answer, seconds=5.0, cpu_seconds=4.0, peak_rss_bytes=10**8)

@@ -10,6 +10,7 @@ import pytest
 
 from tackboard.core.keyed_random import normal
 from tackboard.core.manifest import write_manifest
+from tackboard.features.language import Events, FeatureSet
 from tackboard.flow import process
 from tackboard.flow.outcome import Exchange, Outcome
 from tackboard.flow.process import Finished
@@ -49,6 +50,7 @@ def demo_outcome(tmp_path: Path) -> Outcome:
     }
     (bundle / "signature.json").write_text(json.dumps(signature))
     (bundle / "dense.safetensors").write_bytes(b"\0" * 123_456)
+    FeatureSet("small", num_before=Events().count().described("What the user did before.")).write(bundle)
     write_manifest(bundle, "bundle")
     answers: dict[str, dict[str, Any]] = {
         "data": {
@@ -57,11 +59,19 @@ def demo_outcome(tmp_path: Path) -> Outcome:
             "num_users": 5000,
             "num_items": 8000,
         },
-        "train": {"run": str(run), "step": 400, "checkpoint": "c", "tokens_per_s": 51_234.5, "final_loss": 2.6},
+        "train": {
+            "run": str(run),
+            "step": 400,
+            "checkpoint": "c",
+            "tokens_per_s": 51_234.5,
+            "final_loss": 2.6,
+            "trimming": {"read": ["item", "action"], "skipped": ["surface"], "bytes": 6_400, "bytes_saved": 3_200},
+        },
         "evaluate": {"rows": ROWS, "num_users": 5000, "gap_closed": 0.5, "filter_seen": False, "users_per_s": 900.0},
         "export": {"bundle": str(bundle), "bytes": 1_234_567},
         "serve": {},
         "compare": {"scores": [1.0]},
+        "replay": {"num_compared": 210, "num_values": 4321, "num_mismatches": 0, "num_late": 17},
     }
     stages = {
         name: Finished(

@@ -31,8 +31,9 @@ def synth() -> dict:
     folder.mkdir(parents=True)
     users = [user for user in range(30) for _ in range(5)]
     items = [1000 + (index * 7) % 50 for index in range(len(users))]
-    events = {"user_id": users, "item": items, "action": ["click"] * 150, "surface": ["home"] * 150}
-    parquet.write_table(pa.table(events | {"time_ms": list(range(150))}), folder / "events.parquet")
+    events = {"user_id": users, "user": users, "item": items, "action": ["click"] * 150, "surface": ["home"] * 150}
+    times = {"time_ms": list(range(150)), "received_ms": list(range(150))}
+    parquet.write_table(pa.table(events | times), folder / "events.parquet")
     parquet.write_table(pa.table({"item": list(range(1000, 1050))}), folder / "items.parquet")
     return {"dataset": str(folder), "statistics": {"num_events": 150, "num_users": 30, "num_items": 50}}
 
@@ -44,7 +45,9 @@ def train() -> dict:
     with (run / "metrics.jsonl").open("w") as file:
         for step in range(1, 21):
             file.write(json.dumps({"step": step, "loss": 5 / step + 1, "tokens_per_s": 10.0}) + "\n")
-    return {"run": str(run), "status": "done", "step": 20, "checkpoint": "c", "tokens_per_s": 10.0, "final_loss": 1.25}
+    trimming = {"read": ["item"], "skipped": ["surface"], "bytes": 1200, "bytes_saved": 1200}
+    figures = {"step": 20, "tokens_per_s": 10.0, "final_loss": 1.25}
+    return {"run": str(run), "status": "done", "checkpoint": "c", "trimming": trimming, **figures}
 
 
 def evaluate() -> dict:
@@ -74,6 +77,13 @@ def score() -> dict:
     return {"ranked": sorted(ranked, key=lambda entry: -entry["score"])}
 
 
+def features() -> dict:
+    """`features replay`: the log of the server, computed again."""
+    assert sys.argv[2:4] == ["replay", str(Path(option("--data")).parents[1] / "served")]
+    assert len(bytes.fromhex(Path(option("--key")).read_text())) >= 16
+    return {"num_compared": 8, "num_values": 32, "num_mismatches": 0, "num_late": 1}
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -81,7 +91,8 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing."""
 
     def do_GET(self) -> None:
-        names = ("history_item", "history_action", "history_surface", "history_time_ms", "candidate_item")
+        names = ["history_item", "history_action", "history_surface", "history_time_ms", "candidate_item"]
+        names += ["user", "request_time_ms"]
         kinds = {"history_action": "BYTES", "history_surface": "BYTES"}
         inputs = [{"name": name, "datatype": kinds.get(name, "INT64"), "shape": [-1]} for name in names]
         self.answer(json.dumps({"inputs": inputs}).encode())
@@ -101,6 +112,7 @@ class Handler(BaseHTTPRequestHandler):
                 if tensor["datatype"] == "INT64":
                     values[tensor["name"]] = list(struct.unpack(f"<{size // 8}q", body[place : place + size]))
                 place += size
+        assert len(values["user"]) == len(values["request_time_ms"]) == 1
         scores = [score_of(values["history_item"], item) for item in values["candidate_item"]]
         output = {"name": "score", "datatype": "FP32", "shape": [len(scores)]}
         if head["outputs"][0]["parameters"].get("binary_data"):
@@ -126,6 +138,7 @@ def serve() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+    assert Path(option("--log-key")).exists()
     Path(option("--port-file")).write_text(str(server.server_address[1]))
     server.serve_forever(poll_interval=0.01)
     print("stopped")
@@ -142,7 +155,7 @@ def main() -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         time.sleep(60)
     commands = {"data": synth, "train": train, "evaluate": evaluate, "export": export, "score": score, "serve": serve}
-    answer = commands[stage]()
+    answer = (commands | {"features": features})[stage]()
     if answer is not None:
         print(json.dumps(answer), flush=True)
         print("a last word on stderr", file=sys.stderr)

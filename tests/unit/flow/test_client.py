@@ -1,5 +1,6 @@
 """Requests drawn from a dataset, and the comparison of their scores."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,56 +12,76 @@ import pytest
 from tackboard.core.errors import UsageError
 from tackboard.flow import client
 from tackboard.flow.client import draw_requests, is_ready, largest_difference, require_client, scores_in_order
+from tackboard.scoring.client import read_request
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """Six users with 1 to 6 events, and 40 items with string ids."""
+    """Six users with 1 to 6 events, and 40 items with string ids. One event, at 16, is received late, at 50."""
     users = [user for user in range(6) for _ in range(user + 1)]
     events: dict[str, Any] = {
         "user_id": users,
+        "user": [f"user-{user}" for user in users],
         "item": [f"item-{index}" for index in range(len(users))],
         "action": ["save"] * len(users),
         "surface": ["home"] * len(users),
         "time_ms": list(range(len(users))),
+        "received_ms": [50 if time == 16 else time for time in range(len(users))],
     }
     parquet.write_table(pa.table(events), tmp_path / "events.parquet", use_dictionary=True)
     parquet.write_table(pa.table({"item": [f"item-{index}" for index in range(40)]}), tmp_path / "items.parquet")
     return tmp_path
 
 
-def test_requests_hold_the_newest_events_of_one_user(dataset: Path) -> None:
-    requests = draw_requests(dataset, num_requests=6, num_candidates=10, max_history=3)
+def test_requests_hold_what_is_known_of_one_user_right_after_the_last_event(dataset: Path) -> None:
+    requests = draw_requests(dataset, num_requests=6, num_candidates=10)
     assert len(requests) == 6
     histories = sorted(tuple(request.history["time_ms"]) for request in requests)
-    # User u owns the times from u(u+1)/2; only the newest three remain.
-    assert histories == [(0,), (1, 2), (3, 4, 5), (7, 8, 9), (12, 13, 14), (18, 19, 20)]
-    assert all(request.history["item"][-1] == f"item-{request.history['time_ms'][-1]}" for request in requests)
+    # User u owns the times from u(u+1)/2; what was received late is not known yet.
+    assert histories == [(0,), (1, 2), (3, 4, 5), (6, 7, 8, 9), (10, 11, 12, 13, 14), (15, 17, 18, 19, 20)]
+    for request in requests:
+        newest = request.history["time_ms"][-1]
+        assert request.history["item"][-1] == f"item-{newest}"
+        assert request.request_time_ms == newest + 1
+    assert {request.user for request in requests} == {f"user-{user}" for user in range(6)}
+
+
+def test_an_event_that_is_still_on_its_way_is_not_known_even_if_it_is_the_last(tmp_path: Path) -> None:
+    columns = {name: ["x"] * 2 for name in ("user", "item", "action", "surface")}
+    events = pa.table({"user_id": [7, 7], "time_ms": [5, 9], "received_ms": [5, 12], **columns})
+    parquet.write_table(events, tmp_path / "events.parquet")
+    parquet.write_table(pa.table({"item": ["x"]}), tmp_path / "items.parquet")
+    (request,) = draw_requests(tmp_path, num_requests=1, num_candidates=1)
+    assert (request.history["time_ms"], request.request_time_ms) == ([5], 10)
 
 
 def test_candidates_are_distinct_items_and_differ_between_users(dataset: Path) -> None:
-    requests = draw_requests(dataset, num_requests=3, num_candidates=10, max_history=3)
+    requests = draw_requests(dataset, num_requests=3, num_candidates=10)
     assert all(len(set(request.candidates)) == 10 for request in requests)
     assert requests[0].candidates != requests[1].candidates
 
 
 def test_a_small_catalogue_is_repeated(dataset: Path) -> None:
-    (request,) = draw_requests(dataset, num_requests=1, num_candidates=100, max_history=3)
+    (request,) = draw_requests(dataset, num_requests=1, num_candidates=100)
     assert len(request.candidates) == 100
     assert len(set(request.candidates)) == 40
 
 
 def test_the_draw_is_the_same_every_time(dataset: Path) -> None:
-    first, second = (draw_requests(dataset, num_requests=4, num_candidates=10, max_history=3) for _ in range(2))
+    first, second = (draw_requests(dataset, num_requests=4, num_candidates=10) for _ in range(2))
     assert first == second
 
 
 def test_a_request_becomes_a_document_of_events(dataset: Path) -> None:
-    request = draw_requests(dataset, num_requests=1, num_candidates=2, max_history=2)[0]
+    request = draw_requests(dataset, num_requests=1, num_candidates=2)[0]
     document = request.document()
     assert document["candidates"] == request.candidates
     assert [event["item"] for event in document["history"]] == request.history["item"]
     assert set(document["history"][0]) == {"item", "action", "surface", "time_ms"}
+    assert (document["user"], document["request_time_ms"]) == (request.user, request.request_time_ms)
+    found = read_request(json.dumps(document))
+    assert found.history == request.history
+    assert (found.more["user"], found.more["request_ms"]) == (request.user, request.request_time_ms)
 
 
 def test_a_ranking_goes_back_into_the_order_of_its_candidates() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tackboard.core.errors import UsageError
-from tackboard.flow.demo import DemoConfig, TrainingWatch, build_commands, claim_folder, run_demo
+from tackboard.flow.demo import OWN_NAMES, DemoConfig, TrainingWatch, build_commands, claim_folder, run_demo
 from tackboard.flow.display import Display
 from tackboard.flow.process import StageError
 
@@ -27,14 +27,15 @@ def config(out: Path, **changes: int) -> DemoConfig:
 def test_every_stage_runs_and_leaves_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     outcome = run_demo(config(out), live=False)
-    assert list(outcome.stages) == ["data", "train", "evaluate", "export", "serve", "compare"]
+    assert list(outcome.stages) == ["data", "train", "evaluate", "export", "serve", "compare", "replay"]
     assert len(outcome.latencies_ms) == 16
     assert outcome.largest_difference <= 1e-5
     assert outcome.gap_closed == 0.5
     assert outcome.peak_rss_bytes > 10_000_000
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in lines] == ["data", "train", "evaluate", "export", "serve", "compare", "report"]
+    assert [line.split()[1] for line in lines] == [*outcome.stages, "report"]
     assert "16 requests of 20 candidates" in lines[4]
+    assert "32 served features computed again in batch, 0 differ" in lines[6]
     logs = sorted(path.name for path in (out / "logs").iterdir())
     assert logs == [
         "compare-1.log",
@@ -42,12 +43,14 @@ def test_every_stage_runs_and_leaves_its_trace(tmp_path: Path, capsys: pytest.Ca
         "data.log",
         "evaluate.log",
         "export.log",
+        "replay.log",
         "serve.log",
         "train.log",
     ]
     assert "Tackboard demo" in (out / "report.html").read_text()
     marker = json.loads((out / "demo.json").read_text())
     assert marker["status"] == "done" and marker["requests"] == 16
+    assert marker["replayed"] == {"compared": 8, "values": 32, "mismatches": 0, "late": 1}
     assert (out / "logs" / "serve.log").read_text().endswith("stopped\n")
 
 
@@ -84,7 +87,7 @@ def test_two_demos_never_share_a_folder(tmp_path: Path) -> None:
             run_demo(config(tmp_path))
 
 
-@pytest.mark.parametrize("stage", ["data", "evaluate", "serve", "score"])
+@pytest.mark.parametrize("stage", ["data", "evaluate", "serve", "score", "features"])
 def test_a_stage_that_fails_ends_the_demo_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -163,7 +166,10 @@ def test_commands_name_only_the_demos_folder(tmp_path: Path) -> None:
     commands = build_commands(config(tmp_path / "x"))
     assert commands["data"][:2] == ("data", "synth")
     assert f"data.dataset={tmp_path / 'x' / 'datasets' / 'demo'}" in commands["train"]
-    assert commands["serve"][-1] == str(tmp_path / "x" / "port")
+    serve = commands["serve"]
+    for option, name in (("--port-file", "port"), ("--log-features", "served"), ("--log-key", "log.key")):
+        assert serve[serve.index(option) + 1] == str(tmp_path / "x" / name)
+        assert name in OWN_NAMES  # so a second demo takes it away
 
 
 @pytest.mark.parametrize("changes", [{"num_users": 0}, {"num_candidates": -1}, {"num_compared": 9}])

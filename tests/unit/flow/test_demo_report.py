@@ -41,6 +41,12 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "abc123",
         "987,654 parameters",
         "items.weight: 20,000 rows of 32 fp16 numbers",
+        "num_before",
+        "What the user did before.",
+        "4,321 values of 210 requests, of which 0 differ in any bit",
+        "17 of the requests came before an event",
+        "item, action in memory (6.4 kB)",
+        "surface on disk (3.2 kB saved)",
     ):
         assert expected in text, expected
 
@@ -69,6 +75,12 @@ def test_filtered_evaluation_is_said(demo_outcome: Outcome) -> None:
     assert "Items the user has seen before are left out" in text
 
 
+def test_a_bundle_from_before_features_still_has_a_report(demo_outcome: Outcome) -> None:
+    bundle = Path(demo_outcome.stages["export"].answer["bundle"])
+    (bundle / "features.json").unlink()
+    assert "num_before" not in words(render(demo_outcome))
+
+
 def test_a_run_without_losses_still_has_a_report(demo_outcome: Outcome) -> None:
     (Path(demo_outcome.stages["train"].answer["run"]) / "metrics.jsonl").write_text("")
     html = render(demo_outcome)
@@ -81,6 +93,7 @@ def test_commands_by_hand_are_the_stages_without_json(demo_outcome: Outcome) -> 
     assert lines[0] == "tackboard data demo"
     assert all("--json" not in line for line in lines)
     assert any(line.startswith("tackboard serve") and "--port 8000" in line for line in lines)
+    assert lines[-1] == "tackboard replay demo"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ def test_summary_is_one_json_object(demo_outcome: Outcome) -> None:
     assert summary["requests"] == 200
     assert 0 < summary["latency_ms"]["p50"] < summary["latency_ms"]["p99"]
     assert summary["server_cpu_ms_per_request"] == {"binary": 3.2, "JSON": 4.4}
+    assert summary["replayed"] == {"compared": 210, "values": 4321, "mismatches": 0, "late": 17}
 
 
 @pytest.mark.parametrize(("gap_closed", "met"), [(0.4, True), (0.399, False), (-0.2, False)])

@@ -375,7 +375,10 @@ def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     examples=(Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),),
 )
 def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) -> Column:
-    """The sum of the column times 0.5 to the power of age over half-life, added in the order of the events."""
+    """The sum of the column times 0.5 to the power of age over half-life, added in the order of the events.
+
+    An age is the difference of two int64, which wraps for times more than 292 million years apart.
+    """
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
