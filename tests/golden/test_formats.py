@@ -15,6 +15,10 @@ import numpy as np
 GOLDEN = Path(__file__).parent
 SCORES_V1 = [3.375640630722046, 1.8154712915420532, -1.4119033813476562, 3.30361008644104]
 """Scores of request.json's candidates by bundle-v1 on the day it was made."""
+SCORES_V2 = [2.217665672302246, 1.5355850458145142, 0.7574293613433838, 1.8943089246749878]
+"""By bundle-v2, of a request one hour after the last event."""
+FEATURES_HASH = "d3b30c919600d1bf3e72a38edfb017e9a8bef0188a63a2df25b01bafa19df760"
+"""Of bundle-v2's features.json, format version 1."""
 
 
 def test_dataset_version_1() -> None:
@@ -57,6 +61,34 @@ def test_bundle_version_1() -> None:
     assert scorer.signature.reads == ()
     scores = scorer.score(scorer.reader.read(history, request["candidates"]))
     assert np.allclose(scores, SCORES_V1, atol=1e-5)
+
+
+def test_bundle_version_2_with_features_version_1() -> None:
+    """Its model reads a window, a filter, a time zone and the gaps of its history."""
+    from tackboard.scoring.scorer import Scorer
+
+    scorer = Scorer.load(GOLDEN / "bundle-v2", num_threads=1)
+    assert scorer.signature.format_version == 2
+    assert scorer.signature.reads[-3:] == ("away", "saves_7d", "hour")
+    assert scorer.features.hash == FEATURES_HASH
+    request = json.loads((GOLDEN / "request.json").read_text())
+    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
+    read = scorer.reader.read(history, request["candidates"], request_ms=max(history["time_ms"]) + 3_600_000)
+    assert np.allclose(scorer.score(read), SCORES_V2, atol=1e-5)
+    assert scorer.compute_features(read)["hour"].to_pylist() == [(2 - 11.5) / 6.9]  # 01:00 UTC in the winter of 1970
+
+
+def test_a_checkpoint_with_features_is_exported(tmp_path: Path) -> None:
+    from tackboard.export.exporter import export_bundle
+    from tackboard.scoring.scorer import Scorer
+
+    export_bundle(GOLDEN / "checkpoint-v1-features", tmp_path / "bundle", name="new", version="1", tables="fp16")
+    scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
+    assert scorer.features.hash == FEATURES_HASH
+    request = json.loads((GOLDEN / "request.json").read_text())
+    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
+    read = scorer.reader.read(history, request["candidates"], request_ms=max(history["time_ms"]) + 3_600_000)
+    assert np.allclose(scorer.score(read), SCORES_V2, atol=1e-5)
 
 
 def test_a_checkpoint_of_version_1_is_exported_and_evaluated(tmp_path: Path) -> None:

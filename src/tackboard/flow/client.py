@@ -178,6 +178,8 @@ def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) ->
     columns = {f"history_{name}": request.history[name] for name in HISTORY_FIELDS}
     columns |= {"candidate_item": request.candidates, "user": [request.user]}
     columns["request_time_ms"] = [request.request_time_ms]
+    # Users may be strings where items are numbers; the server takes either.
+    datatypes = datatypes | {"user": "INT64" if isinstance(request.user, int) else "BYTES"}
     inputs = []
     for name, values in columns.items():
         array = np.array(values, dtype=np.int64 if datatypes[name] == "INT64" else np.object_)
