@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from tackboard.features.expressions import Expression
+from tackboard.core.errors import UsageError
+from tackboard.features.expressions import Expression, caller_place
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 
 BUILT_IN: dict[str, dict[str, FeatureType]] = {
@@ -96,6 +97,13 @@ class Entity:
         if column.startswith("_"):
             raise AttributeError(column)
         return self[column]
+
+    def __iter__(self) -> NoReturn:
+        # Without this, Python would ask for column 0, 1, 2, … and never come to an end.
+        raise UsageError(
+            f"{caller_place()}: {self.kind} columns cannot be looped over",
+            allowed="events are aggregated: events.count(), events.collect(events.item)",
+        )
 
     def __getitem__(self, column: str) -> Expression:
         if column in self._columns:

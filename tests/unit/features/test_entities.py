@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tackboard.core.errors import UsageError
 from tackboard.features.entities import (
     BUILT_IN,
     Bool,
@@ -114,3 +115,10 @@ def test_choices_of_events_follow_each_other() -> None:
 )
 def test_events_make_operators(made: Expression, op: str, params: dict[str, Any]) -> None:
     assert (made.op, made.params) == (op, params)
+
+
+def test_columns_cannot_be_looped_over() -> None:
+    """Python would otherwise ask for column 0, 1, 2, … until memory ends."""
+    for loop in (list, max, lambda events: 3 in events):
+        with pytest.raises(UsageError, match=r"test_entities\.py:\d+: event columns cannot be looped over"):
+            loop(Events())
