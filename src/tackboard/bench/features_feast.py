@@ -80,7 +80,7 @@ ASKED_ARROW = {
 HISTORY_FIELDS = {
     "request_ms": Int64, "device": String, "country": String, "age": Float64, "user_born": Float64,
     "event_item": Array(Int64), "event_action": Array(String), "event_category": Array(String),
-    "event_time": Array(Int64), "event_received": Array(Int64), "event_dwell": Array(Int64),
+    "event_time": Array(Int64), "event_dwell": Array(Int64),
 }  # fmt: skip
 REQUEST_TYPES = {
     "events_7d": Int64, "saves": Int64, "last_click": Int64, "categories": Int64, "dwell_7d": Int64,
@@ -101,10 +101,9 @@ def fields(types: dict[str, Any]) -> list[Field]:
 def request_values(inputs: dict[str, Any]) -> dict[str, Any]:
     """Features of one request from one row of inputs; arrays of events are lists."""
     request_ms = int(inputs["request_ms"])
-    seen = np.asarray(inputs["event_received"]) < request_ms
-    action, category = np.asarray(inputs["event_action"])[seen], np.asarray(inputs["event_category"])[seen]
-    age_ms, is_click = request_ms - np.asarray(inputs["event_time"])[seen], action == "click"
-    item, dwell = np.asarray(inputs["event_item"])[seen][is_click], np.asarray(inputs["event_dwell"])[seen][is_click]
+    action, category = np.asarray(inputs["event_action"]), np.asarray(inputs["event_category"])
+    age_ms, is_click = request_ms - np.asarray(inputs["event_time"]), action == "click"
+    item, dwell = np.asarray(inputs["event_item"])[is_click], np.asarray(inputs["event_dwell"])[is_click]
     distinct, last_place, times = np.unique(item[::-1], return_index=True, return_counts=True)
     top = distinct[np.lexsort((last_place, -times))[:5]]
     events_7d, saves = int(np.count_nonzero(age_ms < WEEK_MS)), int(np.count_nonzero(action == "save"))
@@ -300,7 +299,6 @@ def request_inputs(world: World, number: int) -> dict[str, Any]:
         "event_action": events["action"].to_pylist(),
         "event_category": [category or "" for category in events["category"].to_pylist()],
         "event_time": events["time_ms"].to_pylist(),
-        "event_received": events["received_ms"].to_pylist(),
         # Both features of it take a missing one for 0, and Feast has no arrays with gaps.
         "event_dwell": [dwell or 0 for dwell in events["dwell_ms"].to_pylist()],
     }
@@ -404,8 +402,7 @@ class Online:
     @staticmethod
     def _asked(request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         """What the second view is told about the request."""
-        seen = np.asarray(request["history"]["event_received"][0]) < request["history"]["request_ms"][0]
-        names, times = np.unique(np.asarray(request["history"]["event_category"][0])[seen], return_counts=True)
+        names, times = np.unique(np.asarray(request["history"]["event_category"][0]), return_counts=True)
         keep = names != ""
         return {
             "request_ms": request["history"]["request_ms"][0],

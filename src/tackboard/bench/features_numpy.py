@@ -292,7 +292,7 @@ class Online:
         for number, asked in requests.iterrows():
             user = int(np.flatnonzero(users["user_id"] == asked["user_id"])[0])
             of_user = events[events["user_id"] == asked["user_id"]]
-            history = {name: of_user[name].to_numpy() for name in ("item_id", "time_ms", "received_ms", "dwell_ms")}
+            history = {name: of_user[name].to_numpy() for name in ("item_id", "time_ms", "dwell_ms")}
             history |= {name: of_user[name].cat.codes.to_numpy() for name in ("action", "category")}
             item_ids = rows["item_id"][rows["request"] == number].to_numpy()
             request = {**users.iloc[user].to_dict(), **asked.to_dict(), "taste": taste[user : user + 1]}
@@ -334,12 +334,11 @@ class Online:
     def _history(self, asked: dict[str, Any]) -> tuple[dict[str, Any], Array, Array]:
         """Aggregated events, the user's top items, and how many events there are in each category."""
         history, request_ms = asked["history"], asked["request_ms"]
-        seen = history["received_ms"] < request_ms
-        action, category = history["action"][seen], history["category"][seen]
-        age_ms = request_ms - history["time_ms"][seen]
+        action, category = history["action"], history["category"]
+        age_ms = request_ms - history["time_ms"]
         is_click = action == self.click
-        item, click_age = history["item_id"][seen][is_click], age_ms[is_click]
-        dwell = np.nan_to_num(history["dwell_ms"][seen][is_click])
+        item, click_age = history["item_id"][is_click], age_ms[is_click]
+        dwell = np.nan_to_num(history["dwell_ms"][is_click])
         clicked = category[is_click]
         distinct, last_place, times = np.unique(item[::-1], return_index=True, return_counts=True)
         top = distinct[np.lexsort((last_place, -times))[:5]]

@@ -273,7 +273,6 @@ class Online:
     def compute(self, number: int) -> tuple[dict[str, Any], pd.DataFrame]:
         """Features of one request and of its candidates. This is what is timed."""
         asked, events, candidates = self.requests[number]
-        events = events[events["received_ms"] < asked["request_ms"]]
         requests = self._request_features(asked, events)
         if self.items is None:
             rows, embedding = candidates

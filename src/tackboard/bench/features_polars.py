@@ -318,14 +318,13 @@ class Online:
         """Features of one request and of its candidates. This is what is timed."""
         asked, events, candidates = self.requests[number]
         request_ms = asked.item(0, "request_ms")
-        seen = events.filter(pl.col("received_ms") < request_ms)
         age_ms = request_ms - pl.col("time_ms")
-        clicks = seen.filter(pl.col("action") == "click").with_columns(age_ms=age_ms)
+        clicks = events.filter(pl.col("action") == "click").with_columns(age_ms=age_ms)
         top = clicks.group_by("item_id").agg(rank=frequent_then_new("order"))
         asked = pl.concat(
             [
                 asked.with_columns(request_expressions()),
-                seen.select(
+                events.select(
                     events_7d=(age_ms < WEEK_MS).sum().cast(pl.Int64),
                     saves=(pl.col("action") == "save").sum().cast(pl.Int64),
                 ),
@@ -340,7 +339,7 @@ class Online:
             *(pl.lit(asked[name]).first() for name in ("request_ms", "budget", "country_id", "top_items")),
             taste_match=pl.Series(cosines(dots(taste, embedding), squares(taste), embedding_square)),
         )
-        of_category = seen.group_by("category").agg(same_category=pl.len().cast(pl.Int64))
+        of_category = events.group_by("category").agg(same_category=pl.len().cast(pl.Int64))
         rows = rows.join(of_category, on="category", how="left", maintain_order="left")
         rows = rows.select(*ITEM_FEATURES, "taste_match", pl.col("same_category").fill_null(0), *pair_expressions())
         return asked.select(REQUEST_FEATURES), rows
