@@ -22,6 +22,8 @@ MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
 MASK_64 = (1 << 64) - 1
 MAX_ROWS = (1 << 31) - 1
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_MULTIPLIERS = (np.uint64(MULTIPLIER_1), np.uint64(MULTIPLIER_2))
 
 
 def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
@@ -31,12 +33,20 @@ def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
     x = np.atleast_1d(values)
     if x.dtype != np.uint64:
         x = x.astype(np.int64, copy=False).view(np.uint64)
+    # In place from here on: for a request's thousand ids, making arrays would cost as much as mixing them.
     x = x + np.uint64(seed_offset(seed))
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(MULTIPLIER_2)
-    return np.asarray(x ^ (x >> np.uint64(31)), dtype=np.uint64)
+    mixed: NDArray[np.uint64] = x >> _SHIFTS[0]
+    mixed ^= x
+    mixed *= _MULTIPLIERS[0]
+    np.right_shift(mixed, _SHIFTS[1], out=x)
+    x ^= mixed
+    x *= _MULTIPLIERS[1]
+    np.right_shift(x, _SHIFTS[2], out=mixed)
+    mixed ^= x
+    return mixed
 
 
+@functools.lru_cache(maxsize=1024)
 def seed_offset(seed: int) -> int:
     """What `mix64` adds before mixing. Two rounds over the seed, so that seeds 0, 1, 2 give unrelated offsets."""
     x = (seed * GOLDEN_GAMMA + GOLDEN_GAMMA) & MASK_64

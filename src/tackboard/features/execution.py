@@ -66,7 +66,7 @@ class Program:
         levels = [self.plan.nodes[argument].level for argument in args]
         spread = [node.level == CANDIDATE and level == REQUEST for level in levels]
         expand = [node.level != CONSTANT and level == CONSTANT for level in levels]
-        broadcasts = node.operator.elementwise
+        broadcasts = node.operator.elementwise or node.operator.broadcasts
         plain = not any(spread) and (broadcasts or is_about_events or not any(expand))
         if plain and is_about_events:
             return lambda values, frame: kernel(frame, *[values[argument] for argument in args], **params)

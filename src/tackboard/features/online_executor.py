@@ -66,7 +66,7 @@ class OnlineExecutor:
         moment = None if request_ms is None else np.array([request_ms], dtype=np.int64)
         ids = {"user": np.array([user_id], dtype=np.int64), "item": item_ids}
         lookups = {
-            entity: table.lookup(ids[entity], None if moment is None else np.broadcast_to(moment, (len(ids[entity]),)))
+            entity: table.lookup(ids[entity], None if moment is None else moment.repeat(len(ids[entity])))
             for entity, table in self.tables.items()
         }
         columns: dict[tuple[str, str], Column] = {}

@@ -65,7 +65,8 @@ class Operator:
     """An operator; see the module's docstring.
 
     `spelling` is how a user writes it. `elementwise` operators work value by value: NumPy broadcasting of a column of
-    one row must give the right result, and given a list they work on its elements. `exact_inputs` is for the reader.
+    one row must give the right result, and given a list they work on its elements. Operators that `broadcasts` take
+    a column of one row beside longer ones too, but are not about single values.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Operator:
     kernel: Callable[..., Any]
     elementwise: bool = False
     examples: tuple[Example, ...] = ()
+    broadcasts: bool = False
 
     def check_call(self, num_inputs: int, params: Params) -> None:
         """Raises TypeClash unless the kernel takes so many inputs and parameters of these names."""
@@ -101,6 +103,7 @@ def register(
     rule: TypeRule,
     elementwise: bool = False,
     examples: tuple[Example, ...] = (),
+    broadcasts: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a kernel; its docstring's first sentence is the operator's summary in the reference."""
     if family not in FAMILIES:
@@ -110,7 +113,7 @@ def register(
         if name in REGISTRY:
             raise ValueError(f"operator {name} is registered twice")
         summary = " ".join((kernel.__doc__ or "").split())
-        REGISTRY[name] = Operator(name, family, spelling, summary, rule, kernel, elementwise, examples)
+        REGISTRY[name] = Operator(name, family, spelling, summary, rule, kernel, elementwise, examples, broadcasts)
         return kernel
 
     return add

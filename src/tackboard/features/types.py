@@ -9,6 +9,7 @@ lists and vectors never are. A view is a choice of events inside the language an
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from tackboard.core.errors import DataError
@@ -55,7 +56,7 @@ class FeatureType:
 
     def with_nullable(self, nullable: bool) -> FeatureType:  # noqa: FBT001
         """The same type, with or without missing values."""
-        return self if nullable == self.nullable else dataclasses.replace(self, nullable=nullable)
+        return self if nullable == self.nullable else _with_nullable(self, nullable)
 
     def of_elements(self) -> FeatureType:
         """The scalar type of a list's elements; any other type is its own."""
@@ -77,6 +78,11 @@ class FeatureType:
         if self.columns:
             data["columns"] = {name: column.to_json() for name, column in self.columns}
         return data
+
+
+@functools.cache
+def _with_nullable(type_: FeatureType, nullable: bool) -> FeatureType:  # noqa: FBT001 - kernels ask for it in every request
+    return dataclasses.replace(type_, nullable=nullable)
 
 
 BOOL, INT, FLOAT = FeatureType("bool"), FeatureType("int"), FeatureType("float")

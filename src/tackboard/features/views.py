@@ -78,6 +78,10 @@ class View:
         places, _ = self.expanded()
         return places if self.index is None else self.index[places]
 
+    def segment_of_places(self) -> Positions:
+        """The segment of every place in the index."""
+        return np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int64), np.diff(self.bounds))
+
     def with_ranges(self, starts: Positions, ends: Positions) -> View:
         """The same index with other ranges."""
         return View(self.index, starts, ends, self.segments, self.bounds, self.requests)
@@ -114,35 +118,61 @@ class View:
 
     def group(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
         """The events whose key [events] is the one that the row wants [rows]; none where `known` is False."""
-        keys = self.at_index(keys)
-        segment_of = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int64), np.diff(self.bounds))
-        order = np.lexsort((keys, segment_of)) if len(self.bounds) > 2 else np.argsort(keys, kind="stable")
-        keys, segment_of = keys[order], segment_of[order]
-        is_first = np.ones(len(keys), dtype=np.bool_)
-        is_first[1:] = (keys[1:] != keys[:-1]) | (segment_of[1:] != segment_of[:-1])
+        code_of, code, num_codes = coded(self.at_index(keys), wanted)
+        num_segments = len(self.bounds) - 1
+        # Segment and key as one number: it is sorted at once and, where there are few, looked up without a search.
+        group_of = code_of + num_codes * self.segment_of_places() if num_segments > 1 else code_of
+        order = np.argsort(group_of, kind="stable")
+        sorted_groups = group_of[order]
+        is_first = np.ones(len(order), dtype=np.bool_)
+        is_first[1:] = sorted_groups[1:] != sorted_groups[:-1]
         first = np.flatnonzero(is_first)
-        group_bounds = np.append(first, len(keys)).astype(np.int64) if len(first) else np.zeros(2, dtype=np.int64)
-        group_keys = keys[first]
-        of_segment = np.searchsorted(segment_of[first], np.arange(len(self.bounds), dtype=np.int64))
-        limit = of_segment[self.segments + 1]
-        group = first_at_least(group_keys, of_segment[self.segments], limit, wanted)
-        found = group < limit
+        group_bounds = np.append(first, len(order)).astype(np.int64) if len(first) else np.zeros(2, dtype=np.int64)
+        found = code >= 0 if known is None else (code >= 0) & known
+        number = code + num_codes * self.segments if num_segments > 1 else code
+        group = positions_of(sorted_groups[first], np.where(found, number, 0), num_codes * num_segments)
+        found &= group >= 0
         group = np.where(found, group, 0)
-        if len(first):
-            found &= group_keys[group] == wanted
-            if known is not None:
-                found &= known
         starts = np.where(found, group_bounds[group], 0)
-        ends = np.where(found, group_bounds[np.minimum(group + 1, len(group_bounds) - 1)], 0)
-        whole = (self.starts == self.bounds[self.segments]) & (self.ends == self.bounds[self.segments + 1])
-        if not whole.all():
-            # Within a group the order is that of the events, so a narrower range is two more searches.
-            starts, ends = (
-                first_at_least(order, starts, ends, self.starts),
-                first_at_least(order, starts, ends, self.ends),
-            )
+        ends = np.where(found, group_bounds[group + 1], 0)
+        # Within a group the order is that of the events, so a narrower range is one more search for each end. Group and
+        # place as one number rise along the whole index, so all rows are searched at once.
+        narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
+        narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
+        if narrow_start or narrow_end:
+            numbers = (np.cumsum(is_first) - 1) * (len(order) + 1) + order
+            base = group * (len(order) + 1)
+            if narrow_end:
+                ends = np.clip(np.searchsorted(numbers, base + self.ends), starts, ends)
+            if narrow_start:
+                starts = np.clip(np.searchsorted(numbers, base + self.starts), starts, ends)
         index = order if self.index is None else self.index[order]
         return View(index, starts, ends, group, group_bounds, self.requests)
+
+
+def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
+    """(numbers of the keys, of what is wanted, how many): small, rising as the keys do; -1 for what is no key."""
+    if not len(keys):
+        return keys, np.full(len(wanted), -1, dtype=np.int64), 1
+    low, high = int(keys.min()), int(keys.max())
+    if high - low < 2 * len(keys) + 64:
+        codes = np.where((wanted >= low) & (wanted <= high), wanted - low, -1)
+        return keys - low, codes, high - low + 1
+    distinct, codes_of = np.unique(keys, return_inverse=True)
+    codes = np.searchsorted(distinct, wanted)
+    return codes_of, np.where(distinct.take(codes, mode="clip") == wanted, codes, -1), len(distinct)
+
+
+def positions_of(numbers: Positions, wanted: Positions, limit: int) -> Positions:
+    """The position of each of `wanted` among rising `numbers`, or -1; all are below `limit`."""
+    if limit <= 4 * (len(wanted) + len(numbers)) + 64:
+        table = np.full(limit, -1, dtype=np.int64)
+        table[numbers] = np.arange(len(numbers))
+        return table[wanted]
+    if not len(numbers):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    found = np.searchsorted(numbers, wanted)
+    return np.where(numbers.take(found, mode="clip") == wanted, found, -1)
 
 
 def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:

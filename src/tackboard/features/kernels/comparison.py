@@ -32,6 +32,8 @@ def used_strings(column: Column) -> tuple[NDArray[np.object_], NDArray[np.int64]
         return np.array([""], dtype=np.object_), np.zeros(len(column.values), dtype=np.int64)
     if len(column.dictionary) <= max(len(column.values), 1):
         return column.dictionary, column.values
+    if len(column.values) == 1:
+        return column.dictionary.take(column.values, mode="clip"), np.zeros(1, dtype=np.int64)
     used, codes = np.unique(column.values, return_inverse=True)
     return column.dictionary.take(used, mode="clip"), codes
 

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.core.hashing import remembered_string_id
 from tackboard.features.column import Column, offsets_of, ordered_sum, ranges, spread
 from tackboard.features.frame import Frame
 from tackboard.features.kernels.comparison import by_string, used_strings
 from tackboard.features.operators import Example, Params, TypeClash, need, register
 from tackboard.features.types import FLOAT, INT, SCALARS, VIEW, FeatureType
-from tackboard.features.views import INT64_MIN, Positions, View
+from tackboard.features.views import INT64_MIN, Positions, View, coded
 
 CHOOSING, AGGREGATING = "choosing events", "aggregating events"
 COUNTABLE = ("bool", "int", "string", "id", "time")
 MAX_DURATION_MS = 200 * 366 * 86_400_000
 DAY = 86_400_000
+_NO_KEYS = np.zeros(0, dtype=np.int64)
 EVENTS = {
     "item": [1, 2, 1, 3],
     "action": ["click", "save", "click", "hide"],
@@ -82,7 +82,7 @@ def _where_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 def where(frame: Frame, view: View, condition: Column) -> View:
     """The events for which a condition on their own columns holds; a missing condition does not hold."""
     held = condition.values if condition.present is None else condition.values & condition.present
-    return view.keep(np.broadcast_to(held, (frame.num_events,)))
+    return view.keep(spread(held, frame.num_events))
 
 
 def _within_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
@@ -178,9 +178,10 @@ def _matching_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
 def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
     """The events whose column equals a value of the request or the candidate; missing values match nothing."""
     if column.present is not None:
-        view = view.keep(np.broadcast_to(column.present, (frame.num_events,)))
-    keys = np.broadcast_to(_keys(column), (frame.num_events,))
-    wanted = _keys(value)
+        view = view.keep(spread(column.present, frame.num_events))
+    keys, wanted = _keys(column, value)
+    if len(keys) != frame.num_events:
+        keys = np.broadcast_to(keys, (frame.num_events,))
     if len(view) != len(wanted):
         if len(wanted) == 1:
             wanted = np.broadcast_to(wanted, (len(view),))
@@ -189,12 +190,31 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
     return view.group(keys, wanted, spread(value.present, len(view)))
 
 
-def _keys(column: Column) -> Positions:
-    """A column as int64 that are equal where the values are."""
-    if column.dictionary is None:
-        return column.values.astype(np.int64, copy=False)
-    strings, codes = used_strings(column)
-    return by_string((remembered_string_id(str(text)) for text in strings), codes, np.int64)
+def _keys(*columns: Column) -> list[Positions]:
+    """Columns of one kind as int64 that are equal where the values are; small numbers for strings."""
+    known: dict[str, int] = {}
+    keys = []
+    for column in columns:
+        if column.dictionary is None:
+            keys.append(column.values.astype(np.int64, copy=False))
+        else:
+            strings, codes = used_strings(column)
+            keys.append(by_string([known.setdefault(str(text), len(known)) for text in strings], codes, np.int64))
+    return keys
+
+
+def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
+    """(order, groups) of rising rows and their keys: sorted by both, stably, and a number for each pair in that order.
+
+    One number for both sorts several times faster than two keys, because along it the rows rise already.
+    """
+    if not len(rows) or rows[0] == rows[-1]:
+        order = np.argsort(keys, kind="stable")
+        return order, keys[order]
+    codes, _, num_codes = coded(keys, _NO_KEYS)
+    pairs = rows * num_codes + codes
+    order = np.argsort(pairs, kind="stable")
+    return order, pairs[order]
 
 
 def _count_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
@@ -260,12 +280,10 @@ def count_distinct(frame: Frame, view: View, column: Column) -> Column:
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
-    keys = view.at_index(_keys(column))
-    segment_of = np.repeat(np.arange(len(view.bounds) - 1, dtype=np.int64), np.diff(view.bounds))
-    order = np.lexsort((keys, segment_of)) if len(view.bounds) > 2 else np.argsort(keys, kind="stable")
+    order, groups = _groups(view.segment_of_places(), view.at_index(_keys(column)[0]))
     # An event counts where the same value did not occur before it within the row's range.
-    previous = np.full(len(keys), -1, dtype=np.int64)
-    same = (keys[order[1:]] == keys[order[:-1]]) & (segment_of[order[1:]] == segment_of[order[:-1]])
+    previous = np.full(len(order), -1, dtype=np.int64)
+    same = groups[1:] == groups[:-1]
     previous[order[1:][same]] = order[:-1][same]
     places, rows = view.expanded()
     is_new = previous[places] < view.starts[rows]
@@ -407,25 +425,41 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
-    events_, (_, rows) = view.events_of_rows(), view.expanded()
-    keys = _keys(column)[events_]
-    order = np.lexsort((keys, rows)) if len(view) > 1 else np.argsort(keys, kind="stable")
+    events_, (places, rows) = view.events_of_rows(), view.expanded()
+    (keys,) = _keys(column)
+    # Numbered before they are repeated for every row that sees them.
+    codes = keys[events_] if len(view) == 1 else coded(view.at_index(keys), _NO_KEYS)[0][places]
+    order, groups = _groups(rows, codes)
     is_first = np.ones(len(order), dtype=np.bool_)
-    is_first[1:] = (keys[order[1:]] != keys[order[:-1]]) | (rows[order[1:]] != rows[order[:-1]])
+    is_first[1:] = groups[1:] != groups[:-1]
     first = np.flatnonzero(is_first)
     end = np.append(first[1:], len(order)).astype(np.int64)
     newest_ = order[end - 1] if len(order) else order
     # The sort is stable, so the last of a group is the newest event of that value.
-    ranking = np.lexsort((-newest_, first - end, rows[newest_]))
+    ranked = _ranked(rows[newest_], end - first, newest_)
     per_row = np.bincount(rows[newest_], minlength=len(view)).astype(np.int64)
     lengths = np.minimum(per_row, count)
-    chosen = newest_[ranking[ranges(np.cumsum(per_row) - per_row, lengths)]]
+    chosen = ranked[ranges(np.cumsum(per_row) - per_row, lengths)]
     return Column(
         column.type.in_list(),
         column.values[events_[chosen]],
         offsets=offsets_of(lengths),
         dictionary=column.dictionary,
     )
+
+
+def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
+    """`newest`, by row, in a row by falling count, and among equal counts falling."""
+    if not len(rows) or rows[0] == rows[-1]:
+        return newest[np.lexsort((-newest, -counts))]
+    most, last = int(counts.max()), int(newest.max())
+    count_bits, place_bits = most.bit_length(), last.bit_length()
+    if int(rows.max()).bit_length() + count_bits + place_bits > 62:
+        return newest[np.lexsort((-newest, -counts, rows))]
+    # Packed into one number they sort several times faster than by three keys; no two are equal.
+    packed = (((rows << count_bits) + (most - counts)) << place_bits) + (last - newest)
+    packed.sort(kind="stable")  # along it the rows rise already, which only this kind makes use of
+    return last - (packed & ((1 << place_bits) - 1))
 
 
 def _collect_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:

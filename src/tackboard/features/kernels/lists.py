@@ -268,6 +268,7 @@ def distinct_list(a: Column) -> Column:
     family="lists",
     spelling="a.has(x)",
     rule=_has_rule,
+    broadcasts=True,
     examples=(
         Example(
             code="a.has(x)",
@@ -298,6 +299,7 @@ def has(a: Column, b: Column) -> Column:
     family="lists",
     spelling="a.overlap(b)",
     rule=_overlap_rule,
+    broadcasts=True,
     examples=(
         Example(
             code="a.overlap(b)",
