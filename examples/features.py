@@ -1,23 +1,13 @@
-"""Features of a feed, over the dataset that `tackboard data synth` makes.
+r"""Features of a feed, over the dataset that `tackboard data synth` makes.
 
 tackboard features check examples/features.py --data datasets/demo
-tackboard features explain examples/features.py --feature topic_share
+tackboard features explain examples/features.py --feature like_rate
 tackboard features backfill examples/features.py --data datasets/demo
+tackboard train demo --set data.features=examples/features.py \
+  --set 'model.request_features=["like_rate","interest","recency"]'
 """
 
-from tackboard.features.language import (
-    Events,
-    FeatureSet,
-    Int,
-    Item,
-    Request,
-    Time,
-    cross,
-    days,
-    feature,
-    hours,
-    sequence,
-)
+from tackboard.features.language import Events, FeatureSet, Int, Item, Request, Time, cross, days, feature, hours
 
 # What the data has. Attributes may be missing: of an item that nobody has listed, say.
 item = Item(topic=Int(minimum=0), style=Int(minimum=0), birth_ms=Time())
@@ -26,26 +16,29 @@ request = Request()
 
 # Choices of events; a request sees only what was received before it.
 likes = events.where(events.action.is_in(["click", "save", "share"]))
-recent = events.newest(32)
 of_this_item = events.matching(events.item, item.id)
+away_s = request.time.seconds_since(events.last(events.time)).fill_missing(30 * 86_400.0)
 
+# A set without a `history` of its own gets the standard one when a model is trained with it.
 features = FeatureSet(
     "feed",
     version=1,
+    # One value per request, about as large as 1: a model may read these (model.request_features).
+    like_rate=(feature("likes_7d") / feature("events_7d")).finite().fill_missing(0.0),
+    interest=likes.decayed_sum(1.0, half_life=hours(12)).log1p(),
+    recency=(away_s.log1p() / 8.0).described("Time since the last event, on a logarithmic scale."),
+    # What the others are made of, or what other models read.
     hour=request.time.hour("Europe/Berlin"),
+    likes_7d=likes.within(days(7)).count(),
+    events_7d=events.within(days(7)).count(),
+    surfaces=events.distinct(events.surface),
+    favourites=likes.top(events.item, 5),
     age_days=(request.time.seconds_since(item.birth_ms) / 86_400)
     .fill_missing(0.0)
     .clip(0.0, 365.0)
     .described("How long the item has existed; 0 where nobody knows."),
     topic=item.topic.fill_missing(-1),
     look=cross(item.topic.fill_missing(-1), item.style.fill_missing(-1)).bucket_hash(1_000),
-    likes_7d=likes.within(days(7)).count(),
-    events_7d=events.within(days(7)).count(),
-    like_rate=(feature("likes_7d") / feature("events_7d")).finite().fill_missing(0.0),
-    surfaces=events.distinct(events.surface),
-    interest=likes.decayed_sum(1.0, half_life=hours(12)).log1p(),
     seen=of_this_item.count(),
     minutes_since=(request.time.seconds_since(of_this_item.last(events.time)) / 60).fill_missing(-1.0),
-    favourites=likes.top(events.item, 5),
-    history=sequence(item=recent.collect(events.item), action=recent.collect(events.action)),
 )

@@ -55,7 +55,7 @@ class World:
         latest = open_dataset(self.folder)
         if latest.path == self.old:
             return False
-        assert len(read_features_table(latest, ["history"])["history"]) == latest.num_events
+        assert len(read_features_table(latest, ["favourites"])["favourites"]) == latest.num_events
         return True
 
     def finish(self) -> None:

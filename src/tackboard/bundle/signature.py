@@ -31,6 +31,8 @@ class Signature:
     model: Any
     tables: Any
     lineage: Any
+    user_type: Literal["", "int64", "string"] = ""
+    """How users are named; empty in bundles of version 1, which do not say."""
     reads: tuple[str, ...] = ()
     """The features the model reads, e.g. history.item; empty in bundles of version 1, which read the standard ones."""
 

@@ -9,7 +9,7 @@ import typer
 
 
 def features_backfill(
-    spec: str = typer.Argument(..., help="file.py[:name], features.json, a bundle, a checkpoint or a run."),
+    spec: str = typer.Argument(..., help="file.py[:name], features.json, a bundle, checkpoint, run or dataset."),
     data: Path = typer.Option(..., "--data", help="The dataset's folder; its newest snapshot is taken."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
@@ -18,6 +18,7 @@ def features_backfill(
 
     from tackboard.events.dataset import open_dataset
     from tackboard.features.backfill import backfill
+    from tackboard.features.evolution import sentences
     from tackboard.features.feature_set import load_features
 
     features = load_features(spec)
@@ -38,8 +39,8 @@ def features_backfill(
             )
         )
         return
-    for change in result.changes:
-        typer.echo(change.sentence)
+    for sentence in sentences(result.changes):
+        typer.echo(sentence)
     typer.echo(
         f"{result.num_rows:,} events; {len(result.computed)} features computed, "
         f"{len(result.taken_over)} taken over\ndataset  {result.path}"

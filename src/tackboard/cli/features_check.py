@@ -9,7 +9,7 @@ import typer
 
 
 def features_check(
-    spec: str = typer.Argument(..., help="file.py[:name], features.json, a bundle, a checkpoint or a run."),
+    spec: str = typer.Argument(..., help="file.py[:name], features.json, a bundle, checkpoint, run or dataset."),
     data: Path | None = typer.Option(None, "--data", help="A dataset: has it these columns, types and ranges?"),
     against: str | None = typer.Option(None, "--against", help="An older set, spelt like SPEC: may this follow it?"),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
@@ -19,7 +19,7 @@ def features_check(
 
     from tackboard.events.dataset import open_dataset
     from tackboard.features.data_check import check_data
-    from tackboard.features.evolution import check_evolution
+    from tackboard.features.evolution import check_evolution, sentences
     from tackboard.features.feature_set import load_features
 
     features = load_features(spec)
@@ -55,7 +55,7 @@ def features_check(
     typer.echo(f"feature set {features.name}, version {features.version}, {features.hash[:12]}: {len(rows)} features")
     if data is not None:
         typer.echo(f"{data} has every column they read, of the declared type and within the declared range")
-    for change in changes:
-        typer.echo(f"since {against}: {change.sentence}")
+    for sentence in sentences(changes):
+        typer.echo(f"since {against}: {sentence}")
     if against is not None and not changes:
         typer.echo(f"nothing changed since {against}")

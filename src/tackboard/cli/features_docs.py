@@ -8,7 +8,7 @@ import typer
 
 
 def features_docs(
-    spec: str = typer.Argument("", help="file.py[:name], features.json, a bundle, a checkpoint or a run."),
+    spec: str = typer.Argument("", help="file.py[:name], features.json, a bundle, checkpoint, run or dataset."),
     models: list[Path] = typer.Option([], "--models", help="A bundle, run or checkpoint; may be given more than once."),
     out: Path | None = typer.Option(None, "--out", help="Where to write; features.html by default."),
     reference: bool = typer.Option(

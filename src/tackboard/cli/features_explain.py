@@ -8,7 +8,7 @@ import typer
 
 
 def features_explain(
-    spec: str = typer.Argument(..., help="file.py[:name], features.json, a bundle, a checkpoint or a run."),
+    spec: str = typer.Argument(..., help="file.py[:name], features.json, a bundle, checkpoint, run or dataset."),
     feature: list[str] | None = typer.Option(None, "--feature", help="Only this feature; repeatable."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:

@@ -32,5 +32,5 @@ def features_replay(
             f"feature {name} was served otherwise than training computes it: "
             f"{result.num_mismatches:,} of {result.compared:,} values differ ({reasons})",
             allowed=f"{others} more features differ" if others else "",
-            fix="docs/features.md says what the reasons mean",
+            fix="docs/serving.md says what the reasons mean",
         )

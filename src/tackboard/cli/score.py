@@ -25,7 +25,7 @@ def score(
     import numpy as np
 
     from tackboard.core.config import check
-    from tackboard.core.errors import UsageError
+    from tackboard.core.errors import TackboardError, UsageError
     from tackboard.scoring.client import ScoringClient, read_request
 
     check(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
@@ -54,6 +54,8 @@ def score(
         client = ScoringClient(url or "http://127.0.0.1:8000", token=read_token(token_file))
         scores = client.score(history, candidates, binary=binary, **more)
         model = client.model
+    if not np.isfinite(scores).all():
+        raise TackboardError("the model gave scores that are not finite numbers", fix="was it trained to the end?")
     order = np.argsort(-np.asarray(scores), kind="stable")[:top_k]
     ranked = [{"item": candidates[index], "score": float(scores[index])} for index in order]
     if json_output:

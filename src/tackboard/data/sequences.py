@@ -27,7 +27,7 @@ from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.execution import Program
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.frame import Frame
-from tackboard.features.standard import HISTORY, standard_features
+from tackboard.features.standard import HISTORY, check_finite, standard_features
 from tackboard.features.stored import read_features_table
 from tackboard.features.tables import EntityTable, EventTable, load_tables, read_context
 from tackboard.features.views import View
@@ -43,6 +43,7 @@ class Sequences:
     path: Path
     snapshot: str
     id_type: str
+    user_type: str
     vocabulary: Vocabulary
     user_ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -134,6 +135,7 @@ def load_sequences(
         path=Path(dataset),
         snapshot=source.path.name,
         id_type=source.item_type,
+        user_type=source.user_type,
         vocabulary=vocabulary or own,
         user_ids=user_ids,
         offsets=offsets,
@@ -173,7 +175,9 @@ def _request_features(
         request_ms=events.times,
         context=read_context(source, plan),
     )
-    return columns | BatchExecutor(plan, events=events, users=users, items=items).compute(rows)
+    columns |= BatchExecutor(plan, events=events, users=users, items=items).compute(rows)
+    check_finite(features, columns)
+    return columns
 
 
 def _trimming(source: Dataset, events: EventTable, *, timed: bool) -> dict[str, Any]:

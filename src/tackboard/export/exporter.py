@@ -78,6 +78,7 @@ def _signature(
         name=name,
         version=version,
         id_type=state["id_type"],
+        user_type=state.get("user_type", ""),
         actions=tuple(state["vocabulary"]["actions"]),
         surfaces=tuple(state["vocabulary"]["surfaces"]),
         max_history=max_history,

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tackboard.core.errors import DataError, UsageError
+from tackboard.events.dataset import Dataset
 from tackboard.features.column import Column, join_columns, offsets_of, ranges
 from tackboard.features.execution import Program
 from tackboard.features.folding import FoldedTable, fold
 from tackboard.features.frame import Frame
 from tackboard.features.plan import CANDIDATE, Plan
-from tackboard.features.tables import EntityTable, EventTable, Lookup, with_default
+from tackboard.features.tables import EntityTable, EventTable, Lookup, load_tables, with_default
 from tackboard.features.types import ID, TIME
 from tackboard.features.views import Positions, no_events, visible_before
 
@@ -79,6 +80,12 @@ class BatchExecutor:
         self.tables = {"user": users, "item": items}
         self._folded: dict[str, FoldedTable] = {}
         self._prepare(plan)
+
+    @classmethod
+    def over(cls, dataset: Dataset, plan: Plan) -> BatchExecutor:
+        """The executor over a dataset, of which only the columns that `plan` reads are loaded."""
+        events, users, items = load_tables(dataset, plan)
+        return cls(plan, events=events, users=users, items=items)
 
     def _prepare(self, plan: Plan) -> None:
         self.program = Program(plan)

@@ -86,7 +86,7 @@ class Column:
 
     def take(self, indices: NDArray[np.int64]) -> Column:
         """The rows at `indices`, in that order; an index may occur more than once."""
-        present = None if self.present is None else self.present[indices]
+        present = None if self.present is None else self.present.take(indices)
         if self.fields is not None:
             fields = {name: field.take(indices) for name, field in self.fields.items()}
             return Column(self.type, self.values, present=present, fields=fields)

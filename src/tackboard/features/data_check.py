@@ -25,7 +25,7 @@ def check_data(features: FeatureSet, dataset: Dataset) -> None:
     contexts = context_sources(plan)
     columns = stored_event_columns(dataset, plan)
     if contexts and not dataset.has_context:
-        raise program.missing_source(contexts[0][0])
+        raise plan.missing_source(contexts[0][0])
     if contexts:
         columns.append("context")
     in_events = [
@@ -45,4 +45,4 @@ def check_data(features: FeatureSet, dataset: Dataset) -> None:
             if column.mask.any():
                 never_seen.discard(index)
     if never_seen:
-        raise program.missing_source(min(never_seen))
+        raise plan.missing_source(min(never_seen))

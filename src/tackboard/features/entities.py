@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tackboard.core.errors import UsageError
-from tackboard.features.expressions import Expression, caller_place
+from tackboard.features.expressions import Duration, Expression, caller_place, duration_ms
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 
 BUILT_IN: dict[str, dict[str, FeatureType]] = {
@@ -91,7 +91,7 @@ class Entity:
     kind = ""
 
     def __init__(self, **columns: Declared | Callable[[], Declared]) -> None:
-        self._columns = {name: _declared(declared) for name, declared in columns.items()}
+        self._columns = {name: _declared(declared, name) for name, declared in columns.items()}
 
     def __getattr__(self, column: str) -> Expression:
         if column.startswith("_"):
@@ -101,7 +101,7 @@ class Entity:
     def __iter__(self) -> NoReturn:
         # Without this, Python would ask for column 0, 1, 2, … and never come to an end.
         raise UsageError(
-            f"{caller_place()}: {self.kind} columns cannot be looped over",
+            f"{caller_place()}: columns of {'events' if self.kind == 'event' else self.kind} cannot be looped over",
             allowed="events are aggregated: events.count(), events.collect(events.item)",
         )
 
@@ -164,12 +164,14 @@ class Events(Entity):
         """The events that meet a condition on their own columns."""
         return self._chosen(Expression("where", (self._view, condition)))
 
-    def within(self, duration_ms: int) -> Events:
-        """The events younger than `duration_ms` at the request."""
-        return self._chosen(Expression("within", (self._view,), {"duration_ms": duration_ms}))
+    def within(self, duration: Duration) -> Events:
+        """The events younger than `duration` at the request."""
+        (whole_ms,) = duration_ms("within({})", duration)
+        return self._chosen(Expression("within", (self._view,), {"duration_ms": whole_ms}))
 
-    def between(self, oldest_ms: int, newest_ms: int) -> Events:
-        """The events younger than `oldest_ms` and at least `newest_ms` old."""
+    def between(self, oldest: Duration, newest: Duration) -> Events:
+        """The events younger than `oldest` and at least `newest` old."""
+        oldest_ms, newest_ms = duration_ms("between({}, {})", oldest, newest)
         return self._chosen(Expression("between", (self._view,), {"oldest_ms": oldest_ms, "newest_ms": newest_ms}))
 
     def newest(self, count: int) -> Events:
@@ -208,9 +210,10 @@ class Events(Entity):
         """The smallest value of the column."""
         return Expression("min", (self._view, column))
 
-    def decayed_sum(self, column: Any, *, half_life: int) -> Expression:
-        """The sum of the column, each event weighing half as much for every `half_life` ms of its age."""
-        return Expression("decayed_sum", (self._view, column), {"half_life_ms": half_life})
+    def decayed_sum(self, column: Any, *, half_life: Duration) -> Expression:
+        """The sum of the column, each event weighing half as much for every `half_life` of its age."""
+        (whole_ms,) = duration_ms("decayed_sum(half_life={})", half_life)
+        return Expression("decayed_sum", (self._view, column), {"half_life_ms": whole_ms})
 
     def top(self, column: Expression, count: int) -> Expression:
         """The `count` most frequent values of the column."""
@@ -221,5 +224,8 @@ class Events(Entity):
         return Expression("collect", (self._view, column))
 
 
-def _declared(column: Declared | Callable[[], Declared]) -> Declared:
-    return column if isinstance(column, Declared) else column()
+def _declared(column: Declared | Callable[[], Declared], name: str = "element") -> Declared:
+    found = column() if callable(column) else column
+    if not isinstance(found, Declared):
+        raise UsageError(f"{caller_place()}: {name}={column!r:.40} declares no type", allowed=f"e.g. {name}=Float()")
+    return found

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tackboard.core.errors import UsageError
 from tackboard.features.feature_set import Feature, FeatureSet, node_digests
-from tackboard.features.plan import Plan
+from tackboard.features.plan import Plan, column_name
 from tackboard.features.types import FeatureType
 
 BOUNDS = ("minimum", "maximum")
@@ -24,12 +24,23 @@ Range = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One difference between two versions of a set. `feature` is empty where it is about the set itself."""
+    """One difference between two versions of a set. `feature` is empty where it is about the set itself.
+
+    A feature that only `moved` stands on another line of the file and is otherwise the same.
+    """
 
     feature: str
     place: str
     sentence: str
     needs_version: bool
+    moved: bool = False
+
+
+def sentences(changes: Sequence[Change]) -> list[str]:
+    """What changed, for people: every change in full, and how many features moved in one sentence."""
+    moved = sum(1 for change in changes if change.moved)
+    count = [f"{moved} feature{'s' if moved > 1 else ''} moved to another line"] if moved else []
+    return [*(change.sentence for change in changes if not change.moved), *count]
 
 
 def compare(old: FeatureSet, new: FeatureSet) -> list[Change]:
@@ -85,7 +96,7 @@ def _changes_of(old: Feature, new: Feature, *, same_computation: bool) -> list[C
         changes.append(Change(new.name, new.place, f"{what} is described in other words", needs_version=False))
     if old.place != new.place:
         sentence = f"feature {new.name} moved from {old.place} to {new.place}"
-        changes.append(Change(new.name, new.place, sentence, needs_version=False))
+        changes.append(Change(new.name, new.place, sentence, needs_version=False, moved=True))
     return changes
 
 
@@ -117,7 +128,7 @@ def _ranges(plan: Plan, name: str) -> dict[str, Range]:
     """The range of every column that a feature reads. A column declared twice must lie in both ranges."""
     found: dict[str, Range] = {}
     for _, node in plan.trimmed([name]).sources():
-        column = f"{node.params['entity']}.{node.params['column']}"
+        column = column_name(node.params)
         low, high = found.get(column, (-math.inf, math.inf))
         minimum, maximum = node.params.get("minimum"), node.params.get("maximum")
         found[column] = (

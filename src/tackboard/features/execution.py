@@ -7,6 +7,7 @@ the same bits, because kernels compute every row from that row alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,13 @@ class Program:
         self.plan = plan
         self._outputs = [(name, index, plan.nodes[index].level) for name, index in plan.features.items()]
         self._constants: dict[int, Column] = {}
+        self._sources: list[tuple[int, tuple[str, str]]] = []
         self._steps: list[tuple[int, Step]] = []
         values: list[Any] = [None] * len(plan.nodes)
         for index, node in enumerate(plan.nodes):
+            if node.op == "source" and not _is_bounded(node):
+                self._sources.append((index, _source_key(node)))
+                continue
             step = self._step(index, node)
             if node.level == CONSTANT:
                 with np.errstate(all="ignore"):
@@ -46,6 +51,11 @@ class Program:
         values: list[Any] = [None] * len(self.plan.nodes)
         for index, column in self._constants.items():
             values[index] = column
+        columns = frame.columns
+        for index, key in self._sources:
+            if key not in columns:
+                raise self.missing_source(index)
+            values[index] = columns[key]
         with np.errstate(all="ignore"):
             for index, step in self._steps:
                 values[index] = step(values, frame)
@@ -71,7 +81,7 @@ class Program:
         if plain and is_about_events:
             return lambda values, frame: kernel(frame, *[values[argument] for argument in args], **params)
         if plain:
-            return lambda values, _frame: kernel(*[values[argument] for argument in args], **params)
+            return _plain(functools.partial(kernel, **params) if params else kernel, args)
 
         def run(values: list[Any], frame: Frame) -> Any:
             inputs: list[Any] = [frame] if is_about_events else []
@@ -87,28 +97,20 @@ class Program:
         return run
 
     def _source(self, index: int, node: Node) -> Step:
-        entity, column = str(node.params["entity"]), str(node.params["column"])
-        key = (entity, column)
-        bounded = "minimum" in node.params or "maximum" in node.params
+        key = _source_key(node)
 
         def read(_values: list[Any], frame: Frame) -> Column:
             found = frame.columns.get(key)
             if found is None:
                 raise self.missing_source(index)
-            if bounded:
-                self.check_range(found, index)
+            self.check_range(found, index)
             return found
 
         return read
 
     def missing_source(self, index: int) -> DataError:
         """The error for a source that the data does not have."""
-        params = self.plan.nodes[index].params
-        entity, column = params["entity"], params["column"]
-        return DataError(
-            f"{self.plan.describe_source(index)} is not in the data",
-            fix=f"add {column} to the {entity}s' data, or take the feature out",
-        )
+        return self.plan.missing_source(index)
 
     def check_range(self, column: Column, index: int) -> None:
         """Raises DataError where a value of the source at `index` lies outside its declared range."""
@@ -116,20 +118,39 @@ class Program:
         low, high = node.params.get("minimum"), node.params.get("maximum")
         if low is None and high is None:
             return
-        values = column.values if column.present is None else column.values[column.present]
-        outside = np.zeros(0, dtype=np.bool_)
-        if low is not None and len(values):
-            outside = values < low
-        if high is not None and len(values):
-            outside = (values > high) | (outside if len(outside) else False)
+        outside = np.False_ if low is None else column.values < low
+        if high is not None:
+            outside = outside | (column.values > high)
+        if column.present is not None:
+            outside &= column.present
         if outside.any():
+            num_values = int(column.mask.sum())
             allowed = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
             raise DataError(
-                f"{self.plan.describe_source(index)} is {values[outside][0]} in {int(outside.sum())} of {len(values)} "
-                "values",
+                f"{self.plan.describe_source(index)} is {column.values[outside][0]} in {int(outside.sum())} of "
+                f"{num_values} values",
                 allowed=f"declared range: {allowed}",
                 fix="mend the data, or declare another range",
             )
+
+
+def _is_bounded(node: Node) -> bool:
+    return "minimum" in node.params or "maximum" in node.params
+
+
+def _source_key(node: Node) -> tuple[str, str]:
+    return str(node.params["entity"]), str(node.params["column"])
+
+
+def _plain(kernel: Callable[..., Any], args: tuple[int, ...]) -> Step:
+    """A call with the values as they are. One and two inputs are most calls, and faster without a list of them."""
+    if len(args) == 1:
+        (only,) = args
+        return lambda values, _frame: kernel(values[only])
+    if len(args) == 2:
+        left, right = args
+        return lambda values, _frame: kernel(values[left], values[right])
+    return lambda values, _frame: kernel(*[values[argument] for argument in args])
 
 
 def _num_rows(frame: Frame, level: int) -> int:
@@ -141,9 +162,9 @@ def _expand(column: Column, num_rows: int) -> Column:
 
 
 def _spread(value: Any, frame: Frame, *, broadcasts: bool) -> Any:
-    """A value per request as one per candidate; one request's column is left to NumPy's broadcasting."""
+    """A value per request as one per candidate; of one request, views are left to the kernels, columns to NumPy."""
     if isinstance(value, View):
-        return frame.spread_view(value)
+        return value if frame.num_requests == 1 else frame.spread_view(value)
     if frame.num_requests == 1 and broadcasts:
         return value
     return value.take(frame.candidate_requests())

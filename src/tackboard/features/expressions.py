@@ -7,13 +7,16 @@ themselves, with their types and examples, stand in the registry.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from tackboard.core.config import suggest
 from tackboard.core.errors import UsageError
+from tackboard.features.operators import REGISTRY
 
 PACKAGE = str(Path(__file__).parent) + os.sep
 
@@ -41,6 +44,10 @@ def caller_place() -> Place:
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 
+class NoOperator(UsageError, AttributeError):
+    """An operator that does not exist. An AttributeError too, so that hasattr and getattr work as everywhere."""
+
+
 class Expression:
     """An operator applied to expressions. Compare and combine with `==`, `<`, `&`, `|`, `~`, not `and`, `or`, `not`."""
 
@@ -60,14 +67,52 @@ class Expression:
         copy.place, copy.text = self.place, text
         return copy
 
+    def __repr__(self) -> str:
+        return f"an expression ({self.place})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Python and NumPy ask for names with underscores to find out what an object can do; copies are made empty.
+        if name.startswith("_") or name in Expression.__slots__:
+            raise AttributeError(name)
+        operators = [known for known in vars(Expression) if not known.startswith("_") and known not in self.__slots__]
+        close = suggest(name, operators)
+        fix = f"did you mean {close}?" if close else "docs/features.md lists the operators"
+        for operator in REGISTRY.values():
+            if operator.spelling.startswith((f"{name}(", f"events.{name}(")):
+                fix = f"it is written {operator.spelling}"
+        raise NoOperator(f"{caller_place()}: there is no operator {name}", fix=fix)
+
+    def __call__(self, *_inputs: Any, **_params: Any) -> NoReturn:
+        place = caller_place()
+        if self.op not in ("source", "unknown_column"):
+            raise UsageError(f"{place}: a feature is called like a function", fix="put an operator before the (")
+        entity, column = str(self.params["entity"]), str(self.params["column"])
+        owner = "events" if entity == "event" else entity
+        spellings = [operator.spelling for operator in REGISTRY.values()] if entity == "event" else []
+        operators = [text[7:].partition("(")[0] for text in spellings if text.startswith("events.")]
+        if self.op == "unknown_column":
+            close = suggest(column, [*operators, *self.params["known"]])
+            raise UsageError(
+                f"{place}: {owner} has no column or operator {column}", fix=f"did you mean {close}?" if close else ""
+            )
+        written = f"{owner}.{column}" if column not in operators else f'{owner}["{column}"]'
+        raise UsageError(
+            f"{place}: {written} is a column, not an operator",
+            fix=f"the operator is {owner}.{column}(…)" if column in operators else f"write {written} without ()",
+        )
+
     def __bool__(self) -> NoReturn:
         raise UsageError(
             f"{caller_place()}: a feature has no truth value while it is being defined",
-            allowed="combine conditions with &, | and ~, and choose with if_else(condition, a, b)",
+            allowed="for and, or, not write &, |, ~ with parentheses around each comparison: (a > 0) & (a < 3)",
+            fix="for `a in values` write a.is_in([…]); for `if` write if_else(condition, a, b)",
         )
 
     def __iter__(self) -> NoReturn:
-        raise UsageError(f"{caller_place()}: a feature cannot be looped over", allowed="use its list operators")
+        raise UsageError(
+            f"{caller_place()}: a feature cannot be looped over",
+            allowed="use the operators of lists: .has(value), .sum(), .at(0)",
+        )
 
     # Arithmetic and comparison.
 
@@ -356,19 +401,67 @@ def sequence(**columns: Expression) -> Expression:
 
 def feature(name: str) -> Expression:
     """Another feature of the same set, by name."""
+    if not isinstance(name, str):
+        raise UsageError(f"{caller_place()}: feature({name!r:.40})", allowed='the name of a feature: feature("clicks")')
     return Expression("feature", (), {"name": name})
 
 
-def days(count: float) -> int:
-    """A duration in ms."""
-    return round(count * 86_400_000)
+class Duration(int):
+    """A length of time in ms, so that `within(7)` is not taken for seven of anything.
+
+    Durations add up and can be multiplied; anything else gives a plain number, and JSON holds a plain number.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: int) -> int:
+        return Duration(int(self) + int(other)) if isinstance(other, Duration) else int(self) + other
+
+    def __sub__(self, other: int) -> int:
+        return Duration(int(self) - int(other)) if isinstance(other, Duration) else int(self) - other
+
+    def __mul__(self, other: int) -> int:
+        return Duration(int(self) * other) if type(other) is int else int(self) * other
+
+    def __rmul__(self, other: int) -> int:
+        return self * other
 
 
-def hours(count: float) -> int:
-    """A duration in ms."""
-    return round(count * 3_600_000)
+def duration_ms(call: str, *values: Any) -> list[int]:
+    """Durations as plain ms; UsageError with the user's line where one of `values` is no duration."""
+    if all(isinstance(value, Duration) for value in values):
+        return [int(value) for value in values]
+    given = call.format(*(f"{value!r:.40}" for value in values))
+    raise UsageError(f"{caller_place()}: {given}", allowed="a duration: days(7), hours(1), minutes(5)")
 
 
-def minutes(count: float) -> int:
-    """A duration in ms."""
-    return round(count * 60_000)
+def _duration(unit: str, count: Any, unit_ms: int) -> Duration:
+    number = isinstance(count, int | float) and not isinstance(count, bool)
+    if not number or (isinstance(count, float) and not math.isfinite(count * unit_ms)):
+        raise UsageError(f"{caller_place()}: {unit}({count!r:.40})", allowed=f"a number: {unit}(7)")
+    return Duration(round(count * unit_ms))
+
+
+def days(count: float) -> Duration:
+    """A duration of days of 24 hours."""
+    return _duration("days", count, 86_400_000)
+
+
+def hours(count: float) -> Duration:
+    """A duration of hours."""
+    return _duration("hours", count, 3_600_000)
+
+
+def minutes(count: float) -> Duration:
+    """A duration of minutes."""
+    return _duration("minutes", count, 60_000)
+
+
+def seconds(count: float) -> Duration:
+    """A duration of seconds."""
+    return _duration("seconds", count, 1000)
+
+
+def milliseconds(count: float) -> Duration:
+    """A duration of milliseconds, rounded to whole ones."""
+    return _duration("milliseconds", count, 1)

@@ -69,17 +69,23 @@ class FeatureSet:
             if not isinstance(value, Expression):
                 raise SpecError(
                     f"feature {key} ({place}) is {type(value).__name__}, not an expression",
-                    fix="choose events and aggregate them: events.count()" if hasattr(value, "collect") else "",
+                    fix="choose events and aggregate them: events.count()"
+                    if hasattr(value, "collect")
+                    else "give an expression: item.price, events.count()",
                 )
         texts = {key: value.text for key, value in features.items()}
         self._set(name, version, compile_features(features), texts)
 
-    def _set(self, name: str, version: int, plan: Plan, descriptions: Mapping[str, str]) -> None:
+    def _set(
+        self, name: str, version: int, plan: Plan, descriptions: Mapping[str, str], declared: Iterable[str] = ()
+    ) -> None:
         self.name = name
         self.version = version
         self.plan = plan
         self.descriptions = dict(descriptions)
         self._digests = node_digests(plan)
+        self.declared = sorted({*declared, *_columns_of(plan)})
+        """Columns that the set knows, as entity.column: its own, and those of the set it was cut from."""
 
     @property
     def hash(self) -> str:
@@ -111,7 +117,8 @@ class FeatureSet:
     def trimmed(self, names: Iterable[str]) -> FeatureSet:
         """The set with some features only."""
         plan = self.plan.trimmed(names)
-        return _make(self.name, self.version, plan, {name: self.descriptions.get(name, "") for name in plan.features})
+        texts = {name: self.descriptions.get(name, "") for name in plan.features}
+        return _make(self.name, self.version, plan, texts, self.declared)
 
     def reading(self, reads: Iterable[str]) -> FeatureSet:
         """The set with what a model reads only: features by name, and columns of a sequence as `history.item`."""
@@ -130,7 +137,8 @@ class FeatureSet:
                 index = _some_columns(builder, index, name, [column for column in columns if column], node)
             named[name] = index
         plan = Plan(tuple(builder.nodes), named).trimmed(named)
-        return _make(self.name, self.version, plan, {name: self.descriptions.get(name, "") for name in named})
+        texts = {name: self.descriptions.get(name, "") for name in named}
+        return _make(self.name, self.version, plan, texts, self.declared)
 
     def merged(self, other: FeatureSet) -> FeatureSet:
         """This set, and the features of `other` whose names it does not have."""
@@ -139,7 +147,8 @@ class FeatureSet:
         _, more = other._rebuilt(builder)
         named |= {name: more[index] for name, index in other.plan.features.items() if name not in named}
         texts = {name: self.descriptions.get(name) or other.descriptions.get(name, "") for name in named}
-        return _make(self.name, self.version, Plan(tuple(builder.nodes), named).trimmed(named), texts)
+        plan = Plan(tuple(builder.nodes), named).trimmed(named)
+        return _make(self.name, self.version, plan, texts, [*self.declared, *other.declared])
 
     def _rebuilt(self, builder: PlanBuilder) -> tuple[PlanBuilder, list[int]]:
         """Adds the plan's nodes to `builder`; returns where each of them went."""
@@ -159,6 +168,7 @@ class FeatureSet:
             "name": self.name,
             "version": self.version,
             "hash": self.hash,
+            "declared": self.declared,
         }
         ops = {node.op for node in self.plan.nodes}
         if ops.intersection(ZONED):
@@ -205,7 +215,10 @@ class FeatureSet:
             plan = compile_nodes(nodes, named)
         except DataError as error:
             raise DataError(f"{where}: {error.got}", allowed=error.allowed, fix=error.fix) from None
-        result = _make(name, version, plan, texts)
+        declared = data.get("declared", [])
+        if not isinstance(declared, list) or not all(isinstance(one, str) and "." in one for one in declared):
+            raise CorruptFileError(f"{where} is no feature set")
+        result = _make(name, version, plan, texts, declared)
         if result.hash != data.get("hash"):
             raise CorruptFileError(f"{where} does not have the content its hash says", fix="export it again")
         _warn_about_databases(data, where)
@@ -216,10 +229,16 @@ class FeatureSet:
         write_json_atomic(folder / FILE_NAME, self.to_json())
 
 
-def _make(name: str, version: int, plan: Plan, descriptions: Mapping[str, str]) -> FeatureSet:
+def _make(
+    name: str, version: int, plan: Plan, descriptions: Mapping[str, str], declared: Iterable[str] = ()
+) -> FeatureSet:
     result = FeatureSet.__new__(FeatureSet)
-    result._set(name, version, plan, descriptions)
+    result._set(name, version, plan, descriptions, declared)
     return result
+
+
+def _columns_of(plan: Plan) -> set[str]:
+    return {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
 
 
 def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str], node: Node) -> int:

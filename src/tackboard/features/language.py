@@ -23,8 +23,10 @@ from tackboard.features.expressions import (
     feature,
     hours,
     if_else,
+    milliseconds,
     minutes,
     pack,
+    seconds,
     sequence,
 )
 from tackboard.features.feature_set import FeatureSet
@@ -51,7 +53,9 @@ __all__ = [
     "feature",
     "hours",
     "if_else",
+    "milliseconds",
     "minutes",
     "pack",
+    "seconds",
     "sequence",
 ]

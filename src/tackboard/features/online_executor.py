@@ -8,13 +8,14 @@ batch executor in the same loop, and gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tackboard.core.errors import UsageError
 from tackboard.features.column import Column
 from tackboard.features.execution import Program
-from tackboard.features.folding import FoldedTable, fold
+from tackboard.features.folding import RequestTable, fold
 from tackboard.features.frame import Frame
 from tackboard.features.plan import Plan
 from tackboard.features.tables import EntityTable, with_default
@@ -24,6 +25,7 @@ from tackboard.features.views import Positions, View
 Columns = Mapping[str, Column]
 _NOTHING = np.zeros(0, dtype=np.int64)
 _ZERO = np.zeros(1, dtype=np.int64)
+_IDS = (("user", "id"), ("item", "id"))
 
 
 class OnlineExecutor:
@@ -35,16 +37,20 @@ class OnlineExecutor:
 
     def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
         self.plan = plan
-        self.tables: dict[str, FoldedTable] = {}
+        self.tables: dict[str, RequestTable] = {}
         for entity, table in (("user", users), ("item", items)):
             if table is not None:
-                plan, self.tables[entity] = fold(plan, entity, table)
+                plan, folded = fold(plan, entity, table)
+                self.tables[entity] = folded.for_requests()
         self.program = Program(plan)
         self._needs_times = plan.needs_event_times
-        self._sources = [
-            (str(node.params["entity"]), str(node.params["column"]), node.params.get("default"))
-            for _, node in plan.sources()
-        ]
+        # What a request brings, with its default.
+        self._given: list[tuple[str, str, Any]] = []
+        for _, node in plan.sources():
+            entity, name = str(node.params["entity"]), str(node.params["column"])
+            looked_up = entity in self.tables and name in self.tables[entity].names
+            if not looked_up and entity != "request" and (entity, name) not in _IDS:
+                self._given.append((entity, name, node.params.get("default")))
 
     def compute(
         self,
@@ -65,27 +71,20 @@ class OnlineExecutor:
         times = _times(history or {}, needed=self._needs_times)
         moment = None if request_ms is None else np.array([request_ms], dtype=np.int64)
         ids = {"user": np.array([user_id], dtype=np.int64), "item": item_ids}
-        lookups = {
-            entity: table.lookup(ids[entity], None if moment is None else moment.repeat(len(ids[entity])))
-            for entity, table in self.tables.items()
-        }
-        columns: dict[tuple[str, str], Column] = {}
-        for entity, name, default in self._sources:
-            if entity == "request":
-                column = None if moment is None else Column(TIME, moment)
-            elif name == "id" and entity in ids:
-                column = Column(ID, ids[entity])
-            elif entity in lookups and name in self.tables[entity].columns:
-                column = lookups[entity](name, None)
-            else:
-                column = given[entity].get(name)
-                column = column if column is None or default is None else with_default(column, default)
-            if column is not None:
-                if len(column) != (
-                    num_rows := len(item_ids) if entity == "item" else len(times) if entity == "event" else 1
-                ):
-                    raise UsageError(f"{entity}.{name} has {len(column)} values", allowed=f"{num_rows} of them")
+        columns = {("user", "id"): Column(ID, ids["user"]), ("item", "id"): Column(ID, item_ids)}
+        if moment is not None:
+            columns["request", "time"] = Column(TIME, moment)
+        for entity, table in self.tables.items():
+            for name, column in table.read(ids[entity], request_ms).items():
                 columns[entity, name] = column
+        num_rows = {"event": len(times), "user": 1, "item": len(item_ids), "context": 1}
+        for entity, name, default in self._given:
+            brought = given[entity].get(name)
+            if brought is None:
+                continue
+            if len(brought) != num_rows[entity]:
+                raise UsageError(f"{entity}.{name} has {len(brought)} values", allowed=f"{num_rows[entity]} of them")
+            columns[entity, name] = brought if default is None else with_default(brought, default)
         end = np.array([len(times)], dtype=np.int64)
         frame = Frame(
             num_requests=1,

@@ -12,6 +12,7 @@ is how the user's side of a request with thousands of candidates is computed onc
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 from tackboard.core.config import suggest
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features import kernels
-from tackboard.features.entities import BUILT_IN, FUTURE
+from tackboard.features.entities import BUILT_IN, FUTURE, Events
 from tackboard.features.expressions import NOWHERE, Expression, Place
 from tackboard.features.kernels.comparison import need_constant
 from tackboard.features.operators import REGISTRY, Operator, TypeClash, need
@@ -30,6 +31,12 @@ CONSTANT, EVENT, REQUEST, CANDIDATE = range(4)
 LEVELS = ("constant", "event", "request", "candidate")
 CHOOSING, AGGREGATING = "choosing events", "aggregating events"
 MAX_NODES = 20_000
+COMES_FROM = {
+    "item": "attributes of items come with `tackboard init --items FILE`",
+    "user": "attributes of users come with `tackboard init --users FILE`",
+    "event": "fields of events come with `tackboard init --field {}=COLUMN`",
+    "context": "what the caller says comes with `tackboard init --context COLUMN`, a column of JSON objects",
+}
 kernels.load()
 
 
@@ -99,7 +106,7 @@ class Plan:
                 close = suggest(name, self.features)
                 raise UsageError(
                     f"there is no feature {name}",
-                    allowed=f"features: {', '.join(list(self.features)[:16])}",
+                    allowed=f"features: {listed(self.features)}",
                     fix=f"did you mean {close}?" if close else "",
                 )
         needed: set[int] = set()
@@ -134,7 +141,21 @@ class Plan:
         # A column that was computed before is named feature@number (folding.py).
         node, readers = self.nodes[index], list(dict.fromkeys(name.partition("@")[0] for name in self.readers(index)))
         first = (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
-        return f"feature {first} ({node.place}): {node.params['entity']}.{node.params['column']}"
+        return f"feature {first} ({node.place}): {column_name(node.params)}"
+
+    def missing_source(self, index: int, known: Iterable[str] = ()) -> DataError:
+        """The error for a source that the data does not have; `known`: the columns that its entity has there."""
+        params = self.nodes[index].params
+        entity, column = str(params["entity"]), str(params["column"])
+        # Closer than for a typo in a command: `price` is not meant to be `topic`.
+        close = next(iter(difflib.get_close_matches(column, list(known), n=1, cutoff=0.75)), None)
+        return DataError(
+            f"{self.describe_source(index)} is not in the data",
+            allowed=COMES_FROM.get(entity, "").format(column),
+            fix=f"did you mean {column_name({**params, 'column': close})}?"
+            if close
+            else f"add {column} to the data, or take the feature out",
+        )
 
     def explain(self) -> str:
         """The plan as text: one line per node, with level, type, how often it is used, and its features."""
@@ -170,7 +191,7 @@ class Plan:
 
     def _spell(self, node: Node) -> str:
         if node.op == "source":
-            return f"{node.params['entity']}.{node.params['column']}"
+            return column_name(node.params)
         if node.op == "constant":
             return repr(node.params["value"])
         params = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in node.params.items()]
@@ -231,9 +252,7 @@ class PlanBuilder:
         """Executors know a column by its name, so it has one type and one default. Ranges may differ: all hold."""
         declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
         if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
-            raise TypeClash(
-                f"{params['entity']}.{params['column']} is declared in two ways", fix="declare it once for all features"
-            )
+            raise TypeClash(f"{column_name(params)} is declared in two ways", fix="declare it once for all features")
 
     def _map_lists(
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
@@ -242,16 +261,24 @@ class PlanBuilder:
         lists = [node for node in inputs if node.type.kind == "list"]
         for node in inputs:
             if node.type.kind == "list" and node.shape != lists[0].shape:
-                raise TypeClash("it is given two lists of different events", allowed="lists of one choice of events")
+                raise TypeClash(
+                    "it is given two lists of different events", allowed="collect both from one choice of events"
+                )
             if node.type.kind != "list" and node.level != CONSTANT:
-                raise TypeClash(f"it is given a list and {node.type}", allowed="a list with constants or lists")
+                raise TypeClash(
+                    f"it is given a list and {node.type}", allowed="give it a list with constants or with other lists"
+                )
             if node.type.nullable:
                 raise TypeClash(f"it is given {node.type}", fix="fill the missing list first: .fill_missing([])")
         element = operator.rule(tuple(node.type.of_elements() for node in inputs), params)
         if element.kind not in SCALARS:
-            raise TypeClash(f"it would give a list of {element}", allowed="lists hold scalars")
+            raise TypeClash(f"it would give a list of {element}", allowed="a list holds numbers, texts, ids or times")
         if element.nullable:
-            raise TypeClash("it may give missing elements", allowed="elements of a list are never missing")
+            raise TypeClash(
+                "it may give missing elements",
+                allowed="elements of a list are never missing",
+                fix="work on the column before events.collect(…), and fill it there: .fill_missing(…)",
+            )
         level = _level([node.level for node in inputs])
         return Node(operator.name, args, params, element.in_list(), level, place, shape=lists[0].shape, maps_lists=True)
 
@@ -266,7 +293,9 @@ class PlanBuilder:
         for position, node in enumerate(inputs[1:], 1):
             is_key = operator.name == "matching" and position == 2
             if is_key and node.level == EVENT:
-                raise TypeClash("the value to match is a column of the events", allowed="one of user, request or item")
+                raise TypeClash(
+                    "the value to match is a column of the events", allowed="give a value of user, request or item"
+                )
             if is_key:
                 level = max(level, node.level)
             elif node.level not in (EVENT, CONSTANT):
@@ -285,7 +314,9 @@ class PlanBuilder:
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
     ) -> Node:
         if len({node.shape for node in inputs if node.type.kind == "list"}) > 1:
-            raise TypeClash("its columns are lists of different events", allowed="lists of one choice of events")
+            raise TypeClash(
+                "its columns are lists of different events", allowed="collect all of them from one choice of events"
+            )
         type_ = operator.rule(tuple(node.type for node in inputs), params)
         return Node(operator.name, args, params, type_, _level([node.level for node in inputs]), place)
 
@@ -356,9 +387,11 @@ class Compiler:
     def _reference(self, expression: Expression, name: str) -> int:
         wanted = expression.params["name"]
         if wanted not in self._features:
-            close = suggest(str(wanted), self._features)
+            others = [other for other in self._features if other != name]
+            close = suggest(str(wanted), others)
             raise SpecError(
                 f"feature {name} ({expression.place}) refers to a feature {wanted!r}, which does not exist",
+                allowed=f"other features: {listed(others)}" if others else "",
                 fix=f"did you mean {close}?" if close else "",
             )
         return self._feature(wanted)
@@ -411,7 +444,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
 
 def spec_error(feature: str, place: Place, op: str, clash: TypeClash) -> SpecError:
     """A TypeClash as users see it."""
-    spelling = REGISTRY[op].spelling if op in REGISTRY else op[:40]
+    spelling = REGISTRY[op].spelling if op in REGISTRY else {"source": "column"}.get(op, op[:40])
     return SpecError(f"feature {feature} ({place}), {spelling}: {clash.got}", allowed=clash.allowed, fix=clash.fix)
 
 
@@ -419,7 +452,14 @@ def _key(op: str, args: tuple[int, ...], params: Mapping[str, Any]) -> str:
     try:
         return json.dumps([op, args, params], sort_keys=True, ensure_ascii=True)
     except (TypeError, ValueError, RecursionError):
-        raise TypeClash(f"its parameter is {type(next(iter(params.values()), None)).__name__}") from None
+        if op == "constant":
+            _constant_type(params.get("value"))
+        named = [name for name, value in params.items() if not isinstance(value, bool | int | float | str | None)]
+        wrong = named[0] if named else next(iter(params), "")
+        raise TypeClash(
+            f"its parameter {wrong} is {type(params.get(wrong)).__name__}",
+            allowed="give numbers, texts or lists of them",
+        ) from None
 
 
 def _level(levels: Sequence[int]) -> int:
@@ -439,13 +479,20 @@ def _constant_type(value: Any) -> FeatureType:
             raise TypeClash(f"{value} does not fit into 64 bits")
         return INT
     if isinstance(value, float):
+        if not math.isfinite(value):
+            raise TypeClash(
+                f"{value} is no number", allowed="give a finite number, or leave missing to .fill_missing(…)"
+            )
         return FLOAT
     if isinstance(value, str):
         return STRING
+    called = getattr(value, "__name__", "") if callable(value) else ""
+    if called:
+        raise TypeClash(f"{called} is an operator", fix=f'call it: {called}(…); a column of that name is ["{called}"]')
     raise TypeClash(
         f"{type(value).__name__} is no value of a feature",
-        allowed="features, numbers, strings, true and false",
-        fix="choose events with events.where(…)" if type(value).__name__ == "Events" else "",
+        allowed="give an expression, a number, a string, True or False",
+        fix="aggregate events: events.count(), events.last(column)" if isinstance(value, Events) else "",
     )
 
 
@@ -457,28 +504,41 @@ def _source(params: Mapping[str, Any], place: Place) -> Node:
         type_ = type_from_json(params.get("type"))
     except DataError as error:
         raise TypeClash(error.got, allowed=error.allowed) from None
+    spelt = column_name(params)
     if column in FUTURE:
         raise TypeClash(
-            f"{entity}.{column} looks into the future",
+            f"{spelt} looks into the future",
             allowed="it is counted over the whole log, a part of which comes after the request",
             fix="count what was received before: events.count(), events.last(events.time)",
         )
     if BUILT_IN[entity].get(column, type_) != type_:
-        raise TypeClash(f"{entity}.{column} is {BUILT_IN[entity][column]}, declared {type_}")
+        raise TypeClash(f"{spelt} is {BUILT_IN[entity][column]}, declared {type_}", fix="take the declaration out")
     if type_.kind in ("sequence", "view") or (type_.kind == "vector" and not 1 <= type_.width <= 65_536):
         raise TypeClash(f"a column cannot be {type_}")
     for bound in ("minimum", "maximum"):
         value = params.get(bound)
         if value is not None and not type_.is_number:
-            raise TypeClash(f"{entity}.{column} is {type_} with a {bound}", allowed="ranges are for numbers")
+            raise TypeClash(f"{spelt} is {type_} with a {bound}", allowed="ranges are for numbers")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)):
-            raise TypeClash(f"{bound} = {value!r}", allowed="a number")
+            raise TypeClash(f"{spelt}: {bound} = {value!r:.40}", allowed="give a number")
+    low, high = params.get("minimum"), params.get("maximum")
+    if low is not None and high is not None and low > high:
+        raise TypeClash(
+            f"{spelt}: minimum = {low} is above maximum = {high}", allowed="give the smaller one as minimum"
+        )
     level = {"item": CANDIDATE, "event": EVENT}.get(str(entity), REQUEST)
     if entity == "event" and type_.kind not in SCALARS:
-        raise TypeClash(f"a column of the events cannot be {type_}", allowed="scalars")
+        raise TypeClash(f"a column of the events cannot be {type_}", allowed="declare a number, text, id or time")
     default = params.get("default")
     if default is not None:
         need_constant(need((type_,), 0, SCALARS), default)
+        if (low is not None and default < low) or (high is not None and default > high):
+            span = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
+            raise TypeClash(
+                f"{spelt}: default = {default} is outside the declared range",
+                allowed=f"declared range: {span}",
+                fix="give a default within the range, or use .fill_missing(…) in the feature",
+            )
     return Node("source", (), params, type_, level, place)
 
 
@@ -498,6 +558,18 @@ def _unknown_column(expression: Expression, name: str) -> SpecError:
         allowed=f"declared: {', '.join(known)}",
         fix=f"did you mean {spelt}.{close}?" if close else f"declare it: {spelt} = {spelt.title()}({column}=…)",
     )
+
+
+def column_name(params: Mapping[str, Any]) -> str:
+    """A column as errors and plans name it: `events.dwell_ms`."""
+    return f"{'events' if params['entity'] == 'event' else params['entity']}.{params['column']}"
+
+
+def listed(names: Iterable[str], limit: int = 16) -> str:
+    """Names in one line; where there are more than `limit`, how many are left out."""
+    every = list(names)
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return ", ".join(every[:limit]) + more
 
 
 def _nearest(word: str, choices: Iterable[str]) -> str:

@@ -481,6 +481,8 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _prepare(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", allowed="allowed: a folder for the log of features")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

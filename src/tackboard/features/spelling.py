@@ -21,7 +21,7 @@ from tackboard.features.plan import Plan
 
 WIDTH = 100
 """Characters after which the inputs of a call go onto lines of their own."""
-DURATIONS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000))
+DURATIONS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
 COMPARISON, OR, AND, SUM, PRODUCT, SIGN, CALL = range(7)
 MAX_DEPTH = 40
 """Operators inside operators after which a line of its own begins."""
@@ -64,7 +64,7 @@ def literal(value: Any) -> str:
 def duration(milliseconds: Any) -> str:
     """A duration as a user would write it: `days(7)`."""
     for name, unit in DURATIONS:
-        if isinstance(milliseconds, int) and milliseconds and milliseconds % unit == 0:
+        if isinstance(milliseconds, int) and milliseconds % unit == 0:
             return f"{name}({milliseconds // unit})"
     return literal(milliseconds)
 

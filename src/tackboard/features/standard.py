@@ -7,10 +7,13 @@ define a `history` of its own, and adds features of the request beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tackboard.core.errors import ConfigError
+import numpy as np
+
+from tackboard.core.errors import ConfigError, DataError
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import Column
 from tackboard.features.entities import Events
 from tackboard.features.expressions import sequence
 from tackboard.features.feature_set import FeatureSet
@@ -46,6 +49,13 @@ def features_for_model(
 ) -> FeatureSet:
     """What a model reads, of a user's own set and the standard one. Raises ConfigError for what no model can read."""
     standard = standard_features(vocabulary, max_history)
+    unknown = [read for read in reads if read.partition(".")[0] not in standard.plan.features]
+    if own is None and unknown:
+        raise ConfigError(
+            f"the model reads {unknown[0]}, which is no standard feature",
+            allowed=f"without a file of features: {', '.join(standard.reads())}",
+            fix="name the file that defines it: --set data.features=features.py",
+        )
     features = (standard if own is None else own.merged(standard)).reading(reads)
     check_readable(features, max_history)
     return features
@@ -79,6 +89,23 @@ def check_readable(features: FeatureSet, max_history: int) -> None:
             raise ConfigError(f"{named} is one value per {feature.level}", allowed="allowed: one value per request")
     if HISTORY not in features.plan.features:
         raise ConfigError("the model does not read history.item", allowed="a sequence model reads it")
+
+
+def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
+    """Raises DataError naming the feature and its line where a number that a model reads is NaN or infinite."""
+    for feature in features.features():
+        column = columns.get(feature.name)
+        if column is None or column.fields is not None or column.values.dtype.kind != "f":
+            continue
+        with np.errstate(over="ignore"):
+            good = np.isfinite(column.values.astype(np.float32))
+        if not good.all():
+            raise DataError(
+                f"feature {feature.name} ({feature.place}) is {column.values[~good][0]} in {int((~good).sum()):,} of "
+                f"{len(good):,} values",
+                allowed="allowed: finite numbers of 32 bits; is the time of the request in ms?",
+                fix="say what to read instead: .finite().fill_missing(0.0)",
+            )
 
 
 def _is_newest(plan: Plan, history: Node, count: int) -> bool:

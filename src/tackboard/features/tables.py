@@ -18,7 +18,7 @@ from tackboard.events.dataset import Dataset
 from tackboard.features.arrow import from_arrow
 from tackboard.features.column import DTYPES, Column
 from tackboard.features.contexts import context_columns, context_sources
-from tackboard.features.execution import Program
+from tackboard.features.entities import FUTURE
 from tackboard.features.plan import Plan
 from tackboard.features.types import type_from_json
 from tackboard.features.views import Positions, first_above
@@ -61,7 +61,7 @@ class EventTable:
             name = str(node.params["column"])
             stored = EVENT_COLUMNS.get(name, name)
             if stored not in table.column_names:
-                raise Program(plan).missing_source(index)
+                raise plan.missing_source(index)
             columns[name] = read_source(table[stored], plan, index)
         return cls(
             user_ids=user_ids,
@@ -107,7 +107,8 @@ class EntityTable:
             if node.params["entity"] != entity or name == "id":
                 continue
             if name not in table.column_names:
-                raise Program(plan).missing_source(index)
+                inner = {entity, f"{entity}_id", "valid_from_ms", *FUTURE}
+                raise plan.missing_source(index, [known for known in table.column_names if known not in inner])
             columns[name] = read_source(table[name], plan, index)
         valid_from = _numbers(table, "valid_from_ms") if "valid_from_ms" in table.column_names else None
         return cls(_numbers(table, f"{entity}_id"), columns, valid_from)
@@ -187,11 +188,16 @@ def load_tables(
 
 
 def stored_event_columns(dataset: Dataset, plan: Plan, *, timed: bool = True) -> list[str]:
-    """The columns of events.parquet that `plan` reads, as far as the dataset has them; `timed` adds the times."""
+    """The columns of events.parquet that `plan` reads, or DataError; `timed` adds the times."""
     always = ["user_id", *(["time_ms", "received_ms"] if timed else [])]
-    names = [str(node.params["column"]) for _, node in plan.sources() if node.params["entity"] == "event"]
-    stored = {*EVENT_COLUMNS.values(), *dataset.fields}
-    wanted = [name for name in (EVENT_COLUMNS.get(name, name) for name in names) if name in stored]
+    wanted = []
+    for index, node in plan.sources():
+        name = str(node.params["column"])
+        if node.params["entity"] != "event":
+            continue
+        if name not in EVENT_COLUMNS and name not in dataset.fields:
+            raise plan.missing_source(index, [*EVENT_COLUMNS, *dataset.fields])
+        wanted.append(EVENT_COLUMNS.get(name, name))
     return list(dict.fromkeys([*always, *wanted]))
 
 
@@ -216,7 +222,7 @@ def read_context(dataset: Dataset, plan: Plan) -> dict[str, Column]:
     if not sources:
         return {}
     if not dataset.has_context:
-        raise Program(plan).missing_source(sources[0][0])
+        raise plan.missing_source(sources[0][0])
     return context_columns(plan, dataset.read_events(["context"])["context"])
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tackboard.features.column import offsets_of, ranges
 
 Positions = NDArray[np.int64]
+_ZERO = np.zeros(1, dtype=np.int64)
 INT64_MIN, INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -75,6 +76,9 @@ class View:
 
     def events_of_rows(self) -> Positions:
         """Positions of the events of every row, end to end."""
+        if len(self.starts) == 1:
+            start, end = int(self.starts[0]), int(self.ends[0])
+            return np.arange(start, end, dtype=np.int64) if self.index is None else self.index[start:end]
         places, _ = self.expanded()
         return places if self.index is None else self.index[places]
 
@@ -93,12 +97,20 @@ class View:
 
     def keep(self, condition: NDArray[np.bool_]) -> View:
         """The events for which `condition` [events] holds."""
+        if len(self) == 1:
+            events = self.events_of_rows()
+            return self._only(events[condition[events]])
         kept = self.at_index(condition)
         before = offsets_of(kept)
         places = np.flatnonzero(kept)
         index = places if self.index is None else self.index[places]
         starts, ends = before[self.starts], before[self.ends]
         return View(index, starts, ends, self.segments, before[self.bounds], self.requests)
+
+    def _only(self, index: Positions) -> View:
+        """One row that sees all of `index`."""
+        ends = np.array([0, len(index)], dtype=np.int64)
+        return View(index, _ZERO, ends[1:], _ZERO, ends, self.requests)
 
     def newest(self, count: int) -> View:
         """The last `count` events of each row."""
@@ -117,7 +129,12 @@ class View:
         return self.with_ranges(self.starts, first_above(self.at_index(times), self.starts, self.ends, newest))
 
     def group(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
-        """The events whose key [events] is the one that the row wants [rows]; none where `known` is False."""
+        """The events whose key [events] is the one that the row wants [rows]; none where `known` is False.
+
+        A view of one row is grouped for any number of rows that want something.
+        """
+        if len(self) == 1:
+            return self._group_one(keys, wanted, known)
         code_of, code, num_codes = coded(self.at_index(keys), wanted)
         num_segments = len(self.bounds) - 1
         # Segment and key as one number: it is sorted at once and, where there are few, looked up without a search.
@@ -149,14 +166,29 @@ class View:
         index = order if self.index is None else self.index[order]
         return View(index, starts, ends, group, group_bounds, self.requests)
 
+    def _group_one(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
+        """`group` of the one row's events, which needs no spreading of that row over those that want something."""
+        events = self.events_of_rows()
+        code_of, code, num_codes = coded(keys[events], wanted)
+        # An empty group comes before those of the codes, for what is no key: its code is -1.
+        bounds = np.zeros(num_codes + 2, dtype=np.int64)
+        np.cumsum(np.bincount(code_of, minlength=num_codes), out=bounds[2:])
+        group = code + 1 if known is None else (code + 1) * known
+        requests = self.requests if len(wanted) == 1 else np.zeros(len(wanted), dtype=np.int64)
+        # Integers of 16 bits are sorted in linear time.
+        order = np.argsort(code_of.astype(np.uint16) if num_codes <= 1 << 16 else code_of, kind="stable")
+        return View(events[order], bounds.take(group), bounds.take(group + 1), group, bounds, requests)
+
 
 def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
     """(numbers of the keys, of what is wanted, how many): small, rising as the keys do; -1 for what is no key."""
     if not len(keys):
         return keys, np.full(len(wanted), -1, dtype=np.int64), 1
-    low, high = int(keys.min()), int(keys.max())
+    low, high = int(np.minimum.reduce(keys)), int(np.maximum.reduce(keys))
     if high - low < 2 * len(keys) + 64:
-        codes = np.where((wanted >= low) & (wanted <= high), wanted - low, -1)
+        codes = wanted - low
+        # What is below `low` is huge without a sign: one comparison for both ends, also where the difference wraps.
+        codes[codes.view(np.uint64) > high - low] = -1
         return keys - low, codes, high - low + 1
     distinct, codes_of = np.unique(keys, return_inverse=True)
     codes = np.searchsorted(distinct, wanted)
@@ -182,7 +214,7 @@ def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wan
     """
     if len(starts) == 1:
         start = int(starts[0])
-        return start + np.searchsorted(values[start : int(ends[0])], wanted[:1], side="left").astype(np.int64)
+        return np.asarray(values[start : int(ends[0])].searchsorted(wanted[:1]) + start, dtype=np.int64)
     if len(starts) and (starts == starts[0]).all() and (ends == ends[0]).all():
         start = int(starts[0])
         return start + np.searchsorted(values[start : int(ends[0])], wanted, side="left").astype(np.int64)

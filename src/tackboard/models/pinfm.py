@@ -73,6 +73,8 @@ class PinFMConfig:
             check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
         check(self.width % self.num_heads == 0, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")
         check(0 <= self.num_time_buckets <= 64, "model.num_time_buckets", self.num_time_buckets, "0 to 64")
+        distinct = len(set(self.request_features)) == len(self.request_features)
+        check(distinct, "model.request_features", self.request_features, "each name once")
         check(0.0 <= self.dropout < 1.0, "model.dropout", self.dropout, "0 to below 1")
         check(
             0.01 <= self.initial_temperature <= 10, "model.initial_temperature", self.initial_temperature, "0.01 to 10"

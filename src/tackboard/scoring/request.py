@@ -76,6 +76,18 @@ class RequestReader:
         self.fields = tuple(name for name in self.history if name not in ("item", "action", "surface", "time"))
         """Fields of the events beyond the canonical ones."""
         self._keep = plan.newest_events
+        self.skipped = self._skipped_names()
+        """Fields and attributes of the set that the model was trained from and does not read: passed over."""
+
+    def _skipped_names(self) -> frozenset[str]:
+        prefixes = {"event": "history_"} | PREFIXES
+        names = set()
+        for declared in self.features.declared:
+            entity, _, column = declared.partition(".")
+            name = prefixes.get(entity, "") + column
+            if entity in prefixes and column not in ("id", "item", "time") and name not in self.attributes:
+                names.add(name)
+        return frozenset(names - {f"history_{column}" for column in self.history})
 
     def read(
         self,
@@ -93,7 +105,7 @@ class RequestReader:
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:
-            if field not in allowed:
+            if field not in allowed and f"history_{field}" not in self.skipped:
                 close = suggest(field, allowed)
                 raise UsageError(
                     f"history has a field {field!r}",
@@ -124,7 +136,7 @@ class RequestReader:
             history=columns,
             candidate_items=chosen,
             request_ms=self._moment(request_ms),
-            user_id=None if user is None else _user_id(user),
+            user_id=None if user is None else _user_id(user, self.signature.user_type),
             attributes=self._attributes(attributes or {}, len(chosen)),
         )
 
@@ -139,7 +151,7 @@ class RequestReader:
 
     def _attributes(self, given: Mapping[str, Sequence[Any]], num_candidates: int) -> dict[str, dict[str, Column]]:
         for name in given:
-            if name not in self.attributes:
+            if name not in self.attributes and name not in self.skipped:
                 known = ", ".join(self.attributes) or "none"
                 raise UsageError(f"there is an attribute {name!r}", allowed=f"this model reads: {known}")
         columns: dict[str, dict[str, Column]] = {entity: {} for entity in ENTITIES}
@@ -214,11 +226,17 @@ def _checked(value: Any, type_: FeatureType, field: str, position: int) -> Any:
     raise UsageError(f"{field} {position} is {_type_name(value)}", allowed=f"allowed: {type_.with_nullable(False)}")
 
 
-def _user_id(value: Any) -> int:
-    if isinstance(value, str) and value:
+def _user_id(value: Any, user_type: str) -> int:
+    """The id of a user as training named them; a bundle that does not say how takes either kind."""
+    is_text = isinstance(value, str) and bool(value)
+    if is_text and user_type != "int64":
         return string_id(value)
-    if problem := _not_int64(value):
-        raise UsageError(f"user is {problem}", allowed="allowed: a whole number of 64 bits, or a string")
+    problem = "a string" if is_text else _not_int64(value)
+    if user_type == "string" and problem is None:
+        problem = "a number"
+    if problem:
+        kinds = {"string": "a non-empty string", "int64": "a whole number of 64 bits"}
+        raise UsageError(f"user is {problem}", allowed=f"allowed: {kinds.get(user_type, ' or '.join(kinds.values()))}")
     return int(value)
 
 

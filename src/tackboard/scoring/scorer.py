@@ -18,7 +18,7 @@ from tackboard.core.machine import usable_cores
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.standard import HISTORY, check_readable
+from tackboard.features.standard import HISTORY, check_finite, check_readable
 from tackboard.models.interface import build_model, features_of, restore_config
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
@@ -63,13 +63,15 @@ class Scorer:
 
     def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
         """What the model reads of a request: the features that training computed in batch."""
-        return self._executor.compute(
+        columns = self._executor.compute(
             history=request.history,
             request_ms=request.request_ms,
             user_id=request.user_id or 0,
             item_ids=request.candidate_items,
             **request.attributes,
         )
+        check_finite(self.features, columns)
+        return columns
 
     @torch.inference_mode()
     def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -8,9 +8,9 @@
     request_time_ms [1], user [1]               always; needed where the features read them
 
 Decided: an attribute that is left out is missing, as it is for an item that training never saw. A tensor that the
-protocol knows and this model does not read is accepted, so that one client can ask several models, and it is skipped
-before it is decoded. A name that nobody knows is refused: it is a typo more often than not. A list has no tensor, so
-each is a text of JSON.
+protocol knows, or that the set of features declares which the model was trained from, and that this model does not read
+is accepted, so that one client can ask several models, and it is skipped before it is decoded. A name that nobody knows
+is refused: it is a typo more often than not. A list has no tensor, so each is a text of JSON.
 """
 
 from __future__ import annotations
@@ -65,20 +65,23 @@ class ModelInputs:
         self.inputs["history_time_ms"] = Input(("INT64",), optional=not reader.needs_event_times)
         self.inputs[CANDIDATE] = Input(only_id, optional=False)
         self.inputs[REQUEST_TIME] = Input(("INT64",), optional=not reader.needs_request_time)
-        self.inputs[USER] = Input(self._id_types, optional=not reader.needs_user)
+        user_types = {"string": ("BYTES",), "int64": ("INT64",)}.get(reader.signature.user_type, self._id_types)
+        self.inputs[USER] = Input(user_types, optional=not reader.needs_user)
         values = {f"{HISTORY_PREFIX}{name}": reader.history[name] for name in reader.fields}
         values |= {name: type_ for name, (_, _, type_) in reader.attributes.items()}
         for name, type_ in values.items():
             self.inputs[name] = Input(self._datatypes(type_), width=type_.width, type=type_)
         for name in values:
             self.inputs.setdefault(name + PRESENT_SUFFIX, Input(("BOOL",)))
-        self.skipped = frozenset(name for name in SKIPPABLE if name not in self.inputs)
+        known = {*SKIPPABLE, *reader.skipped, *(name + PRESENT_SUFFIX for name in reader.skipped)}
+        self.skipped = frozenset(name for name in known if name not in self.inputs)
 
     def read(self, tensors: Mapping[str, Tensor], max_candidates: int) -> ScoreRequest:
         """The tensors of a request as one `ScoreRequest`; 400 where they are not what the model takes."""
         for name in tensors:
             if name not in self.inputs:
-                raise bad_request(f"there is no input {shown(name)}; allowed: {', '.join(self.inputs)}")
+                allowed = [known for known in self.inputs if not self._is_mask(known)]
+                raise bad_request(f"there is no input {shown(name)}; allowed: {', '.join(allowed)}")
         given = {name: self._checked(name, tensor) for name, tensor in tensors.items()}
         for name in (f"{HISTORY_PREFIX}item", CANDIDATE):
             if name not in given:

@@ -124,7 +124,12 @@ class ServedModel:
         """Scores made-up requests of the smallest and a large size, so that no client pays for first-time work."""
         for num_events, num_candidates in ((0, 1), (self.signature.max_history, min(1000, self.max_candidates))):
             for _ in range(2):
-                self._compute(self._made_up_request(num_events, num_candidates))
+                try:
+                    self._compute(self._made_up_request(num_events, num_candidates))
+                except RequestError as error:
+                    # What is made up may lie outside what the features allow. The model itself must not fail.
+                    if error.status != 400:
+                        raise
 
     def _compute(self, request: ScoreRequest) -> tuple[Mapping[str, Column], npt.NDArray[np.float32]]:
         try:
@@ -156,6 +161,7 @@ class ServedModel:
         def ids(count: int) -> list[Any]:
             return [str(number) if as_text else number for number in range(count)]
 
+        user = "1" if (self.signature.user_type or self.signature.id_type) == "string" else 1
         actions, surfaces = self.signature.actions or ("",), self.signature.surfaces or ("",)
         history = {
             "item": ids(num_events),
@@ -163,7 +169,7 @@ class ServedModel:
             "surface": [surfaces[-1]] * num_events,
             "time_ms": [60_000 * number for number in range(num_events)],
         }
-        return self.scorer.reader.read(history, ids(num_candidates), request_ms=60_000 * num_events, user=1)
+        return self.scorer.reader.read(history, ids(num_candidates), request_ms=60_000 * num_events, user=user)
 
 
 def _config_entry(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:

@@ -217,6 +217,7 @@ class Trainer:
             "model": describe_model(self.config.model),
             "vocabulary": {"actions": list(vocabulary.actions), "surfaces": list(vocabulary.surfaces)},
             "id_type": self.sequences.id_type,
+            "user_type": self.sequences.user_type,
             "lineage": self.sequences.lineage(),
         }
 

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from tackboard.events.dataset import open_dataset
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.feature_set import load_features
+from tackboard.features.standard import features_for_model
 from tackboard.features.stored import read_features_table
 
 Program = Callable[..., Any]
@@ -54,6 +57,8 @@ def test_the_example_works_on_a_world(tackboard: Program, tmp_path: Path, monkey
     example = Path(__file__).parents[3] / "examples" / "features.py"
     assert tackboard("features", "check", example, "--data", "datasets/demo").code == 0
     assert tackboard("features", "explain", example, "--feature", "like_rate").code == 0
+    reads = ["history.item", "history.action", "history.surface", "like_rate", "interest", "recency"]
+    features_for_model(reads, Vocabulary.from_names(["click"], ["home"]), 64, load_features(str(example)))
     answer = tackboard("features", "backfill", example, "--data", "datasets/demo", "--json")
     assert answer.code == 0
     stored = read_features_table(open_dataset("datasets/demo"))

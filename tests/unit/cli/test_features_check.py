@@ -87,6 +87,7 @@ def test_against_an_older_set(tackboard: Program, tmp_path: Path) -> None:
     )
     assert more.code == 0
     assert f"since {old}: feature price (more.py:4) is added\n" in more.out
+    assert more.out.endswith(f"since {old}: 1 feature moved to another line\n") and "moved from" not in more.out
     gone = tackboard("features", "check", write(tmp_path, "price=item.price", "gone.py"), "--against", old)
     assert (gone.code, gone.out) == (2, "")
     assert gone.err.splitlines()[0] == "error: feature count (old.py:4) is removed"

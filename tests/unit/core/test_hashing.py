@@ -82,3 +82,11 @@ def test_adjacent_ids_spread_evenly_and_tables_are_unrelated() -> None:
     collisions = (rows[:, 0] == rows[:, 1]).mean()
     assert abs(collisions - 1 / num_rows) < 0.003
     assert (row_ids(np.arange(num_ids), 1, num_rows, seed=4)[:, 0] == rows[:, 0]).mean() < 0.02
+
+
+def test_one_value_mixes_as_among_others() -> None:
+    values = np.array([0, 1, -1, 2**63 - 1, -(2**63)])
+    for seed in (0, 1, 65537):
+        alone = [mix64(values[row : row + 1], seed) for row in range(len(values))]
+        assert np.concatenate(alone).tolist() == mix64(values, seed).tolist()
+        assert alone[0].dtype == np.uint64

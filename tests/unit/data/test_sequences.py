@@ -22,7 +22,7 @@ from tackboard.features.backfill import backfill
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.language import Context, Events, Int, Request, String, User, sequence
+from tackboard.features.language import Context, Events, Int, Request, String, User, milliseconds, sequence
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import features_for_model, standard_features
 from tackboard.features.types import INT, STRING, TIME
@@ -198,8 +198,8 @@ def test_request_features_of_an_event_are_those_a_server_computes_at_that_moment
     own = FeatureSet(
         "own",
         minute=request.time.minute_of_day("Europe/Berlin"),
-        clicks=events.where(events.action == "click").within(400_000).count(),
-        decayed=events.decayed_sum(events.dwell_ms.fill_missing(0), half_life=100_000).log1p(),
+        clicks=events.where(events.action == "click").within(milliseconds(400_000)).count(),
+        decayed=events.decayed_sum(events.dwell_ms.fill_missing(0), half_life=milliseconds(100_000)).log1p(),
         age=user.age.fill_missing(-1),
         is_phone=(context.device == "phone").fill_missing(False),
     )
@@ -275,7 +275,7 @@ def test_a_history_that_drops_events_is_refused(tmp_path: Path, make_dataset: Ca
 def test_a_history_that_needs_the_time_of_the_request_is_refused(
     tmp_path: Path, make_dataset: Callable[..., Path]
 ) -> None:
-    young = events.within(1000)
+    young = events.within(milliseconds(1000))
     own = FeatureSet("own", history=sequence(item=young.collect(events.item)))
     with pytest.raises(ConfigError, match="history depends on the time of the request") as caught:
         load_sequences(make_dataset(tmp_path, LOG), features=lambda _vocabulary: own)
@@ -287,7 +287,7 @@ def test_what_the_data_does_not_have_is_named_with_the_feature(
 ) -> None:
     dataset = make_dataset(tmp_path, LOG)
     for own, column in (
-        (FeatureSet("own", dwell=events.sum(events.dwell_ms)), "event.dwell_ms"),
+        (FeatureSet("own", dwell=events.sum(events.dwell_ms)), "events.dwell_ms"),
         (FeatureSet("own", age=user.age.fill_missing(0)), "user.age"),
     ):
         with pytest.raises(DataError, match=f"{column} is not in the data") as caught:
@@ -300,9 +300,13 @@ def test_what_a_backfill_has_computed_is_read_and_not_computed_again(
     tmp_path: Path, make_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = make_dataset(tmp_path, LOG)
-    own = FeatureSet("own", n=events.count(), hour=request.time.hour("UTC"), young=events.within(1500).count())
+    own = FeatureSet(
+        "own", n=events.count(), hour=request.time.hour("UTC"), young=events.within(milliseconds(1500)).count()
+    )
     computed = load_sequences(dataset, features=reading(own))
-    changed = FeatureSet("own", n=events.count(), hour=request.time.hour("UTC"), young=events.within(1).count())
+    changed = FeatureSet(
+        "own", n=events.count(), hour=request.time.hour("UTC"), young=events.within(milliseconds(1)).count()
+    )
     backfill(open_dataset(dataset), changed, quiet=True)
     asked: list[list[str]] = []
     honest = BatchExecutor.compute

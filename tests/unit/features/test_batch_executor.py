@@ -12,7 +12,7 @@ from tackboard.features import batch_executor
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.entities import Context, Events, Float, Int, Item, Request, String, User
-from tackboard.features.expressions import Expression, concat, cross, pack, sequence
+from tackboard.features.expressions import Expression, concat, cross, milliseconds, pack, sequence
 from tackboard.features.plan import Plan, compile_features
 from tackboard.features.tables import EntityTable, EventTable
 from tackboard.features.types import FLOAT, ID, INT, STRING, TIME
@@ -25,7 +25,7 @@ recent = events.newest(2)
 FEATURES: dict[str, Expression] = {
     "n": events.count(),
     "same": events.matching(events.item, item.id).count(),
-    "young": events.matching(events.item, item.id).within(20).sum(events.value),
+    "young": events.matching(events.item, item.id).within(milliseconds(20)).sum(events.value),
     "last": events.last(events.action),
     "top": events.top(events.action, 2),
     "history": sequence(item=recent.collect(events.item), action=recent.collect(events.action)),

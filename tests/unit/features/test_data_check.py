@@ -57,16 +57,16 @@ def test_data_that_fits(rich_dataset: Path) -> None:
     [
         (Item(cost=Float()).cost, "item.cost is not in the data"),
         (User(age=Int()).age, "user.age is not in the data"),
-        (last("scroll", Int()), "event.scroll is not in the data"),
+        (last("scroll", Int()), "events.scroll is not in the data"),
         (Context(devcie=String()).devcie, "context.devcie is not in the data"),
         (Item(price=String()).price, "item.price is double"),
         (Item(look=Vector(3)).look, "item.look has vectors of width 2"),
         (Item(tags=String()).tags, "item.tags is list"),
         (User(country=Float()).country, "user.country is"),
-        (last("dwell_ms", Bool()), "event.dwell_ms is int64"),
+        (last("dwell_ms", Bool()), "events.dwell_ms is int64"),
         (Context(slot=String()).slot, "context.slot is"),
         (Item(price=Float(minimum=0.5)).price, "item.price is 0.0 in 1 of 5 values"),
-        (last("dwell_ms", Int(maximum=4000)), "event.dwell_ms is "),
+        (last("dwell_ms", Int(maximum=4000)), "events.dwell_ms is "),
         (Context(slot=Int(maximum=1)).slot, "context.slot is "),
     ],
 )
@@ -101,5 +101,5 @@ def test_every_row_group_is_looked_at(
     dwell = [0] * 63
     dwell[-1] = -5
     path = make_rich_dataset(tmp_path, dwell_ms=pa.array(dwell, pa.int64()))
-    with pytest.raises(DataError, match=r"event\.dwell_ms is -5 in 1 of"):
+    with pytest.raises(DataError, match=r"events\.dwell_ms is -5 in 1 of"):
         check_data(GOOD, open_dataset(path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from tackboard.features.entities import (
     User,
     Vector,
 )
-from tackboard.features.expressions import Expression, days
+from tackboard.features.expressions import Expression, days, milliseconds
 from tackboard.features.types import FeatureType, type_from_json
 
 
@@ -100,7 +102,11 @@ def test_choices_of_events_follow_each_other() -> None:
 @pytest.mark.parametrize(
     ("made", "op", "params"),
     [
-        (Events().between(2, 1).count().args[0], "between", {"oldest_ms": 2, "newest_ms": 1}),
+        (
+            Events().between(milliseconds(2), milliseconds(1)).count().args[0],
+            "between",
+            {"oldest_ms": 2, "newest_ms": 1},
+        ),
         (Events().matching(Events().item, Item().id).count().args[0], "matching", {}),
         (Events().last(Events().item), "last", {}),
         (Events().distinct(Events().item), "count_distinct", {}),
@@ -108,7 +114,7 @@ def test_choices_of_events_follow_each_other() -> None:
         (Events().mean(1), "mean", {}),
         (Events().max(1), "max", {}),
         (Events().min(1), "min", {}),
-        (Events().decayed_sum(1, half_life=5), "decayed_sum", {"half_life_ms": 5}),
+        (Events().decayed_sum(1, half_life=milliseconds(5)), "decayed_sum", {"half_life_ms": 5}),
         (Events().top(Events().item, 2), "top", {"count": 2}),
         (Events().collect(Events().item), "collect", {}),
     ],
@@ -120,5 +126,35 @@ def test_events_make_operators(made: Expression, op: str, params: dict[str, Any]
 def test_columns_cannot_be_looped_over() -> None:
     """Python would otherwise ask for column 0, 1, 2, … until memory ends."""
     for loop in (list, max, lambda events: 3 in events):
-        with pytest.raises(UsageError, match=r"test_entities\.py:\d+: event columns cannot be looped over"):
+        with pytest.raises(UsageError, match=r"test_entities\.py:\d+: columns of events cannot be looped over"):
             loop(Events())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (lambda: Events().within(7), "within(7)"),
+        (lambda: Events().within("7d"), "within('7d')"),
+        (lambda: Events().within(datetime.timedelta(7)), "within(datetime.timedelta(days=7))"),
+        (lambda: Events().within(Events().time), "within(an expression ("),
+        (lambda: Events().between(days(7), 1), "between(604800000, 1)"),
+        (lambda: Events().decayed_sum(1, half_life=0.5), "decayed_sum(half_life=0.5)"),
+    ],
+)
+def test_a_bare_number_is_no_duration(wrong: Callable[[], object], got: str) -> None:
+    """Seven what? `within(7)` was once seven milliseconds."""
+    with pytest.raises(UsageError) as error:
+        wrong()
+    assert error.value.got.startswith(f"test_entities.py:{wrong.__code__.co_firstlineno}: {got}")
+    assert error.value.allowed == "a duration: days(7), hours(1), minutes(5)"
+
+
+def test_durations_are_plain_numbers_in_parameters() -> None:
+    view = Events().within(days(1)).count().args[0]
+    assert type(view.params["duration_ms"]) is int
+
+
+@pytest.mark.parametrize("wrong", [5, float, "Float"])
+def test_a_column_is_declared_with_a_type(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"test_entities\.py:\d+: price=.* declares no type"):
+        Item(price=wrong)

@@ -7,9 +7,21 @@ from typing import Any
 import pytest
 
 from tackboard.core.errors import UsageError
-from tackboard.features.evolution import check_evolution, compare
+from tackboard.features.evolution import Change, check_evolution, compare
+from tackboard.features.evolution import sentences as told
 from tackboard.features.expressions import Expression
-from tackboard.features.language import Events, FeatureSet, Float, Item, List, String, Vector, feature, sequence
+from tackboard.features.language import (
+    Events,
+    FeatureSet,
+    Float,
+    Item,
+    List,
+    String,
+    Vector,
+    feature,
+    milliseconds,
+    sequence,
+)
 
 events = Events()
 
@@ -59,7 +71,7 @@ def test_what_needs_no_version(features: dict[str, Expression], says: str) -> No
         ({"count": base()["count"]}, "log_price", "is removed"),
         (base(count=events.count() * 1.0), "count", "has another type: int became float"),
         (base(count=events.last(events.time).seconds_since(events.last(events.time))), "count", "int became float?"),
-        (base(count=events.within(5).count()), "count", "is computed in another way"),
+        (base(count=events.within(milliseconds(5)).count()), "count", "is computed in another way"),
         (
             base(log_price=item(minimum=0, maximum=5).price.fill_missing(0.0).log1p()),
             "log_price",
@@ -108,7 +120,7 @@ def test_types_are_told_apart(old: Expression, new: Expression, says: str) -> No
 
 
 def test_several_changes_are_counted_and_the_first_is_told() -> None:
-    new = FeatureSet("home", version=3, count=events.within(5).count(), more=events.count())
+    new = FeatureSet("home", version=3, count=events.within(milliseconds(5)).count(), more=events.count())
     with pytest.raises(UsageError, match=r"log_price \(test_evolution\.py:\d+\) is removed, and 1 more such changes"):
         check_evolution(OLD, new)
 
@@ -150,5 +162,12 @@ def test_a_moved_line_is_told() -> None:
         node |= {"file": "other.py", "line": 7}
     changes = compare(OLD, FeatureSet.from_json(data))
     assert len(changes) == 2
-    assert all(" moved from test_evolution.py:" in change.sentence for change in changes)
+    assert all(" moved from test_evolution.py:" in change.sentence and change.moved for change in changes)
     assert all(change.sentence.endswith("to other.py:7") and not change.needs_version for change in changes)
+
+
+def test_moves_are_counted_and_changes_told_in_full() -> None:
+    real = Change("a", "x.py:1", "feature a (x.py:1) is added", needs_version=False)
+    move = Change("b", "x.py:2", "feature b moved from x.py:1 to x.py:2", needs_version=False, moved=True)
+    assert told([move, real]) == [real.sentence, "1 feature moved to another line"]
+    assert told([move, move]) == ["2 features moved to another line"] and told([]) == []

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import math
 import operator
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tackboard.core.errors import UsageError
+from tackboard.features.entities import Events, Float, Int, Item
 from tackboard.features.expressions import (
     NOWHERE,
     PACKAGE,
+    Duration,
     Expression,
     Place,
     as_expression,
@@ -21,11 +28,14 @@ from tackboard.features.expressions import (
     concat,
     cross,
     days,
+    duration_ms,
     feature,
     hours,
     if_else,
+    milliseconds,
     minutes,
     pack,
+    seconds,
     sequence,
 )
 
@@ -124,14 +134,66 @@ def test_functions() -> None:
 def test_durations_are_whole_milliseconds() -> None:
     assert (days(7), hours(1), minutes(1)) == (604_800_000, 3_600_000, 60_000)
     assert days(0.5) == hours(12) and isinstance(days(1 / 3), int)
+    assert (seconds(1.5), milliseconds(7)) == (1500, 7)
     assert days(-1) == -86_400_000, "the compiler refuses it, naming the line"
+
+
+def test_durations_stay_durations_and_are_plain_numbers_in_json() -> None:
+    for made in (days(1) + hours(2), days(1) - hours(2), 2 * hours(11), hours(11) * 2):
+        assert isinstance(made, Duration) and made in (hours(26), hours(22))
+    for plain in (days(1) + 5, 5 + days(1), days(1) - 5, days(1) * 0.5, days(1) // 2):
+        assert not isinstance(plain, Duration)
+    assert json.dumps({"ms": seconds(2)}) == '{"ms": 2000}'
+    assert [type(one) for one in duration_ms("within({})", days(1))] == [int]
+
+
+@pytest.mark.parametrize("count", ["7", None, True, math.nan, math.inf, 1e308, A, [7]])
+def test_a_duration_is_a_number_of_something(count: Any) -> None:
+    with pytest.raises(UsageError, match=r"test_expressions\.py:\d+: days\(") as error:
+        days(count)
+    assert error.value.allowed == "a number: days(7)"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got", "fix"),
+    [
+        (lambda: A.log1pp(), "there is no operator log1pp", "did you mean log1p?"),
+        (lambda: A.fillmissing(0), "there is no operator fillmissing", "did you mean fill_missing?"),
+        (lambda: A.concat(B), "there is no operator concat", 'it is written concat(a, b, ..., separator="")'),
+        (lambda: A.count(), "there is no operator count", "it is written events.count()"),
+        (lambda: A.xqz(), "there is no operator xqz", "docs/features.md lists the operators"),
+        (lambda: A(1), "a feature is called like a function", "put an operator before the ("),
+        (lambda: Events().cuont(), "events has no column or operator cuont", "did you mean count?"),
+        (lambda: Item(price=Float).prise(), "item has no column or operator prise", "did you mean price?"),
+        (lambda: Item(price=Float).price(), "item.price is a column, not an operator", "write item.price without ()"),
+        (lambda: Events(count=Int)["count"](), 'events["count"] is a column', "the operator is events.count(…)"),
+        (lambda: feature(A), "feature(an expression", ""),
+    ],
+)
+def test_what_is_no_operator(wrong: Callable[[], object], got: str, fix: str) -> None:
+    with pytest.raises(UsageError) as error:
+        wrong()
+    assert error.value.got.startswith(f"test_expressions.py:{wrong.__code__.co_firstlineno}: {got}")
+    assert error.value.fix == fix
+
+
+def test_python_can_ask_what_an_expression_has() -> None:
+    assert hasattr(A, "log1p") and not hasattr(A, "log1pp") and not hasattr(A, "__array__")
+    assert getattr(A, "shape", None) is None
+    for twin in (copy.copy(A + 1), copy.deepcopy(A + 1)):
+        assert shape(twin) == shape(A + 1)
+    with pytest.raises(AttributeError):
+        getattr(Expression.__new__(Expression), "op")  # noqa: B009
+    assert re.fullmatch(r"an expression \(test_expressions\.py:\d+\)", repr(A))
+    assert np.array(A, dtype=object).shape == ()
 
 
 def test_an_expression_has_no_truth_value_and_no_loop() -> None:
     for wrong in (lambda: bool(A), lambda: A and B, lambda: not A, lambda: 0 < A < 3, lambda: A in [B]):
         with pytest.raises(UsageError, match="no truth value") as error:
             wrong()
-        assert "test_expressions.py:" in str(error.value) and "if_else" in error.value.allowed
+        assert "test_expressions.py:" in error.value.got and "parentheses" in error.value.allowed
+        assert ".is_in([…])" in error.value.fix and "if_else(" in error.value.fix
     with pytest.raises(UsageError, match="cannot be looped over"):
         list(A)
     with pytest.raises(UsageError, match="cannot be looped over"):

@@ -393,7 +393,7 @@ def test_a_set_is_found_by_file_name_json_and_folder(tmp_path: Path) -> None:
         ("mine.txt", "x", "mine.txt"),
         ("empty.py", "x = 1", "empty.py defines no feature set"),
         ("two.py", SOURCE.replace("features = ", "first = "), "two.py has 2 feature sets"),
-        ("broken.py", "1 / 0", "broken.py cannot be imported: ZeroDivisionError"),
+        ("broken.py", "1 / 0", "broken.py:1 raised ZeroDivisionError"),
         (
             "wrong.py",
             SOURCE.replace("item.price + 1", "item.prise"),
@@ -424,5 +424,11 @@ def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
 def test_the_format_is_one_file_with_a_version() -> None:
     assert feature_set.FORMAT_VERSION == 1 and feature_set.FILE_NAME == "features.json"
     assert set(rich().to_json()) == {
-        "format_version", "name", "version", "hash", "tzdata", "unicode", "nodes", "features",
+        "format_version", "name", "version", "hash", "declared", "tzdata", "unicode", "nodes", "features",
     }  # fmt: skip
+
+
+def test_a_value_is_no_expression() -> None:
+    with pytest.raises(SpecError, match=r"feature x \(test_feature_set\.py:\d+\) is int, not an expression") as error:
+        FeatureSet("home", x=5)  # type: ignore[arg-type]
+    assert error.value.fix.startswith("give an expression")

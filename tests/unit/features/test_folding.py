@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tackboard.core.errors import DataError
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.execution import Program
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.folding import fold
+from tackboard.features.folding import FoldedTable, IdIndex, fold
 from tackboard.features.frame import Frame
-from tackboard.features.language import Float, Int, Item, Request, String, Time, User, cross
+from tackboard.features.language import Float, Int, Item, Request, String, Time, User, Vector, cross
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.plan import Plan
 from tackboard.features.tables import EntityTable
-from tackboard.features.types import FLOAT, ID, INT, STRING, TIME
+from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 from tackboard.features.views import no_events
 
 item = Item(price=Float(minimum=0), brand=String(), views=Int(default=7), born=Time())
@@ -114,3 +116,68 @@ def test_an_empty_table_knows_nobody() -> None:
     )
     assert found["views"].to_pylist() == [8] * len(ASKED)
     assert found["age_s"].to_pylist() == [None] * len(ASKED)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True), st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_ids_are_found_where_they_stand(known: list[int], others: list[int]) -> None:
+    known.sort()
+    asked = [*others, *known, 0, *range(40)]
+    expected = [known.index(one) if one in known else len(known) for one in asked]
+    assert IdIndex(np.array(known, dtype=np.int64)).places(np.array(asked, dtype=np.int64)).tolist() == expected
+
+
+def test_ids_that_share_a_slot_are_found_too() -> None:
+    ids = np.sort(np.random.default_rng(1).integers(-(2**62), 2**62, 5000))
+    assert IdIndex(ids).places(ids[::-1]).tolist() == list(range(4999, -1, -1))
+
+
+@pytest.mark.parametrize("valid_from", [None, np.array([0, 0, 5, 7])])
+def test_a_request_reads_the_rows_that_a_lookup_gives(valid_from: np.ndarray | None) -> None:
+    ids = np.array([1, 2, 2, 3]) if valid_from is not None else np.array([1, 2, 3, 4])
+    columns = {
+        "float": Column.of(FLOAT, [-0.0, None, float("nan"), 1.5, None]),
+        "id": Column.of(ID, [1, 2, 3, -4, 5]),
+        "bool": Column.of(BOOL, [True, None, False, True, None]),
+        "string": Column.of(STRING, ["a", None, "", "a", None]),
+        "vector": Column.of(FeatureType("vector", width=2, nullable=True), [[1, 2], None, [3, 4], [5, 6], None]),
+        "list": Column.of(INT.in_list().with_nullable(True), [[1], [], None, [2, 3], None]),
+    }
+    table = FoldedTable(EntityTable(ids, {}, valid_from), columns)
+    asked = np.array([3, 9, 1, 2, 2])
+    one_by_one, at_once = table.lookup(asked, np.full(5, 6)), table.for_requests().read(asked, 6)
+    assert at_once.keys() == columns.keys()
+    for name, column in at_once.items():
+        assert not len(differing_rows(column, one_by_one(name, None))), name
+        assert column.values.flags.c_contiguous
+
+
+def test_parts_of_an_item_are_computed_beforehand_whichever_tables_there_are() -> None:
+    thing, person = Item(taste=Vector(2), brand=String()), User(taste=Vector(2), country=String())
+    plan = FeatureSet(
+        "parts",
+        left=person.taste.cosine(thing.taste),
+        right=thing.taste.cosine(person.taste),
+        crossed=cross(person.country, thing.brand, "x"),
+        brand=thing.brand.hash_id(),
+    ).plan
+    vector = FeatureType("vector", width=2, nullable=True)
+    tastes = Column.of(vector, [[1.5, -2.0], [0.0, 0.0], None, [float("inf"), 1.0]])
+    items = EntityTable(np.arange(4), {"taste": tastes, "brand": Column.of(STRING, ["a", None, "b", "a"])})
+    users = EntityTable(np.arange(4), {"taste": tastes, "country": Column.of(STRING, ["de", "", None, "x"])})
+    asked = np.array([3, 2, 1, 0, 7])
+    ops = [node.op for node in fold(plan, "item", items)[0].nodes]
+    assert "dot" not in ops
+    assert ops.count("hash_id") == 2  # of the user's country and of the constant
+    for user_id in range(5):
+        given = {"user_id": user_id, "item_ids": asked}
+        of_user, of_items = users.lookup(np.array([user_id]), None), items.lookup(asked, None)
+        as_user = {name: of_user(name, None) for name in users.columns}
+        as_items = {name: of_items(name, None) for name in items.columns}
+        expected = OnlineExecutor(plan).compute(**given, user=as_user, item=as_items)
+        for found in (
+            OnlineExecutor(plan, items=items).compute(**given, user=as_user),
+            OnlineExecutor(plan, users=users).compute(**given, item=as_items),
+            OnlineExecutor(plan, users=users, items=items).compute(**given),
+        ):
+            for name, column in expected.items():
+                assert not len(differing_rows(found[name], column)), name

@@ -11,7 +11,7 @@ import pytest
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.entities import Context, Events, Float, Int, Item, Request, String, User
-from tackboard.features.expressions import concat, cross, days
+from tackboard.features.expressions import concat, cross, days, milliseconds
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.operators import REGISTRY
 from tackboard.features.plan import compile_features
@@ -32,7 +32,7 @@ PLAN = compile_features(
     {
         "n": events.where(events.action == "click").count(),
         "same": events.matching(events.item, item.id).count(),
-        "young": events.within(5).sum(events.dwell_ms),
+        "young": events.within(milliseconds(5)).sum(events.dwell_ms),
         "price": item.price.log1p(),
         "title": item.title.lower().fill_missing("?"),
         "text": concat(user.country.fill_missing("-"), context.device, item.title.fill_missing("")),
@@ -135,7 +135,7 @@ def test_versions_of_attributes_need_the_time() -> None:
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [("user", "user.country"), ("item", "item.price"), ("context", "context.device"), ("history", "event.action")],
+    [("user", "user.country"), ("item", "item.price"), ("context", "context.device"), ("history", "events.action")],
 )
 def test_what_the_request_does_not_bring_is_named(part: str, name: str) -> None:
     request: dict[str, Any] = {"history": HISTORY, "request_ms": 10, "user_id": 7, "item_ids": IDS} | brought()

@@ -33,6 +33,7 @@ from tackboard.features.tables import EntityTable, EventTable
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 
 WORDS = ("coalesce", "concat", "cross", "days", "hours", "minutes", "if_else", "pack", "sequence")
+DAY = expressions.days(1)
 FUNCTIONS = {name: getattr(expressions, name) for name in WORDS}
 EXAMPLES = [
     pytest.param(example, id=f"{name}-{number}")
@@ -135,8 +136,8 @@ def test_every_operator_can_be_written_in_the_language() -> None:
             method = getattr(owner, name)
             if (name.startswith("_") and name not in OPERATOR_METHODS) or not callable(method):
                 continue
-            for arguments in ((), (anything,), (1, 2), ([],), (anything, 1)):
-                for named in ({}, {"mean": 0.0, "std": 1.0}, {"half_life": 1}):
+            for arguments in ((), (anything,), (1, 2), ([],), (anything, 1), (DAY,), (DAY, DAY)):
+                for named in ({}, {"mean": 0.0, "std": 1.0}, {"half_life": DAY}):
                     try:
                         made = method(*arguments, **named)
                     except (TypeError, UsageError):

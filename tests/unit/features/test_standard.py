@@ -11,14 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.core.errors import ConfigError, TackboardError, UsageError
+from tackboard.core.errors import ConfigError, DataError, TackboardError, UsageError
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.language import Context, Events, Float, Int, Item, Request, String, User, sequence
+from tackboard.features.language import Context, Events, Float, Int, Item, Request, String, User, milliseconds, sequence
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.standard import DEFAULT_READS, check_readable, features_for_model, standard_features
-from tackboard.features.types import ID, STRING, TIME
+from tackboard.features.standard import (
+    DEFAULT_READS,
+    check_finite,
+    check_readable,
+    features_for_model,
+    standard_features,
+)
+from tackboard.features.types import FLOAT, ID, STRING, TIME
 
 VOCABULARY = Vocabulary(actions=("click", "save"), surfaces=("home",))
 INT64 = np.iinfo(np.int64)
@@ -197,7 +203,7 @@ WRONG_HISTORIES = {
         "newest.collect(events.item)",
     ),
     "young events": (
-        sequence(item=events.within(1000).newest(8).collect(events.item)),
+        sequence(item=events.within(milliseconds(1000)).newest(8).collect(events.item)),
         "is not the user's newest 8 events",
         "newest.collect(events.item)",
     ),
@@ -283,3 +289,12 @@ def test_merged_sets_share_what_both_compute_and_the_first_wins() -> None:
         "n_again": [3],
         "more": [4],
     }
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -np.inf, 1e39])
+def test_a_number_that_is_not_finite_names_its_feature_and_line(wrong: float) -> None:
+    """A loss of NaN says nothing about where it came from."""
+    features = FeatureSet("own", rate=Events().count() / Events().count())
+    check_finite(features, {"rate": Column.of(FLOAT, [0.0, -3e38])})
+    with pytest.raises(DataError, match=r"feature rate \(test_standard\.py:\d+\) is .* in 1 of 2 values"):
+        check_finite(features, {"rate": Column.of(FLOAT, [0.5, wrong])})

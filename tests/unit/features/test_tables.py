@@ -157,7 +157,7 @@ def test_a_column_that_the_file_does_not_have() -> None:
         EventTable.from_arrow(event_table().drop_columns(["dwell_ms"]), plan)
     assert (
         error.value.got.startswith("feature a (test_tables.py:")
-        and "event.dwell_ms is not in the data" in error.value.got
+        and "events.dwell_ms is not in the data" in error.value.got
     )
     with pytest.raises(DataError, match="item.colour is not in the data"):
         EntityTable.from_arrow(pa.table({"item_id": [1]}), "item", compile_features({"a": item.colour}))

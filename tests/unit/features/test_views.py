@@ -14,6 +14,7 @@ from tackboard.features.views import (
     INT64_MAX,
     INT64_MIN,
     View,
+    coded,
     first_above,
     first_at_least,
     no_events,
@@ -170,3 +171,30 @@ def test_groups_of_many_events(size: int) -> None:
     for wanted in range(6):
         rows = rows_of(view.group(keys, np.full(2, wanted), None))
         assert rows == [[e for e in row if keys[e] == wanted] for row in (range(size), range(size, size * 3))]
+
+
+@given(st.lists(TIMES), st.lists(TIMES), st.data())
+def test_one_row_is_grouped_for_many_as_if_it_were_spread(
+    keys: list[int], wanted: list[int], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(keys)))
+    end = data.draw(st.integers(start, len(keys)))
+    known = np.array(data.draw(st.lists(st.booleans(), min_size=len(wanted), max_size=len(wanted))), dtype=np.bool_)
+    bounds = np.array([0, len(keys)])
+    view = View(None, np.array([start]), np.array([end]), np.array([0]), bounds)
+    grouped = view.group(np.array(keys, dtype=np.int64), np.array(wanted, dtype=np.int64), known)
+    expected = [[e for e in range(start, end) if k and keys[e] == w] for w, k in zip(wanted, known, strict=True)]
+    assert grouped.index is not None
+    assert [grouped.index[s:e].tolist() for s, e in zip(grouped.starts, grouped.ends, strict=True)] == expected
+
+
+@given(st.lists(TIMES, min_size=1), st.lists(TIMES))
+def test_codes_tell_keys_apart_at_the_ends_of_int64(keys: list[int], wanted: list[int]) -> None:
+    numbers, codes, count = coded(np.array(keys, dtype=np.int64), np.array(wanted, dtype=np.int64))
+    code_of = dict(zip(keys, numbers.tolist(), strict=True))
+    assert codes.tolist() == [code_of.get(one, code) for one, code in zip(wanted, codes.tolist(), strict=True)]
+    assert all(-1 <= code < count for code in codes.tolist())
+    assert not {code for one, code in zip(wanted, codes.tolist(), strict=True) if one not in code_of} & {
+        *numbers.tolist()
+    }
+    assert sorted(code_of, key=lambda key: code_of[key]) == sorted(code_of)

@@ -152,7 +152,7 @@ def test_a_model_reads_what_its_config_says_or_the_standard_columns() -> None:
     features = features_of(ReadingConfig(model=None), VOCABULARY, own)
     assert features.reads() == ["history.item", "history.gap", "num_before"]
     assert features.plan.trimmed(["history"]).newest_events == 5
-    with pytest.raises(UsageError, match="there is no feature num_before"):
+    with pytest.raises(UsageError, match="the model reads num_before, which is no standard feature"):
         features_of(ReadingConfig(model=None), VOCABULARY)
 
 

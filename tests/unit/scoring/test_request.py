@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from tackboard.features.language import (
     Time,
     User,
     Vector,
+    milliseconds,
 )
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import DEFAULT_READS, features_for_model, standard_features
@@ -362,8 +364,34 @@ def test_a_model_that_reads_the_users_id_is_not_given_another() -> None:
 
 
 def test_how_old_events_are_needs_their_times() -> None:
-    features = FeatureSet("own", n=events.within(1000).count()).merged(standard_features(VOCABULARY, 3))
+    features = FeatureSet("own", n=events.within(milliseconds(1000)).count()).merged(standard_features(VOCABULARY, 3))
     reader = RequestReader(signature_of(), features)
     with pytest.raises(UsageError, match="history lacks time_ms"):
         reader.read({"item": [1]}, [1], request_ms=5)
     assert len(reader.read({}, [1], request_ms=5).history["item"]) == 0
+
+
+@pytest.mark.parametrize(("user_type", "right", "wrong"), [("int64", 7, "7"), ("string", "bob", 7)])
+def test_users_are_named_as_in_training(user_type: Any, right: Any, wrong: Any) -> None:
+    """A number sent as text would be hashed into somebody else."""
+    signature = dataclasses.replace(signature_of(), user_type=user_type)
+    reader = RequestReader(signature, standard_features(VOCABULARY, 3))
+    assert reader.read({}, [1], user=right).user_id == (right if user_type == "int64" else string_id(right))
+    with pytest.raises(UsageError, match="user is a ") as caught:
+        reader.read({}, [1], user=wrong)
+    assert str(wrong) not in str(caught.value).replace("64 bits", "")
+
+
+def test_what_the_set_declares_and_the_model_does_not_read_is_passed_over() -> None:
+    """Training with one feature fewer must not break clients."""
+    narrow = EVERYTHING.merged(standard_features(VOCABULARY, 3)).reading(["history.item", "score"])
+    reader = RequestReader(signature_of(), FeatureSet.from_json(narrow.to_json()))
+    assert {"history_dwell_ms", "history_action", "user_country", "candidate_price", "context_device"} <= reader.skipped
+    assert not reader.skipped & {"user_score", "history_item", "history_time", "user_id"}
+    history = {"item": [1], "dwell_ms": ["not even a number"], "action": ["click"]}
+    given = {"user_score": [0.5], "user_country": ["de"], "candidate_price": [1.0]}
+    request_ = reader.read(history, [1], attributes=given)
+    assert set(request_.history) == {"item", "time"}
+    assert set(request_.attributes["user"]) == {"score"}
+    with pytest.raises(UsageError, match="an attribute 'user_contry'"):
+        reader.read({}, [1], attributes={"user_contry": ["de"]})

@@ -133,12 +133,12 @@ def train(config: RunConfig, run: RunDirectory) -> None:
 
 
 FEATURES = """
-from tackboard.features.language import Context, Events, FeatureSet, Request, String
+from tackboard.features.language import Context, Events, FeatureSet, Request, String, milliseconds
 events, request, context = Events(), Request(), Context(device=String())
 features = FeatureSet(
     "own",
     hour=request.time.hour("UTC") / 12.0 - 1.0,
-    busy=events.within(3_000_000).count().log1p(),
+    busy=events.within(milliseconds(3_000_000)).count().log1p(),
     is_phone=(context.device == "phone").fill_missing(False),
 )
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,11 @@ from tackboard.features.language import (
     Time,
     User,
     Vector,
+    milliseconds,
     sequence,
 )
 from tackboard.scoring.client import ScoringClient
-from tackboard.scoring.request import ScoreRequest
+from tackboard.scoring.request import RequestReader, ScoreRequest
 from tackboard.serve.errors import RequestError
 from tackboard.serve.inputs import ModelInputs
 from tackboard.serve.tensors import Tensor, from_json
@@ -53,7 +55,7 @@ EVERYTHING = FeatureSet(
     note=events.last(events.note),
     device=context.device,
     hour=request.time.hour(),
-    recent=events.within(1000).count(),
+    recent=events.within(milliseconds(1000)).count(),
 )
 LITTLE = FeatureSet("little", history=sequence(item=events.newest(8).collect(events.item)))
 
@@ -301,3 +303,19 @@ def test_our_own_client_sends_all_of_it(start_server: Callable[..., Any], script
     }
     assert seen.attributes["user"]["age"].to_pylist() == [30]
     assert seen.attributes["user"]["country"].to_pylist() == [None]
+
+
+def test_what_the_set_declares_and_the_model_does_not_read_is_skipped(inputs: Callable[..., ModelInputs]) -> None:
+    model = inputs(EVERYTHING.reading(["history.item", "age"]))
+    assert {"history_dwell_ms", "candidate_price", "candidate_price_present", "user_country"} <= model.skipped
+    assert not model.skipped & set(model.inputs)
+    with pytest.raises(RequestError, match="there is no input 'candidate_prize'") as caught:
+        read(model, candidate_prize=("FP64", [1.0]))
+    assert "_present" not in caught.value.message  # masks would double the list of what is allowed
+
+
+@pytest.mark.parametrize(("user_type", "datatypes"), [("string", ("BYTES",)), ("int64", ("INT64",))])
+def test_users_have_a_type_of_their_own(scripted_scorer: Any, user_type: Any, datatypes: tuple[str, ...]) -> None:
+    scorer = scripted_scorer(features=LITTLE, id_type="string" if user_type == "int64" else "int64")
+    signature = dataclasses.replace(scorer.signature, user_type=user_type)
+    assert ModelInputs(RequestReader(signature, LITTLE)).inputs["user"].datatypes == datatypes

@@ -58,7 +58,8 @@ def need_numbers(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = NUMBER
     for type_ in types:
         if type_.kind not in kinds:
             given = " and ".join(str(one) for one in types)
-            fix = _FIXES.get(type_.kind, "")
+            # Of one string there is nothing to join, and of one time nothing to subtract.
+            fix = _FIXES.get(type_.kind, "") if len(types) > 1 or type_.kind == "id" else ""
             raise TypeClash(f"it is given {given}", allowed=f"it takes: {', '.join(kinds)}", fix=fix)
 
 

@@ -62,6 +62,8 @@ class Zone:
 
     def local_seconds(self, times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
         """What a clock on the wall shows, in whole seconds since 1970, for times in ms since 1970 in UTC."""
+        if len(times_ms) == 1:
+            return np.array([self._local_second(int(times_ms[0]) // 1000)], dtype=np.int64)
         seconds: NDArray[np.int64] = times_ms // 1000
         if len(self.transitions_s) == 0:
             return seconds + int(self.offsets_s[0])
@@ -71,6 +73,13 @@ class Zone:
             lookup = np.where(late, self.cycle_start_s + (seconds - self.cycle_start_s) % CYCLE_S, seconds)
         offsets_s: NDArray[np.int64] = self.offsets_s[np.searchsorted(self.transitions_s, lookup, side="right")]
         return seconds + offsets_s
+
+    def _local_second(self, second: int) -> int:
+        """`local_seconds` of one time, such as that of a request: plain ints are several times faster here."""
+        lookup = second
+        if second >= self.cycle_start_s + CYCLE_S:
+            lookup = self.cycle_start_s + (second - self.cycle_start_s) % CYCLE_S
+        return second + int(self.offsets_s[self.transitions_s.searchsorted(lookup, side="right")])
 
 
 def database_version() -> str:

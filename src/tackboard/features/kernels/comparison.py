@@ -137,7 +137,7 @@ def _comparable(a: Column, b: Column) -> tuple[NDArray[Any], NDArray[Any]]:
     numbers = []
     for column in (a, b):
         strings, codes = used_strings(column)
-        each = (known.setdefault(text, len(known)) for text in strings)
+        each = [known.setdefault(text, len(known)) for text in strings.tolist()]
         numbers.append(by_string(each, codes, np.int64))
     return numbers[0], numbers[1]
 

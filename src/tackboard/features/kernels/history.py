@@ -37,7 +37,7 @@ AT = {"events": EVENTS, "request_ms": 3 * DAY + 1}
 def _duration(params: Params, name: str, *, least: int) -> int:
     value = params.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeClash(f"{name} = {value!r}", allowed="whole ms, e.g. days(7)")
+        raise TypeClash(f"{name} = {value!r}", allowed="give a duration: days(7), hours(1), minutes(5)")
     if value < 0:
         raise TypeClash(
             f"{name} = {value} ms looks into the future",
@@ -45,7 +45,7 @@ def _duration(params: Params, name: str, *, least: int) -> int:
             fix="give the age of the events, 0 or more",
         )
     if not least <= value <= MAX_DURATION_MS:
-        raise TypeClash(f"{name} = {value} ms", allowed=f"{least} ms to 200 years")
+        raise TypeClash(f"{name} = {value} ms", allowed=f"give a duration of {least} ms to 200 years")
     return value
 
 
@@ -107,7 +107,10 @@ def _between_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType
     del types
     oldest, newest = _duration(params, "oldest_ms", least=1), _duration(params, "newest_ms", least=0)
     if newest >= oldest:
-        raise TypeClash(f"oldest_ms = {oldest}, newest_ms = {newest}", allowed="oldest_ms above newest_ms")
+        raise TypeClash(
+            f"oldest_ms = {oldest}, newest_ms = {newest}",
+            allowed="give the larger age first: events.between(days(7), days(1))",
+        )
     return VIEW
 
 
@@ -131,6 +134,8 @@ def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View
 
 def _back(times: Positions, duration_ms: int) -> Positions:
     """The first ms that is less than `duration_ms` before each time, at the least int64's smallest."""
+    if len(times) == 1:
+        return np.array([max(int(times[0]) - (duration_ms - 1), INT64_MIN)], dtype=np.int64)
     with_room = times >= INT64_MIN + duration_ms
     return np.where(with_room, times - np.int64(duration_ms - 1), INT64_MIN)
 
@@ -139,7 +144,7 @@ def _newest_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     del types
     count = params.get("count")
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1_000_000:
-        raise TypeClash(f"count = {count!r}", allowed="1 to 1,000,000 events")
+        raise TypeClash(f"count = {count!r}", allowed="give 1 to 1,000,000 events")
     return VIEW
 
 
@@ -160,7 +165,7 @@ def _matching_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     del params
     column, value = need(types, 1, ("int", "id", "string", "time")), types[2]
     if value.kind != column.kind and (column.kind, value.kind) != ("id", "int"):
-        raise TypeClash(f"{column} is matched with {value}", allowed="two of one kind")
+        raise TypeClash(f"{column} is matched with {value}", allowed="give two values of one kind")
     return VIEW
 
 
@@ -185,9 +190,9 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
     if len(view) != len(wanted):
         if len(wanted) == 1:
             wanted = np.broadcast_to(wanted, (len(view),))
-        else:
+        elif len(view) != 1:
             view = frame.spread_view(view)
-    return view.group(keys, wanted, spread(value.present, len(view)))
+    return view.group(keys, wanted, spread(value.present, len(wanted)))
 
 
 def _keys(*columns: Column) -> list[Positions]:
@@ -199,7 +204,8 @@ def _keys(*columns: Column) -> list[Positions]:
             keys.append(column.values.astype(np.int64, copy=False))
         else:
             strings, codes = used_strings(column)
-            keys.append(by_string([known.setdefault(str(text), len(known)) for text in strings], codes, np.int64))
+            numbers = [known.setdefault(text, len(known)) for text in strings.tolist()]
+            keys.append(by_string(numbers, codes, np.int64))
     return keys
 
 
@@ -280,7 +286,12 @@ def count_distinct(frame: Frame, view: View, column: Column) -> Column:
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
-    order, groups = _groups(view.segment_of_places(), view.at_index(_keys(column)[0]))
+    (keys,) = _keys(column)
+    if len(view) == 1:
+        ordered = np.sort(keys[view.events_of_rows()])
+        num_distinct = min(len(ordered), 1) + np.count_nonzero(ordered[1:] != ordered[:-1])
+        return Column(INT, np.array([num_distinct], dtype=np.int64))
+    order, groups = _groups(view.segment_of_places(), view.at_index(keys))
     # An event counts where the same value did not occur before it within the row's range.
     previous = np.full(len(order), -1, dtype=np.int64)
     same = groups[1:] == groups[:-1]
@@ -309,6 +320,9 @@ def sum_(frame: Frame, view: View, column: Column) -> Column:
         values, rows = _values_of_rows(view, column)
         return Column(FLOAT, ordered_sum(values, rows, len(view)))
     values = column.values.astype(np.int64, copy=False)
+    if len(view) == 1:
+        view = view if column.present is None else view.keep(column.present)
+        return Column(INT, np.add.reduce(values[view.events_of_rows()], keepdims=True))
     if column.present is not None:
         values = np.where(column.present, values, 0)
     before = offsets_of(view.at_index(values))
@@ -401,7 +415,8 @@ def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) 
     if column.present is not None:
         view = view.keep(column.present)
     events_, (_, rows) = view.events_of_rows(), view.expanded()
-    age_ms = frame.times_of(view)[rows] - frame.event_times[events_]
+    times = frame.times_of(view)
+    age_ms = (times if len(view) == 1 else times[rows]) - frame.event_times[events_]
     weight = np.exp(age_ms * (-math.log(2.0) / half_life_ms))
     return Column(FLOAT, ordered_sum(weight * column.values[events_], rows, len(view)))
 
@@ -409,7 +424,7 @@ def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) 
 def _top_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     column, count_ = need(types, 1, ("int", "id", "string")), params.get("count")
     if not isinstance(count_, int) or isinstance(count_, bool) or not 1 <= count_ <= 10_000:
-        raise TypeClash(f"count = {count_!r}", allowed="1 to 10,000 values")
+        raise TypeClash(f"count = {count_!r}", allowed="give 1 to 10,000 values")
     return column.in_list()
 
 
@@ -425,10 +440,12 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
-    events_, (places, rows) = view.events_of_rows(), view.expanded()
     (keys,) = _keys(column)
+    if len(view) == 1:
+        return _top_of_one(view.events_of_rows(), keys, column, count)
+    events_, (places, rows) = view.events_of_rows(), view.expanded()
     # Numbered before they are repeated for every row that sees them.
-    codes = keys[events_] if len(view) == 1 else coded(view.at_index(keys), _NO_KEYS)[0][places]
+    codes = coded(view.at_index(keys), _NO_KEYS)[0][places]
     order, groups = _groups(rows, codes)
     is_first = np.ones(len(order), dtype=np.bool_)
     is_first[1:] = groups[1:] != groups[:-1]
@@ -446,6 +463,26 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
         offsets=offsets_of(lengths),
         dictionary=column.dictionary,
     )
+
+
+def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int) -> Column:
+    """`top` of one row."""
+    keys = keys[events_]
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    is_last = np.ones(len(keys), dtype=np.bool_)
+    np.not_equal(keys[1:], keys[:-1], out=is_last[:-1])
+    ends = np.flatnonzero(is_last)
+    counts = ends.copy()
+    counts[1:] -= ends[:-1]
+    if len(counts):
+        counts[0] += 1  # the first group begins at 0, and the others one after the end of the one before
+    # Count and newest event as one number: no two are equal.
+    packed = counts * len(keys) + order[ends]
+    packed.sort()
+    chosen = events_[packed[::-1][:count] % max(len(keys), 1)]
+    offsets = np.array([0, len(chosen)], dtype=np.int64)
+    return Column(column.type.in_list(), column.values[chosen], offsets=offsets, dictionary=column.dictionary)
 
 
 def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
@@ -495,10 +532,10 @@ def _sequence_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     if not isinstance(names, list) or len(names) != len(types) or not names:
         raise TypeClash("it has no columns", allowed="e.g. sequence(item=recent.collect(events.item))")
     if not all(isinstance(name, str) and name.isidentifier() for name in names) or len(set(names)) < len(names):
-        raise TypeClash(f"its columns are named {str(names)[:80]}", allowed="different names as in Python")
+        raise TypeClash(f"its columns are named {str(names)[:80]}", allowed="give different names, as in Python")
     for name, type_ in zip(names, types, strict=True):
         if type_.kind != "list" or type_.nullable:
-            raise TypeClash(f"its column {name} is {type_}", allowed="lists made by events.collect(…)")
+            raise TypeClash(f"its column {name} is {type_}", allowed="give lists made by events.collect(…)")
     return FeatureType("sequence", columns=tuple(zip(map(str, names), types, strict=True)))
 
 

@@ -71,7 +71,7 @@ def _indexed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 def _ids(column: Column) -> NDArray[Any]:
     if column.type.kind == "string":
         strings, codes = used_strings(column)
-        return by_string((remembered_string_id(text) for text in strings), codes, np.int64)
+        return by_string([remembered_string_id(text) for text in strings.tolist()], codes, np.int64)
     return column.values.astype(np.int64, copy=False)
 
 

@@ -86,7 +86,7 @@ def fill_missing(a: Column, *, value: Any) -> Column:
     """The value, or a constant of the same kind where it is missing: text for a string, a whole number for int, id and
     time (ms), one number for all components of a vector, and [] for a list. Never missing itself; NaN stays NaN."""
     type_ = a.type.with_nullable(False)
-    if a.present is None:
+    if a.present is None or (len(a.present) == 1 and a.present[0]):
         return Column(type_, a.values, offsets=a.offsets, dictionary=a.dictionary)
     if a.offsets is not None:
         lengths = np.diff(a.offsets)
@@ -99,8 +99,11 @@ def fill_missing(a: Column, *, value: Any) -> Column:
         dictionary = np.empty(len(strings) + 1, dtype=np.object_)
         dictionary[:-1], dictionary[-1] = strings, value
         return Column(type_, np.where(a.present, codes, len(strings)), dictionary=dictionary)
-    present = a.present[:, None] if type_.kind == "vector" else a.present
-    return Column(type_, np.where(present, a.values, DTYPES[type_.kind](value)))
+    if type_.kind == "vector":
+        return Column(type_, np.where(a.present[:, None], a.values, DTYPES["vector"](value)))
+    values = a.values.copy()
+    np.putmask(values, ~a.present, DTYPES[type_.kind](value))
+    return Column(type_, values)
 
 
 @register(

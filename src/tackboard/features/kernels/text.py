@@ -36,6 +36,8 @@ def used_texts(column: Column) -> tuple[Codes, Texts]:
         return np.zeros(len(codes), dtype=np.int64), np.array([""], dtype=np.object_)
     if column.present is not None:
         codes = np.clip(codes, 0, len(texts) - 1)
+    if len(codes) == 1:
+        return np.zeros(1, dtype=np.int64), texts[codes]
     if len(texts) > len(codes):
         used, codes = renumber(codes, len(texts))
         texts = texts[used]
