@@ -41,7 +41,9 @@ def check_traces(folder: Path, summary: dict[str, Any], log: str) -> None:
     assert summary["requests"] == 200
     assert summary["largest_difference_from_offline"] <= 1e-5
     assert "\r" not in log
-    assert len(re.findall(r"^\[\d/7\] ", log, re.MULTILINE)) == 7
+    assert len(re.findall(r"^\[\d/8\] ", log, re.MULTILINE)) == 8
+    # 100 users by two wires and five warm-ups of each: the history and three features of the request.
+    assert summary["replayed"] == {"compared": 210, "values": 840, "mismatches": 0, "late": 210}
     assert not (folder / "demo" / "port").exists(), "the server did not end cleanly"
 
 
