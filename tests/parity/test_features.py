@@ -21,15 +21,15 @@ from tackboard.features.batch_executor import BatchExecutor
 from tackboard.features.column import Column, differing_rows, join_columns
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.operators import REGISTRY
-from tackboard.features.plan import AGGREGATING, CANDIDATE, CHOOSING, Plan
+from tackboard.features.operators import ABOUT_EVENTS, REGISTRY
+from tackboard.features.plan import CANDIDATE, Plan
 
 PARTS, SETS, WORLDS = 8, 3, 5
 
 
 def grown_features(seed: int) -> FeatureSet:
     grower = Grower(seed)
-    of_events = [name for name, operator in REGISTRY.items() if operator.family in (CHOOSING, AGGREGATING)]
+    of_events = [name for name, operator in REGISTRY.items() if operator.family in ABOUT_EVENTS]
     for names in (sorted(REGISTRY), of_events, sorted(REGISTRY), of_events):
         grower.random.shuffle(names)
         for name in names:

@@ -18,7 +18,8 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.bench.features_data import WIDTH, World
+from tackboard.bench.features_data import World
+from tackboard.bench.features_numpy import frame, vectors
 from tackboard.bench.features_rival import (
     AGE_LIMITS,
     DECAY,
@@ -48,20 +49,6 @@ ROW_FEATURES = [
     "taste_match", "embedding_norm", "brand_id", "is_sale", "item_age_days", "in_top",
 ]  # fmt: skip
 EVENT_COLUMNS = ["item_id", "action", "time_ms", "received_ms", "order", "dwell_ms", "category"]
-
-
-def frame(table: pa.Table) -> pd.DataFrame:
-    """A table as a data frame: strings as categoricals, vectors left out, whole numbers with gaps as floats."""
-    names = [name for name in table.column_names if not pa.types.is_fixed_size_list(table[name].type)]
-    return table.select(names).to_pandas()
-
-
-def vectors(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    """Vectors as an array [n + 1, width], zeros where missing; the last one is nobody's."""
-    array = column.combine_chunks()
-    values = array.values.to_numpy(zero_copy_only=False).reshape(-1, WIDTH).copy()
-    values[array.is_null().to_numpy(zero_copy_only=False)] = 0.0
-    return np.vstack([values, np.zeros((1, WIDTH), dtype=np.float32)])
 
 
 # ---- what a batch and a single request share ----

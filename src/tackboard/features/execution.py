@@ -16,7 +16,8 @@ import numpy as np
 from tackboard.core.errors import DataError
 from tackboard.features.column import Column
 from tackboard.features.frame import Frame
-from tackboard.features.plan import AGGREGATING, CANDIDATE, CHOOSING, CONSTANT, EVENT, REQUEST, Node, Plan
+from tackboard.features.operators import ABOUT_EVENTS
+from tackboard.features.plan import CANDIDATE, CONSTANT, EVENT, REQUEST, Node, Plan
 from tackboard.features.views import View
 
 Step = Callable[[list[Any], Frame], Any]
@@ -54,7 +55,7 @@ class Program:
         columns = frame.columns
         for index, key in self._sources:
             if key not in columns:
-                raise self.missing_source(index)
+                raise self.plan.missing_source(index)
             values[index] = columns[key]
         with np.errstate(all="ignore"):
             for index, step in self._steps:
@@ -72,7 +73,7 @@ class Program:
         kernel, params, args = node.operator.kernel, dict(node.params), node.args
         if node.maps_lists:
             return _map_lists(kernel, args, params)
-        is_about_events = node.operator.family in (CHOOSING, AGGREGATING)
+        is_about_events = node.operator.family in ABOUT_EVENTS
         levels = [self.plan.nodes[argument].level for argument in args]
         spread = [node.level == CANDIDATE and level == REQUEST for level in levels]
         expand = [node.level != CONSTANT and level == CONSTANT for level in levels]
@@ -102,15 +103,11 @@ class Program:
         def read(_values: list[Any], frame: Frame) -> Column:
             found = frame.columns.get(key)
             if found is None:
-                raise self.missing_source(index)
+                raise self.plan.missing_source(index)
             self.check_range(found, index)
             return found
 
         return read
-
-    def missing_source(self, index: int) -> DataError:
-        """The error for a source that the data does not have."""
-        return self.plan.missing_source(index)
 
     def check_range(self, column: Column, index: int) -> None:
         """Raises DataError where a value of the source at `index` lies outside its declared range."""

@@ -15,9 +15,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tackboard.features.column import Column
 from tackboard.features.types import FeatureType
 
+CHOOSING, AGGREGATING = "choosing events", "aggregating events"
+ABOUT_EVENTS = (CHOOSING, AGGREGATING)
 FAMILIES = (
     "arithmetic",
     "comparison",
@@ -28,10 +29,8 @@ FAMILIES = (
     "text",
     "time",
     "lists",
-    "choosing events",
-    "aggregating events",
+    *ABOUT_EVENTS,
 )
-ABOUT_EVENTS = ("choosing events", "aggregating events")
 Params = Mapping[str, Any]
 TypeRule = Callable[[tuple[FeatureType, ...], Params], FeatureType]
 
@@ -153,8 +152,3 @@ def gives(result: FeatureType, *kinds: tuple[str, ...], check: Callable[[Params]
         return result.with_nullable(any_missing(types))
 
     return rule
-
-
-def scalar(kind: FeatureType, values: Any, like: Column | None = None) -> Column:
-    """A scalar column of `values`, missing where `like` is missing."""
-    return Column(kind, values, present=None if like is None else like.present)

@@ -24,12 +24,11 @@ from tackboard.features import kernels
 from tackboard.features.entities import BUILT_IN, FUTURE, Events
 from tackboard.features.expressions import NOWHERE, Expression, Place
 from tackboard.features.kernels.comparison import need_constant
-from tackboard.features.operators import REGISTRY, Operator, TypeClash, need
+from tackboard.features.operators import ABOUT_EVENTS, REGISTRY, Operator, TypeClash, need
 from tackboard.features.types import BOOL, FLOAT, INT, SCALARS, STRING, VIEW, FeatureType, type_from_json
 
 CONSTANT, EVENT, REQUEST, CANDIDATE = range(4)
 LEVELS = ("constant", "event", "request", "candidate")
-CHOOSING, AGGREGATING = "choosing events", "aggregating events"
 MAX_NODES = 20_000
 COMES_FROM = {
     "item": "attributes of items come with `tackboard init --items FILE`",
@@ -233,7 +232,7 @@ class PlanBuilder:
         inputs = [self.nodes[argument] for argument in args]
         if op == "events":
             return Node(op, (), params, VIEW, REQUEST, place)
-        if operator.family in (CHOOSING, AGGREGATING):
+        if operator.family in ABOUT_EVENTS:
             return self._check_events(operator, args, inputs, params, place)
         for node in inputs:
             if node.type.kind == "view":

@@ -2,8 +2,7 @@
 
 from tackboard.bench.features import AGGREGATIONS
 from tackboard.bench.features_set import features
-from tackboard.features.operators import FAMILIES
-from tackboard.features.plan import AGGREGATING
+from tackboard.features.operators import AGGREGATING, FAMILIES
 
 
 def test_it_has_40_features_and_8_aggregations() -> None:

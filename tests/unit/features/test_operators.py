@@ -27,7 +27,6 @@ from tackboard.features.operators import (
     gives,
     need,
     register,
-    scalar,
 )
 from tackboard.features.tables import EntityTable, EventTable
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
@@ -199,9 +198,3 @@ def test_rules_are_made_of_kinds() -> None:
     assert clash.value.got == "it is given bool" and clash.value.allowed == "it takes: string"
     assert need((INT,), 0, ("int",)) is INT
     assert any_missing((INT, BOOL.with_nullable(True))) and not any_missing((INT,))
-
-
-def test_scalar_is_missing_where_another_column_is() -> None:
-    like = Column.of(INT.with_nullable(True), [1, None])
-    assert scalar(FLOAT, np.array([0.5, 1.5]), like).to_pylist() == [0.5, None]
-    assert scalar(FLOAT, np.array([0.5, 1.5])).to_pylist() == [0.5, 1.5]

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from tackboard.features.column import Column, offsets_of, ordered_sum, ranges, spread
 from tackboard.features.frame import Frame
 from tackboard.features.kernels.comparison import by_string, used_strings
-from tackboard.features.operators import Example, Params, TypeClash, need, register
+from tackboard.features.operators import AGGREGATING, CHOOSING, Example, Params, TypeClash, need, register
 from tackboard.features.types import FLOAT, INT, SCALARS, VIEW, FeatureType
 from tackboard.features.views import INT64_MIN, Positions, View, coded
 
-CHOOSING, AGGREGATING = "choosing events", "aggregating events"
 COUNTABLE = ("bool", "int", "string", "id", "time")
 MAX_DURATION_MS = 200 * 366 * 86_400_000
 DAY = 86_400_000
