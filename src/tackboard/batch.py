@@ -143,6 +143,33 @@ def make_batch(
     )
 
 
+def join_batches(one: SequenceBatch, other: SequenceBatch) -> SequenceBatch:
+    """The histories of both, one batch after the other; an item of both is in it once."""
+
+    def joined(name: str) -> Any:
+        first, second = getattr(one, name), getattr(other, name)
+        if isinstance(first, dict):
+            return {key: torch.cat([first[key], second[key]]) for key in first}
+        return torch.cat([first, second])
+
+    distinct, place = torch.unique(joined("item_ids"), sorted=True, return_inverse=True)
+    # Where an item is in both, its rows and share are the same, so it does not matter which of the two is written.
+    rows = one.item_rows.new_empty((len(distinct), one.item_rows.shape[1]))
+    log_q = one.item_log_q.new_empty(len(distinct))
+    rows[place], log_q[place] = joined("item_rows"), joined("item_log_q")
+    return SequenceBatch(
+        offsets=torch.cat([one.offsets, other.offsets[1:] + one.offsets[-1]]),
+        users=joined("users"),
+        items=place[torch.cat([one.items, other.items + len(one.item_ids)])],
+        columns=joined("columns"),
+        request=joined("request"),
+        is_positive=joined("is_positive"),
+        item_ids=distinct,
+        item_rows=rows,
+        item_log_q=log_q,
+    )
+
+
 def feature_tensor(column: Column) -> torch.Tensor:
     """The values of a column as a tensor of its own: int64 for whole numbers, ids and times, bool, else float32.
 

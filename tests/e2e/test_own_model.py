@@ -20,7 +20,7 @@ import torch
 from tackboard.batch import SequenceBatch, make_batch
 from tackboard.core.user_code import load_code
 from tackboard.data.loader import TrainingSteps
-from tackboard.data.sequences import load_sequences
+from tackboard.data.source import open_sequences
 from tackboard.features.column import Column, sequence_column
 from tackboard.features.types import ID, INT, TIME
 from tackboard.models.interface import build_model
@@ -148,10 +148,10 @@ def test_the_server_gives_the_offline_scores(
 @pytest.fixture(scope="module")
 def steps(workspace: Path) -> TrainingSteps:
     config = load_code(EXAMPLE).recipe()
-    sequences = load_sequences(
+    source = open_sequences(
         workspace / "datasets" / "tiny", ("click", "save", "share"), features=features_for(config)
     )
-    return TrainingSteps(sequences, config.data, config.model.hashing, seed=0)
+    return TrainingSteps(source, config.data, config.model.hashing, seed=0)
 
 
 def prefixes_of(batch: SequenceBatch, steps: TrainingSteps) -> SequenceBatch:
@@ -175,7 +175,7 @@ def prefixes_of(batch: SequenceBatch, steps: TrainingSteps) -> SequenceBatch:
 def test_training_scores_with_the_vector_that_serving_computes(steps: TrainingSteps) -> None:
     # Causality: the loss of an event, computed from `encode_users` of what came before it, is the loss of training.
     torch.manual_seed(3)
-    model: Any = build_model(load_code(EXAMPLE).recipe().model, steps.sequences.vocabulary)
+    model: Any = build_model(load_code(EXAMPLE).recipe().model, steps.source.vocabulary)
     batch = steps[0]
     assert bool((~batch.is_positive).any()), "the batch holds events that are no positives too"
     users = model.encode_users(prefixes_of(batch, steps))
@@ -186,7 +186,7 @@ def test_training_scores_with_the_vector_that_serving_computes(steps: TrainingSt
 
 @torch.no_grad()
 def test_an_empty_history_has_a_vector(steps: TrainingSteps) -> None:
-    model: Any = build_model(load_code(EXAMPLE).recipe().model, steps.sequences.vocabulary)
+    model: Any = build_model(load_code(EXAMPLE).recipe().model, steps.source.vocabulary)
     columns = dict.fromkeys(("item", "action", "surface", "time"), Column.of(INT, []))
     batch = make_batch(history=sequence_column(np.zeros(1, dtype=np.int64), **columns), hashing=steps.hashing)
     vector = model.encode_users(batch)

@@ -22,13 +22,13 @@ FEATURES_HASH = "d3b30c919600d1bf3e72a38edfb017e9a8bef0188a63a2df25b01bafa19df76
 
 
 def test_dataset_version_1() -> None:
-    from tackboard.data.sequences import load_sequences
+    from tackboard.data.source import load_sequences
     from tackboard.events.dataset import open_dataset
 
     sequences = load_sequences(GOLDEN / "dataset-v1", ("view", "save"))
     assert len(sequences.item_ids) == 9
     assert sequences.vocabulary.actions == ("hide", "save", "view")
-    assert sequences.id_type == "string"
+    assert sequences.source.dataset.item_type == "string"
     assert sorted(np.diff(sequences.offsets).tolist()) == [2, 3, 4]
     dataset = open_dataset(GOLDEN / "dataset-v1")
     assert dataset.fields == {}

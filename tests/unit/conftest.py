@@ -14,6 +14,7 @@ from tackboard.core.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from tackboard.data.sequences import Sequences
+    from tackboard.data.source import SequenceSource
     from tackboard.features.column import Column
     from tackboard.train.config import RunConfig
 
@@ -116,12 +117,26 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_sequences(tiny_dataset: Path, tiny_config: Callable[..., RunConfig]) -> Sequences:
+def bucketed_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny events in buckets of two or three users."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 24)
+        return write_events(tmp_path_factory.mktemp("buckets"), tiny_events())
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tiny_dataset: Path, tiny_config: Callable[..., RunConfig]) -> SequenceSource:
     """The tiny dataset in memory, with hides as negatives: what the model of `tiny_config` reads of it."""
-    from tackboard.data.sequences import load_sequences
+    from tackboard.data.source import open_sequences
     from tackboard.train.config import features_for
 
-    return load_sequences(tiny_dataset, ("click", "save"), features=features_for(tiny_config()))
+    return open_sequences(tiny_dataset, ("click", "save"), features=features_for(tiny_config()))
+
+
+@pytest.fixture(scope="session")
+def tiny_sequences(tiny_source: SequenceSource) -> Sequences:
+    """All sequences of `tiny_source`."""
+    return tiny_source.read()
 
 
 @pytest.fixture(scope="session")
@@ -185,7 +200,7 @@ def kept_torch_settings() -> Any:
 
 @pytest.fixture(scope="session")
 def trained_run(
-    tiny_config: Callable[..., RunConfig], tiny_sequences: Sequences, tmp_path_factory: pytest.TempPathFactory
+    tiny_config: Callable[..., RunConfig], tiny_source: SequenceSource, tmp_path_factory: pytest.TempPathFactory
 ) -> RunDirectory:
     """A finished run of six steps on the tiny dataset. Do not change it."""
     from tackboard.train.config import config_to_json
@@ -194,7 +209,7 @@ def trained_run(
     config = tiny_config()
     run = RunDirectory.create(tmp_path_factory.mktemp("runs"), config.name, config_to_json(config))
     with kept_torch_settings():
-        Trainer(config, run, tiny_sequences).train(quiet=True)
+        Trainer(config, run, tiny_source).train(quiet=True)
     return run
 
 

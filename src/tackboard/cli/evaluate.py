@@ -53,7 +53,7 @@ def evaluate_run(
     from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
-    from tackboard.data.sequences import load_sequences, snapshot_path
+    from tackboard.data.source import load_sequences, snapshot_path
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
     from tackboard.events.vocabulary import Vocabulary

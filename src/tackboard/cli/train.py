@@ -40,17 +40,17 @@ def train(
     if print_config:
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
-    from tackboard.data.sequences import load_sequences
+    from tackboard.data.source import open_sequences
     from tackboard.train.resume import snapshot_of
 
     run = _find_run(config, runs, resume)
     dataset = (snapshot_of(run) if run else None) or config.data.dataset
-    sequences = load_sequences(dataset, config.data.positive_actions, features=features_for(config))
+    source = open_sequences(dataset, config.data.positive_actions, features=features_for(config))
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
         # What cannot fit is refused before a byte of it is allocated.
-        estimate = estimate_run(config, sequences, runs)
+        estimate = estimate_run(config, source, runs)
         if dry_run:
             _report(estimate, json_output)
             return
@@ -59,7 +59,7 @@ def train(
     is_new = run is None
     run = run or RunDirectory.new(runs, config.name)
     # Settings that cannot be show here, before a run is left behind.
-    trainer = Trainer(config, run, sequences)
+    trainer = Trainer(config, run, source, quiet=False)
     if is_new:
         run.write(config_to_json(config))
     else:
@@ -73,8 +73,8 @@ def train(
         "tokens": trainer.num_tokens,
         "tokens_per_s": round(trainer.tokens_per_s, 1),
         "final_loss": trainer.last_loss,
-        "features": sequences.features.reads(),
-        "trimming": dict(sequences.trimming),
+        "features": source.features.reads(),
+        "trimming": dict(source.trimming),
     }
     if fast_dev_run:
         result |= _after_training(run)

@@ -1,7 +1,9 @@
-"""Numbered steps to batches, in this process or in workers.
+"""Numbered steps to batches, streamed from disk a window at a time, in this process or in workers.
 
 A worker is handed step numbers and computes each batch from them alone, so the number of workers changes how fast the
-batches come and never what is in them. torch's DataLoader moves them between processes.
+batches come and never what is in them. torch's DataLoader moves them between processes. Memory is that of two windows
+per worker, however large the dataset. Decided: every worker and every rank decodes all windows and builds only its own
+batches. Decoding is the small part, and in return any of them can start anywhere, with nothing to agree on.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.batch import HashConfig, SequenceBatch, join_batches, make_batch
 from tackboard.core.config import check
-from tackboard.core.errors import DataError
-from tackboard.data.plan import StepPlan, cut_segments
+from tackboard.data.index import ItemFrequencies, index_training
+from tackboard.data.plan import StepPlan, cut_segments, share_of_rank
 from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource
+from tackboard.data.window import Window
 from tackboard.features.column import ranges
 
 
@@ -42,12 +46,15 @@ class DataConfig:
     """Events of the longest training segment."""
     tokens_per_step: int = 4096
     """Events of one step at most, over all processes."""
+    window_buckets: int = 16
+    """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
     num_workers: int = 0
     """Processes that prepare batches; 0 prepares them in the training process."""
 
     def __post_init__(self) -> None:
         check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more events")
+        check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
         check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
 
 
@@ -55,58 +62,64 @@ PR_SET_PDEATHSIG = 1
 """Linux: the signal that a process gets when its parent dies."""
 
 
-class ItemFrequencies:
-    """Each item's share of the positive training events, for the popularity correction of the loss."""
-
-    def __init__(self, item_ids: NDArray[np.int64]) -> None:
-        self._ids, counts = np.unique(item_ids, return_counts=True)
-        self._log_share = np.log(counts / max(1, len(item_ids))).astype(np.float32)
-        # An item met only as input (never as a positive) is as rare as half an event.
-        self._log_unseen = np.float32(np.log(0.5 / max(1, len(item_ids))))
-
-    def log_share(self, item_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Log of the share of each of `item_ids`."""
-        if len(self._ids) == 0:
-            return np.full(len(item_ids), self._log_unseen)
-        position = np.minimum(np.searchsorted(self._ids, item_ids), len(self._ids) - 1)
-        return np.where(self._ids[position] == item_ids, self._log_share[position], self._log_unseen)
-
-
 class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
-    """Step number → batch."""
+    """Step number → batch, or one rank's share of it."""
 
-    def __init__(self, sequences: Sequences, config: DataConfig, hashing: HashConfig, seed: int) -> None:
-        self.sequences = sequences
+    def __init__(
+        self,
+        source: SequenceSource,
+        config: DataConfig,
+        hashing: HashConfig,
+        seed: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        quiet: bool = True,
+    ) -> None:
+        self.source = source
         self.hashing = hashing
-        self.segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, config.max_length)
-        if len(self.segments.starts) == 0:
-            raise DataError(
-                f"{config.dataset} has no event to train on",
-                allowed="each user's last positive event is held out for evaluation",
-                fix="use users with at least two events",
-            )
-        self.plan = StepPlan(self.segments.lengths, tokens_per_step=config.tokens_per_step, seed=seed)
-        events = sequences.training_events()
-        positives = events[sequences.is_positive[events]]
-        if len(positives) == 0:
-            raise DataError(
-                f"{config.dataset} has no positive event to train on",
-                allowed="each user's last positive event is held out for evaluation",
-                fix="name more actions in data.positive_actions, or use users with at least two positive events",
-            )
-        self.frequencies = ItemFrequencies(sequences.item_ids[positives])
+        self.max_length = config.max_length
+        self.rank = rank
+        self.world_size = world_size
+        self.index = index_training(source, config.max_length, quiet=quiet)
+        self.plan = StepPlan(
+            self.index.bucket_tokens,
+            longest=self.index.longest,
+            tokens_per_step=config.tokens_per_step,
+            seed=seed,
+            buckets_per_window=config.window_buckets,
+        )
+        self._windows: dict[tuple[int, int], Window] = {}
 
     def __getitem__(self, step: int) -> SequenceBatch:
-        chosen = self.plan.segments_of(step)
-        segments = self.segments
-        return stored_batch(
-            self.sequences,
-            segments.users[chosen],
-            segments.starts[chosen],
-            segments.lengths[chosen],
-            self.hashing,
-            self.frequencies,
-        )
+        runs = []
+        for part in self.plan.parts_of(step):
+            window = self._window(part.epoch, part.window)
+            runs.append((window, window.between(part.first, part.last)))
+        # A step may be empty where segments are long and few; then one empty batch stands for it.
+        runs = [(window, run) for window, run in runs if len(run)] or runs[:1]
+        lengths = np.concatenate([window.lengths[run.start : run.stop] for window, run in runs])
+        mine = share_of_rank(lengths, self.rank, self.world_size) if len(lengths) else lengths
+        batches, begin = [], 0
+        for window, run in runs:
+            batches.append(window.batch(run, mine[(mine >= begin) & (mine < begin + len(run))] - begin))
+            begin += len(run)
+        return functools.reduce(join_batches, batches)
+
+    def _window(self, epoch: int, number: int) -> Window:
+        """A window, of which the two last used are kept: a step may end one and begin the next."""
+        key = (epoch, number)
+        if key not in self._windows:
+            while len(self._windows) > 1:
+                self._windows.pop(next(iter(self._windows)))
+            sequences = self.source.read(self.plan.buckets_of(epoch, number))
+            segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)
+            order = self.plan.order_in(epoch, number, len(segments.starts))
+            self._windows[key] = Window(sequences, segments.take(order), self.hashing, self.index.frequencies)
+        return self._windows[key]
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_windows": {}}
 
     def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, SequenceBatch]]:
         """(step number, batch) for each of `steps`, in that order, prepared by `num_workers` processes."""

@@ -1,6 +1,6 @@
 """A dataset on disk: canonical tables in, a verified snapshot folder out, and back.
 
-    datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json MANIFEST.json
+    datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json layout.json MANIFEST.json
                                   and, where attributes change with time, item_history.parquet user_history.parquet
                                   and, for synthetic worlds, impressions.parquet truth.json
                                   and, after a backfill, features.parquet features.json
@@ -12,7 +12,9 @@ that holds the old path goes on reading what it started with.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -31,6 +33,7 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import new_directory, read_json, remove_leftovers, replace_symlink, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.events.entities import entity_table, split_versions
+from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
 from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import describe
 from tackboard.events.vectors import from_stored, to_stored
@@ -40,7 +43,6 @@ LATEST = "latest"
 EVENTS = "events.parquet"
 KINDS = ("item", "user")
 """What has attributes."""
-ROWS_PER_GROUP = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -111,27 +113,17 @@ class Dataset:
         """The events, or some of their columns."""
         return _read(self.events_path, columns)
 
-    def event_chunks(self, columns: Sequence[str], num_rows: int) -> Iterator[pa.Table]:
-        """user_id and some columns of the events, piece by piece: whole users, about `num_rows` events at a time."""
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Which users, and which rows of each file, lie in which bucket."""
+        return read_layout(self.path, self.events_path)
+
+    def event_chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """user_id and some columns of the events, bucket by bucket: whole users, in order."""
         names = list(dict.fromkeys(["user_id", *columns]))
-        held: list[pa.Table] = []
-        try:
-            with pq.ParquetFile(self.events_path) as file:
-                for group in range(file.num_row_groups):
-                    held.append(file.read_row_group(group, columns=names))
-                    if sum(table.num_rows for table in held) < num_rows:
-                        continue
-                    table = pa.concat_tables(held)
-                    users = numpy_column(table, "user_id")
-                    # The last user may go on in the next row group.
-                    last = int(np.searchsorted(users, users[-1]))
-                    if last:
-                        yield table.slice(0, last)
-                    held = [table.slice(last)]
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptFileError(f"{self.events_path} cannot be read: {error}") from None
-        if held:
-            yield pa.concat_tables(held)
+        with contextlib.closing(RowReader(self.events_path)) as reader:
+            for bucket in range(self.layout.num_buckets):
+                yield reader.read([self.layout.rows_of("events", bucket)], names)
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
         """One row per item, sorted by item_id; of attributes that change with time, the newest."""
@@ -198,6 +190,7 @@ def write_dataset(
         tables["user_history"] = user_history
     if impressions is not None:
         tables["impressions"] = impressions
+    layout = cut_buckets(numpy_column(completed, "user_id"), ROWS_PER_BUCKET)
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
@@ -205,8 +198,12 @@ def write_dataset(
     final = folder / snapshot
     if not final.exists():
         with new_directory(final) as temporary:
+            layout.write(temporary)
             for table_name, table in tables.items():
-                pq.write_table(to_stored(table), temporary / f"{table_name}.parquet", row_group_size=ROWS_PER_GROUP)
+                rows = layout.offsets.get(table_name)
+                if rows is None:
+                    rows = np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows)
+                write_buckets(to_stored(table), rows, temporary / f"{table_name}.parquet")
             write_json_atomic(temporary / "statistics.json", describe(completed, items))
             if truth is not None:
                 write_json_atomic(temporary / "truth.json", truth)

@@ -6,7 +6,7 @@ whether or not a feature would come to see it. Nothing is computed; events are r
 
 from __future__ import annotations
 
-from tackboard.events.dataset import ROWS_PER_GROUP, Dataset
+from tackboard.events.dataset import Dataset
 from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.execution import Program
 from tackboard.features.feature_set import FeatureSet
@@ -32,7 +32,7 @@ def check_data(features: FeatureSet, dataset: Dataset) -> None:
         (index, str(node.params["column"])) for index, node in plan.sources() if node.params["entity"] == "event"
     ]
     never_seen = {index for index, _ in contexts}
-    for chunk in dataset.event_chunks(columns, ROWS_PER_GROUP) if in_events or contexts else ():
+    for chunk in dataset.event_chunks(columns) if in_events or contexts else ():
         events = EventTable.from_arrow(chunk, plan)
         for index, name in in_events:
             program.check_range(events.columns[name], index)

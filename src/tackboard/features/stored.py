@@ -7,7 +7,8 @@ struct of lists. The types are those of features.json beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.events.dataset import Dataset
+from tackboard.events.layout import RowReader
 from tackboard.events.vectors import WIDTH, from_stored
 from tackboard.features.arrow import arrow_type, from_arrow, to_arrow
 from tackboard.features.column import Column
@@ -45,6 +47,13 @@ def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) ->
 
     A snapshot without features raises DataError, a name it does not have UsageError.
     """
+    return read_features_rows(dataset, names, [(0, dataset.num_events)])[0]
+
+
+def read_features_rows(
+    dataset: Dataset, names: Iterable[str] | None, spans: Sequence[tuple[int, int]]
+) -> tuple[dict[str, Column], int]:
+    """Stored features of the events [first, last) of each of `spans`, and the compressed bytes that were read."""
     features = read_features(dataset.path)
     if features is None:
         raise DataError(
@@ -53,18 +62,16 @@ def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) ->
     if names is not None:
         features = features.trimmed(names)
     types = {feature.name: feature.type for feature in features.features()}
-    texts = [name for name, type_ in types.items() if type_.kind == "string"]
     path = dataset.path / FEATURES
-    try:
-        held = pq.read_schema(path).names
-        if missing := [name for name in types if name not in held]:
+    with contextlib.closing(RowReader(path)) as reader:
+        if missing := [name for name in types if name not in reader.schema.names]:
             raise CorruptFileError(f"{path} does not hold the feature {missing[0]}")
-        table = from_stored(pq.read_table(path, columns=list(types), read_dictionary=texts))
-        if table.num_rows != dataset.num_events:
+        if reader.num_rows != dataset.num_events:
             raise CorruptFileError(f"{path} does not hold a row per event")
-        return {name: from_arrow(table[name], type_, f"feature {name}") for name, type_ in types.items()}
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+        table = from_stored(reader.read(spans, list(types)))
+        return {
+            name: from_arrow(table[name], type_, f"feature {name}") for name, type_ in types.items()
+        }, reader.bytes_read
 
 
 class StoredRows:

@@ -53,7 +53,7 @@ class EventTable:
         Times that the table does not hold are 0: enough where only the order of the events is asked for.
         """
         users = _numbers(table, "user_id")
-        user_ids, starts = np.unique(users, return_index=True)
+        starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))[: len(users)]
         columns = {}
         for index, node in plan.sources():
             if node.params["entity"] != "event":
@@ -64,7 +64,7 @@ class EventTable:
                 raise plan.missing_source(index)
             columns[name] = read_source(table[stored], plan, index)
         return cls(
-            user_ids=user_ids,
+            user_ids=users[starts],
             offsets=np.append(starts, len(users)).astype(np.int64),
             times=_numbers_or_zeros(table, "time_ms"),
             received=_numbers_or_zeros(table, "received_ms"),

@@ -12,7 +12,7 @@ import torch
 from tackboard.core.errors import UsageError
 from tackboard.core.machine import total_memory_bytes
 from tackboard.data.loader import TrainingSteps
-from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource
 from tackboard.models.interface import build_model
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig
@@ -22,17 +22,17 @@ KEPT_CHECKPOINTS = 3
 """Two are kept, and a third stands while it is written."""
 
 
-def estimate_run(config: RunConfig, sequences: Sequences, runs: Path) -> dict[str, Any]:
+def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[str, Any]:
     """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError."""
     choose_device(config.training.device)
     with torch.device("meta"):
-        model = build_model(config.model, sequences.vocabulary)
+        model = build_model(config.model, source.vocabulary)
     tables = table_parameter_names(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     num_table = sum(size for name, size in sizes.items() if name in tables)
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
-    steps = TrainingSteps(sequences, config.data, config.model.hashing, config.seed)
+    steps = TrainingSteps(source, config.data, config.model.hashing, config.seed)
     # fp32 weights; one Adagrad sum per row; weight, gradient and two AdamW moments per dense parameter.
     memory = 4 * (num_table + table_rows) + 16 * num_dense
     checkpoint = 4 * (num_table + table_rows) + 12 * num_dense
@@ -50,17 +50,17 @@ def estimate_run(config: RunConfig, sequences: Sequences, runs: Path) -> dict[st
             fix="free some space, or choose another --runs",
         )
     return {
-        "events": len(sequences.item_ids),
-        "users": len(sequences.user_ids),
-        "items": len(sequences.catalogue),
-        "training_tokens": int(steps.segments.lengths.sum()),
+        "events": source.dataset.num_events,
+        "users": source.dataset.num_users,
+        "items": len(source.catalogue),
+        "training_tokens": steps.plan.total_tokens,
         "steps_per_epoch": steps.plan.steps_per_epoch,
         "epochs": round(config.training.steps / steps.plan.steps_per_epoch, 2),
         "table_parameters": num_table,
         "dense_parameters": num_dense,
         "state_bytes": memory,
         "checkpoint_bytes": checkpoint,
-        "first_loss_expected": round(math.log(max(2, len(sequences.catalogue))), 2),
+        "first_loss_expected": round(math.log(max(2, len(source.catalogue))), 2),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from tackboard.checkpoint.store import CheckpointStore
 from tackboard.core.files import read_json, remove_leftovers
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.sequences import snapshot_path
+from tackboard.data.source import snapshot_path
 
 FREE_SETTINGS = frozenset(
     {"data.num_workers", "training.log_every", "training.checkpoint_every", "training.num_threads"}

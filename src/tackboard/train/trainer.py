@@ -28,7 +28,7 @@ from tackboard.core.machine import usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.loader import TrainingSteps
-from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.interface import build_model, describe_model
 from tackboard.models.tables import table_parameter_names
@@ -36,6 +36,8 @@ from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
 
+ORDER_VERSION = 2
+"""Of the order in which data is read; 1 had no windows, which shows only in datasets of more than one."""
 SCAN_ROWS = 1 << 20
 """Rows of a table looked at in one go when it is scanned for non-finite values."""
 
@@ -43,20 +45,20 @@ SCAN_ROWS = 1 << 20
 class Trainer:
     """One run of one config on one device."""
 
-    def __init__(self, config: RunConfig, run: RunDirectory, sequences: Sequences) -> None:
+    def __init__(self, config: RunConfig, run: RunDirectory, source: SequenceSource, *, quiet: bool = True) -> None:
         self.config = config
         self.run = run
-        self.sequences = sequences
+        self.source = source
         self.device = choose_device(config.training.device)
         self.num_threads = config.training.num_threads or usable_cores()
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)
-        self.model: Any = build_model(config.model, sequences.vocabulary).to(self.device)
+        self.model: Any = build_model(config.model, source.vocabulary).to(self.device)
         self.tables = table_parameter_names(self.model)
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps)
         self.guard = Guard(config.guard)
-        self.steps = TrainingSteps(sequences, config.data, config.model.hashing, config.seed)
+        self.steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
         self.store = CheckpointStore(run.checkpoints)
         self.step = 0
         self.data_step = 0
@@ -166,8 +168,8 @@ class Trainer:
             self.run.log_event(
                 "start",
                 parameters=sum(p.numel() for p in self.model.parameters()),
-                features=self.sequences.features.hash,
-                trimming=dict(self.sequences.trimming),
+                features=self.source.features.hash,
+                trimming=dict(self.source.trimming),
             )
             self.save()
         else:
@@ -190,7 +192,7 @@ class Trainer:
             "optimizer": {name: tensor.cpu() for name, tensor in self.optimizers.state().items()},
         }
         try:
-            self.store.save(self.step, groups, self._state(), {FILE_NAME: self.sequences.features.to_json()})
+            self.store.save(self.step, groups, self._state(), {FILE_NAME: self.source.features.to_json()})
         except OSError as error:
             raise (
                 storage_error(
@@ -204,11 +206,12 @@ class Trainer:
         self.run.log_event("checkpoint", step=self.step)
 
     def _state(self) -> dict[str, Any]:
-        vocabulary = self.sequences.vocabulary
+        vocabulary = self.source.vocabulary
         return {
             "format_version": 1,
             "step": self.step,
             "data_step": self.data_step,
+            "order_version": ORDER_VERSION,
             "num_tokens": self.num_tokens,
             "num_threads": self.num_threads,
             "last_loss": self.last_loss if self.step else None,
@@ -216,27 +219,33 @@ class Trainer:
             "config": config_to_json(self.config),
             "model": describe_model(self.config.model),
             "vocabulary": {"actions": list(vocabulary.actions), "surfaces": list(vocabulary.surfaces)},
-            "id_type": self.sequences.id_type,
-            "user_type": self.sequences.user_type,
-            "lineage": self.sequences.lineage(),
+            "id_type": self.source.dataset.item_type,
+            "user_type": self.source.dataset.user_type,
+            "lineage": self.source.lineage(),
         }
 
     def _load(self, path: Path) -> dict[str, Any]:
         """Takes over a checkpoint; returns its state."""
         checkpoint = load_checkpoint(path)
         recorded = checkpoint.state["lineage"]["snapshot"]
-        if recorded != self.sequences.snapshot:
+        if recorded != self.source.snapshot:
             # Another snapshot has another order of data, and perhaps another vocabulary.
             raise UsageError(
-                f"{self.run.path} was started on snapshot {recorded}, not on {self.sequences.snapshot}",
+                f"{self.run.path} was started on snapshot {recorded}, not on {self.source.snapshot}",
                 allowed="a run goes on with the data it was started on",
                 fix="start a new run with --resume never",
             )
+        if checkpoint.state.get("order_version", 1) < ORDER_VERSION and self.steps.plan.num_windows > 1:
+            raise UsageError(
+                f"{self.run.path} was started by an older tackboard, which read large datasets in another order",
+                allowed="its checkpoints can be evaluated and exported",
+                fix="start a new run with --resume never",
+            )
         features = read_features(path)
-        if features is not None and features.hash != self.sequences.features.hash:
+        if features is not None and features.hash != self.source.features.hash:
             raise UsageError(
                 f"{self.run.path} was started with other features ({features.hash[:12]})",
-                allowed=f"the model would now read {self.sequences.features.hash[:12]}",
+                allowed=f"the model would now read {self.source.features.hash[:12]}",
                 fix="put the file of features back as it was, or start a new run with --resume never",
             )
         self.model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from tackboard.batch import HashConfig, SequenceBatch
-from tackboard.core.errors import ConfigError, DataError
-from tackboard.data.loader import DataConfig, ItemFrequencies, TrainingSteps, ends_of_history, stored_batch
-from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.core.errors import ConfigError
+from tackboard.data.loader import DataConfig, TrainingSteps, ends_of_history, stored_batch
+from tackboard.data.plan import Part
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource, load_sequences, open_sequences
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Request
@@ -33,15 +35,24 @@ def timed_features(vocabulary: Vocabulary) -> FeatureSet:
     return features_for_model(("history", "minute", "num_before"), vocabulary, 8, own)
 
 
+CONFIG = DataConfig(dataset="tiny", max_length=8, tokens_per_step=40, window_buckets=2)
+
+
 @pytest.fixture(scope="module")
-def all_columns(tiny_dataset: Path) -> Sequences:
-    return load_sequences(tiny_dataset, ("click", "save"), features=timed_features)
+def source(bucketed_dataset: Path) -> SequenceSource:
+    found = open_sequences(bucketed_dataset, ("click", "save"), features=timed_features)
+    assert found.num_buckets >= 6
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_columns(source: SequenceSource) -> Sequences:
+    return source.read()
 
 
 @pytest.fixture
-def steps(all_columns: Sequences) -> TrainingSteps:
-    config = DataConfig(dataset=str(all_columns.path), max_length=8, tokens_per_step=40)
-    return TrainingSteps(all_columns, config, HASHING, seed=3)
+def steps(source: SequenceSource) -> TrainingSteps:
+    return TrainingSteps(source, CONFIG, HASHING, seed=3)
 
 
 def as_lists(batch: SequenceBatch) -> dict[str, Any]:
@@ -123,43 +134,74 @@ def test_steps_can_be_sent_to_another_process(steps: TrainingSteps) -> None:
 
 def test_a_step_that_holds_no_segment_is_an_empty_batch(steps: TrainingSteps) -> None:
     """Uneven lengths may leave a step of the plan empty; the trainer goes past it."""
-    steps.plan.segments_of = lambda step: np.zeros(0, dtype=np.int64)  # type: ignore[method-assign]
+    steps.plan.parts_of = lambda step: [Part(epoch=0, window=0, first=3, last=3)]  # type: ignore[method-assign]
     batch = steps[0]
-    assert (batch.num_rows, batch.num_events) == (0, 0)
+    assert (batch.num_rows, batch.num_events, len(batch.item_ids)) == (0, 0, 0)
 
 
-def test_shares_are_of_positive_training_events_only(all_columns: Sequences, steps: TrainingSteps) -> None:
+def users_and_times(batch: SequenceBatch) -> list[tuple[int, int]]:
+    users = torch.repeat_interleave(batch.users, batch.lengths()).tolist()
+    return list(zip(users, batch.times_ms.tolist(), strict=True))
+
+
+def test_a_batch_is_what_one_made_of_the_whole_dataset_would_be(steps: TrainingSteps, all_columns: Sequences) -> None:
+    """The slow twin knows nothing of windows: it finds the step's runs of events in the dataset as a whole."""
     data = all_columns
-    training = np.arange(len(data.item_ids)) < np.repeat(data.train_ends, np.diff(data.offsets))
-    positives = data.item_ids[training & data.is_positive]
-    expected = [np.log(max(0.5, (positives == item).sum()) / len(positives)) for item in data.catalogue]
-    assert steps.frequencies.log_share(data.catalogue) == pytest.approx(expected, abs=1e-6)
+    place = {(user, time): event for user, time, event in _user_time_event(data)}
+    user_at = {int(user): position for position, user in enumerate(data.user_ids)}
+    straddling = 0
+    for step in range(3 * steps.plan.steps_per_epoch):
+        batch = steps[step]
+        events = np.array([place[pair] for pair in users_and_times(batch)])
+        starts = events[batch.offsets[:-1].numpy()]
+        users = np.array([user_at[int(user)] for user in batch.users])
+        twin = stored_batch(data, users, starts, batch.lengths().numpy(), HASHING, steps.index.frequencies)
+        assert as_lists(twin) == as_lists(batch)
+        straddling += len(steps.plan.parts_of(step)) > 1
+    assert straddling > 5
 
 
-def test_log_share_by_hand() -> None:
-    frequencies = ItemFrequencies(np.array([5, 5, 9, 5]))
-    shares = frequencies.log_share(np.array([9, 5, 7, 100, -3]))
-    assert np.exp(shares) == pytest.approx([0.25, 0.75, 0.125, 0.125, 0.125])
-    assert shares.dtype == np.float32
-    assert np.isfinite(ItemFrequencies(np.zeros(0, dtype=np.int64)).log_share(np.array([1]))).all()
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_world_size_sees_the_same_global_steps(
+    source: SequenceSource, steps: TrainingSteps, world_size: int
+) -> None:
+    ranks = [TrainingSteps(source, CONFIG, HASHING, 3, rank=r, world_size=world_size) for r in range(world_size)]
+    for step in range(2 * steps.plan.steps_per_epoch):
+        shares = [rank[step] for rank in ranks]
+        together = sorted(pair for share in shares for pair in users_and_times(share))
+        assert together == sorted(users_and_times(steps[step]))
+        if world_size > 1:
+            loads = [share.num_events for share in shares]
+            assert max(loads) - min(loads) <= CONFIG.max_length
+        for share in shares:  # A share is a whole batch: its items are its own, and every event keeps its values.
+            assert torch.equal(torch.unique(share.items), torch.arange(len(share.item_ids)))
+            known = {pair: row for row, pair in enumerate(users_and_times(steps[step]))}
+            rows = [known[pair] for pair in users_and_times(share)]
+            whole = steps[step]
+            assert share.item_ids[share.items].tolist() == whole.item_ids[whole.items][rows].tolist()
+            for name, column in share.request.items():
+                assert column.tolist() == whole.request[name][rows].tolist()
 
 
-def test_nothing_to_train_on_is_an_error(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
-    single = make_dataset(tmp_path, [(1, 5, "click", "home", 1), (2, 6, "click", "home", 2)], name="single")
-    config = DataConfig(dataset=str(single))
-    with pytest.raises(DataError, match="no event to train on"):
-        TrainingSteps(load_sequences(single), config, HASHING, seed=0)
+def test_windows_bound_what_is_in_memory(steps: TrainingSteps, source: SequenceSource) -> None:
+    before = dataclasses.replace(source.counters)
+    for step in range(steps.plan.steps_per_epoch):
+        _ = steps[step]
+        assert len(steps._windows) <= 2
+    assert source.counters.num_events - before.num_events == source.dataset.num_events
+    assert 0 < source.counters.num_bytes - before.num_bytes < 2 * source.dataset.events_path.stat().st_size
 
 
-def test_nothing_to_predict_is_an_error(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
-    """Every positive is held out: without this the trainer would look for a step forever."""
-    events = [(user, 5, action, "home", time) for user in (1, 2) for time, action in enumerate(["hide", "click"])]
-    dataset = make_dataset(tmp_path, events, name="hidden")
-    with pytest.raises(DataError, match="no positive event to train on"):
-        TrainingSteps(load_sequences(dataset, ("click",)), DataConfig(dataset=str(dataset)), HASHING, seed=0)
+def test_other_windows_are_another_order(source: SequenceSource, steps: TrainingSteps) -> None:
+    one = TrainingSteps(source, dataclasses.replace(CONFIG, window_buckets=100), HASHING, seed=3)
+    assert one.plan.num_windows == 1
+    assert one.plan.steps_per_epoch == steps.plan.steps_per_epoch
+    assert users_and_times(one[0]) != users_and_times(steps[0])
 
 
-@pytest.mark.parametrize("wrong", [{"max_length": 1}, {"tokens_per_step": 0}, {"num_workers": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_length": 1}, {"tokens_per_step": 0}, {"num_workers": -1}, {"window_buckets": 0}]
+)
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         dataclasses.replace(DataConfig(dataset="x"), **wrong)

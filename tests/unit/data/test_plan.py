@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.core.errors import ConfigError
-from tackboard.data.plan import StepPlan, cut_segments
+from tackboard.core.errors import ConfigError, DataError
+from tackboard.data.plan import StepPlan, cut_segments, share_of_rank
 
 GOLDEN_STEPS = [[3, 4], [1, 2], [5, 0], [4, 3], [2, 5], [1, 0]]
-lengths_of_segments = st.lists(st.integers(1, 12), min_size=1, max_size=60)
+GOLDEN_WINDOWED = [[1, 0, 2], [3, 4], [5], [5, 4], [3, 2], [0, 1]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12), st.integers(2, 9))
@@ -40,59 +40,126 @@ def test_the_newest_segment_is_full_and_the_oldest_takes_the_rest() -> None:
     assert list(zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)) == [(10, 1), (11, 3), (14, 3)]
 
 
-@given(lengths_of_segments, st.integers(24, 80), st.integers(0, 5), st.integers(0, 3))
-@settings(max_examples=60)
+class Segmented:
+    """A plan over segments of given lengths, some in each bucket, and the segments behind its parts."""
+
+    def __init__(self, buckets: list[list[int]], *, budget: int, seed: int = 0, window: int = 1000) -> None:
+        self.lengths = np.array([length for bucket in buckets for length in bucket], dtype=np.int64)
+        self.bucket_of = np.repeat(np.arange(len(buckets)), [len(bucket) for bucket in buckets])
+        self.plan = StepPlan(
+            np.array([sum(bucket) for bucket in buckets], dtype=np.int64),
+            longest=int(self.lengths.max(initial=0)),
+            tokens_per_step=budget,
+            seed=seed,
+            buckets_per_window=window,
+        )
+
+    def segments_of(self, step: int) -> list[int]:
+        found: list[int] = []
+        for part in self.plan.parts_of(step):
+            inside = np.flatnonzero(np.isin(self.bucket_of, self.plan.buckets_of(part.epoch, part.window)))
+            order = inside[self.plan.order_in(part.epoch, part.window, len(inside))]
+            before = np.cumsum(self.lengths[order]) - self.lengths[order]
+            found += order[(before >= part.first) & (before < part.last)].tolist()
+        return found
+
+    def epoch(self, number: int) -> list[list[int]]:
+        first = number * self.plan.steps_per_epoch
+        return [self.segments_of(step) for step in range(first, first + self.plan.steps_per_epoch)]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 12), max_size=12), min_size=1, max_size=9).filter(any),
+    st.integers(24, 80),
+    st.integers(0, 5),
+    st.integers(0, 3),
+    st.integers(1, 4),
+)
+@settings(max_examples=80)
 def test_an_epoch_visits_every_segment_once_within_the_budget(
-    lengths: list[int], budget: int, seed: int, epoch: int
+    buckets: list[list[int]], budget: int, seed: int, epoch: int, window: int
 ) -> None:
-    sizes = np.array(lengths, dtype=np.int64)
-    plan = StepPlan(sizes, tokens_per_step=budget, seed=seed)
-    first = epoch * plan.steps_per_epoch
-    steps = [plan.segments_of(step) for step in range(first, first + plan.steps_per_epoch)]
-    assert sorted(np.concatenate(steps).tolist()) == list(range(len(lengths)))
-    assert max(int(sizes[step].sum()) for step in steps) <= budget
+    data = Segmented(buckets, budget=budget, seed=seed, window=window)
+    steps = data.epoch(epoch)
+    assert sorted(segment for step in steps for segment in step) == list(range(len(data.lengths)))
+    assert max(int(data.lengths[step].sum()) for step in steps) <= budget
 
 
 def test_steps_are_nearly_full() -> None:
-    sizes = np.full(1000, 8, dtype=np.int64)
-    plan = StepPlan(sizes, tokens_per_step=800, seed=0)
-    assert plan.steps_per_epoch == 11  # 8000 tokens over at most 792
-    tokens = [int(sizes[plan.segments_of(step)].sum()) for step in range(11)]
-    assert min(tokens) > 700
+    data = Segmented([[8] * 100] * 10, budget=800, window=3)
+    assert data.plan.steps_per_epoch == 11  # 8000 tokens over at most 792
+    assert min(int(data.lengths[step].sum()) for step in data.epoch(0)) > 700
 
 
 def test_the_order_is_a_function_of_seed_and_epoch_alone() -> None:
-    sizes = np.arange(1, 13, dtype=np.int64)
-    plan = StepPlan(sizes, tokens_per_step=30, seed=1)
-    steps = range(4 * plan.steps_per_epoch)
-    forwards = {step: plan.segments_of(step).tolist() for step in steps}
-    backwards = {
-        step: StepPlan(sizes, tokens_per_step=30, seed=1).segments_of(step).tolist() for step in reversed(steps)
-    }
-    assert forwards == backwards
+    buckets = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
 
-    def epoch(of: StepPlan, number: int) -> list[int]:
-        first = number * of.steps_per_epoch
-        return [int(s) for step in range(first, first + of.steps_per_epoch) for s in of.segments_of(step)]
+    def fresh(seed: int) -> Segmented:
+        return Segmented(buckets, budget=30, seed=seed, window=2)
 
-    assert epoch(plan, 0) != epoch(plan, 1)
-    assert epoch(plan, 0) != epoch(StepPlan(sizes, tokens_per_step=30, seed=2), 0)
+    plan = fresh(1)
+    steps = range(4 * plan.plan.steps_per_epoch)
+    forwards = {step: plan.segments_of(step) for step in steps}
+    assert forwards == {step: fresh(1).segments_of(step) for step in reversed(steps)}
+    assert len({str(plan.epoch(0)), str(plan.epoch(1)), str(fresh(2).epoch(0))}) == 3
 
 
 def test_golden_order_never_changes() -> None:
-    """A run started by an older version resumes on the data it would have read."""
-    plan = StepPlan(np.array([3, 1, 4, 1, 5, 2], dtype=np.int64), tokens_per_step=12, seed=7)
-    assert [plan.segments_of(step).tolist() for step in range(6)] == GOLDEN_STEPS
+    """A run started by an older version resumes on the data it would have read, where that is one window."""
+    assert [
+        Segmented([[3, 1], [4], [1, 5, 2]], budget=12, seed=7).segments_of(step) for step in range(6)
+    ] == GOLDEN_STEPS
+    windowed = Segmented([[3, 1], [4], [1, 5, 2]], budget=12, seed=7, window=1)
+    assert [windowed.segments_of(step) for step in range(6)] == GOLDEN_WINDOWED
+
+
+def test_buckets_of_a_window_are_read_in_the_order_of_the_file_and_mixed_between_epochs() -> None:
+    plan = Segmented([[1]] * 40, budget=10, seed=3, window=8).plan
+    assert plan.num_windows == 5
+    windows = [plan.buckets_of(epoch, window).tolist() for epoch in (0, 1) for window in range(5)]
+    assert all(window == sorted(window) for window in windows)
+    for epoch in (windows[:5], windows[5:]):
+        assert sorted(bucket for window in epoch for bucket in window) == list(range(40))
+    assert windows[:5] != windows[5:]
+
+
+def test_only_the_step_between_two_windows_reads_both() -> None:
+    plan = Segmented([[2] * 50] * 6, budget=20, window=2).plan
+    sizes = [len(plan.parts_of(step)) for step in range(plan.steps_per_epoch)]
+    assert set(sizes) == {1, 2}
+    assert sizes.count(2) <= 2  # Three windows have two borders.
 
 
 def test_a_pickled_plan_goes_on_the_same() -> None:
-    plan = StepPlan(np.arange(1, 13, dtype=np.int64), tokens_per_step=30, seed=1)
-    plan.segments_of(3)
+    plan = Segmented([[1, 2, 3], [4, 5, 6]], budget=30, seed=1, window=1).plan
+    plan.parts_of(3)
     copy = pickle.loads(pickle.dumps(plan))
-    assert [copy.segments_of(s).tolist() for s in range(9)] == [plan.segments_of(s).tolist() for s in range(9)]
+    assert [copy.parts_of(step) for step in range(9)] == [plan.parts_of(step) for step in range(9)]
+    assert copy.buckets_of(2, 0).tolist() == plan.buckets_of(2, 0).tolist()
 
 
 def test_a_budget_below_two_segments_is_refused() -> None:
     with pytest.raises(ConfigError, match="tokens_per_step = 15"):
-        StepPlan(np.array([8, 1], dtype=np.int64), tokens_per_step=15, seed=0)
-    StepPlan(np.array([8, 1], dtype=np.int64), tokens_per_step=16, seed=0)
+        Segmented([[8, 1]], budget=15)
+    Segmented([[8, 1]], budget=16)
+
+
+@given(st.lists(st.integers(1, 64), min_size=4, max_size=80), st.sampled_from([1, 2, 3, 4]))
+def test_the_shares_of_the_ranks_are_the_step_and_nearly_equal(lengths: list[int], world_size: int) -> None:
+    sizes = np.array(lengths, dtype=np.int64)
+    shares = [share_of_rank(sizes, rank, world_size) for rank in range(world_size)]
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(lengths)))
+    assert all((np.diff(share) > 0).all() for share in shares)
+    loads = [int(sizes[share].sum()) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths)
+
+
+def test_a_step_of_many_segments_is_split_evenly() -> None:
+    lengths = np.random.default_rng(0).integers(1, 65, 120)
+    loads = [int(lengths[share_of_rank(lengths, rank, 4)].sum()) for rank in range(4)]
+    assert max(loads) <= 1.002 * np.mean(loads)
+
+
+def test_more_ranks_than_segments_is_an_error() -> None:
+    with pytest.raises(DataError, match="3 segments is to be split over 4"):
+        share_of_rank(np.array([5, 5, 5]), 0, 4)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import load_sequences
 
 A, B, C, D = 10, 11, 12, 13
 LOG = [

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import load_sequences
 from tackboard.evaluation import baselines
 from tackboard.evaluation.baselines import ItemToItem, Popularity
 

@@ -14,7 +14,8 @@ from tackboard.batch import HashConfig
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import load_sequences
 from tackboard.evaluation.ranking import (
     EvaluationConfig,
     baselines,

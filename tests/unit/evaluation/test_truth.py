@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
 import pytest
 
-from tackboard.data.sequences import Sequences, load_sequences
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import load_sequences
 from tackboard.evaluation.truth import oracle
 from tackboard.events.oracle import oracle_item_ids, oracle_scores
 from tackboard.events.world_config import WorldConfig
@@ -42,7 +44,9 @@ def test_scores_are_the_probabilities_of_the_held_out_event(world: Sequences) ->
 
 
 def test_columns_follow_the_catalogue(world: Sequences) -> None:
-    half = dataclasses.replace(world, catalogue=world.catalogue[1::2])
+    source = copy.copy(world.source)
+    source.catalogue = world.catalogue[1::2]
+    half = dataclasses.replace(world, source=source)
     whole_scores, half_scores = oracle(world), oracle(half)
     assert whole_scores is not None
     assert half_scores is not None

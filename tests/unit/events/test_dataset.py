@@ -44,7 +44,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_row_groups_and_string_types_are_as_documented(tmp_path: Path) -> None:
     path = write_dataset(tmp_path, "log", events(70_000))
     file = pq.ParquetFile(path / "events.parquet")
-    assert file.metadata.row_group(0).num_rows == 65_536
+    # A row group is a bucket: 35,000 events of each of two users, who do not fit into one together.
+    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [35_000, 35_000]
     assert pa.types.is_dictionary(file.schema_arrow.field("item").type)
 
 
@@ -129,7 +130,7 @@ def test_a_plain_log_has_neither_fields_nor_versions(tmp_path: Path) -> None:
     dataset = open_dataset(path)
     assert dataset.fields == {}
     assert dataset.read_history("item") is None and dataset.read_history("user") is None
-    names = ["MANIFEST.json", "events.parquet", "items.parquet", "statistics.json", "users.parquet"]
+    names = ["MANIFEST.json", "events.parquet", "items.parquet", "layout.json", "statistics.json", "users.parquet"]
     assert sorted(file.name for file in path.iterdir()) == names
 
 
@@ -151,16 +152,15 @@ def test_no_events_and_bad_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_events_come_in_pieces_of_whole_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_GROUP", 3)
+    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 3)
     users = [0] * 2 + [1] * 7 + [2] + [3] * 2 + [4] * 3
     table = events(len(users)).set_column(0, "user", pa.array(users))
     write_dataset(tmp_path, "log", table)
     dataset = open_dataset(tmp_path / "log")
-    for num_rows, expected in [(1, [2, 8, 2, 3]), (6, [2, 8, 5]), (100, [15])]:
-        pieces = list(dataset.event_chunks(["action", "user_id"], num_rows))
-        assert [piece.num_rows for piece in pieces] == expected
-        assert pieces[0].column_names == ["user_id", "action"]
-        assert [user for piece in pieces for user in piece["user_id"].to_pylist()] == users
+    pieces = list(dataset.event_chunks(["action", "user_id"]))
+    assert [piece.num_rows for piece in pieces] == [2, 7, 3, 3]
+    assert pieces[0].column_names == ["user_id", "action"]
+    assert [user for piece in pieces for user in piece["user_id"].to_pylist()] == users
 
 
 def test_events_in_pieces_that_cannot_be_read(tmp_path: Path) -> None:
@@ -168,4 +168,4 @@ def test_events_in_pieces_that_cannot_be_read(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "log")
     dataset.events_path.write_bytes(b"PAR1 and no more")
     with pytest.raises(CorruptFileError, match=r"events\.parquet cannot be read"):
-        list(dataset.event_chunks(["action"], 1))
+        list(dataset.event_chunks(["action"]))

@@ -140,18 +140,15 @@ def test_rows_see_only_what_was_received_before(rich_dataset: Path) -> None:
 def test_chunks_and_row_groups_do_not_show(
     make_rich_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_GROUP", 5)
+    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 5)
     path = make_rich_dataset(tmp_path)
-    monkeypatch.setattr(module, "ROWS_PER_GROUP", 10)
     fill(path)
     written = pq.ParquetFile(path / "latest" / FEATURES)
     assert written.num_row_groups > 3
     check_equal(open_dataset(path), FEATURES_V1)
-    # What is taken over comes from row groups of other sizes.
-    monkeypatch.setattr(module, "ROWS_PER_GROUP", 17)
     more = make(more=events.count())
     assert fill(path, more).computed == ["more"]
-    assert pq.ParquetFile(path / "latest" / FEATURES).num_row_groups < written.num_row_groups
+    assert pq.ParquetFile(path / "latest" / FEATURES).num_row_groups == written.num_row_groups
     check_equal(open_dataset(path), more)
 
 
@@ -229,8 +226,7 @@ def test_a_column_that_is_not_there_leaves_the_old_snapshot(rich_dataset: Path) 
 def test_a_failure_half_way_leaves_the_old_snapshot(
     make_rich_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_GROUP", 5)
-    monkeypatch.setattr(module, "ROWS_PER_GROUP", 5)
+    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 5)
     path = make_rich_dataset(tmp_path)
     before = snapshots(path)
     seen = []
@@ -297,7 +293,7 @@ def test_only_the_newest_snapshot_of_a_dataset(
     make_rich_dataset(tmp_path, num_users=4)
     with pytest.raises(UsageError, match="is not the newest snapshot") as refused:
         backfill(older, FEATURES_V1, quiet=True)
-    assert refused.value.fix == f"give the dataset's folder: --data {path}"
+    assert refused.value.fix == f"give the dataset's folder: {path}"
     # An import that ends while features are computed must not be undone.
     newer = open_dataset(path)
     newest = open_dataset(make_rich_dataset(tmp_path, num_users=5)).path
@@ -323,8 +319,7 @@ def test_leftovers_of_a_killed_backfill_are_removed(rich_dataset: Path) -> None:
 def test_one_user_with_more_events_than_a_chunk(
     make_rich_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_GROUP", 4)
-    monkeypatch.setattr(module, "ROWS_PER_GROUP", 4)
+    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 4)
     path = make_rich_dataset(tmp_path, user=pa.array(np.zeros(63, dtype=np.int64)))
     fill(path)
     assert pq.ParquetFile(path / "latest" / FEATURES).num_row_groups == 1

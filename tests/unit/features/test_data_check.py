@@ -96,8 +96,7 @@ def test_events_without_any_context(make_rich_dataset: Callable[..., Path], tmp_
 def test_every_row_group_is_looked_at(
     make_rich_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_GROUP", 4)
-    monkeypatch.setattr("tackboard.features.data_check.ROWS_PER_GROUP", 4)
+    monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 4)
     dwell = [0] * 63
     dwell[-1] = -5
     path = make_rich_dataset(tmp_path, dwell_ms=pa.array(dwell, pa.int64()))

@@ -11,7 +11,7 @@ import torch
 
 from tackboard.batch import HashConfig, SequenceBatch, make_batch
 from tackboard.core.keyed_random import uniform
-from tackboard.data.loader import ItemFrequencies
+from tackboard.data.index import ItemFrequencies
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.models.pinfm import PinFM, PinFMConfig
@@ -38,7 +38,7 @@ def histories(
         users=np.array(users if users is not None else range(len(lengths)), dtype=np.int64),
         is_positive=draw[:, 1] > 1 / 3,
         hashing=HASHING,
-        log_q=ItemFrequencies(items).log_share,
+        log_q=ItemFrequencies.of(items).log_share,
     )
 
 

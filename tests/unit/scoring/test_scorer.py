@@ -21,7 +21,7 @@ from tackboard.core.errors import ConfigError, CorruptFileError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.user_code import load_code
-from tackboard.data.sequences import load_sequences
+from tackboard.data.source import open_sequences
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.export.exporter import export_bundle
 from tackboard.features.column import Column, differing_rows
@@ -128,8 +128,8 @@ def test_parameters_that_do_not_fit_are_refused(tiny_bundle: Path, tmp_path: Pat
 
 def train(config: RunConfig, run: RunDirectory) -> None:
     features = features_for(config)
-    sequences = load_sequences(config.data.dataset, config.data.positive_actions, features=features)
-    Trainer(config, run, sequences).train(quiet=True)
+    source = open_sequences(config.data.dataset, config.data.positive_actions, features=features)
+    Trainer(config, run, source).train(quiet=True)
 
 
 FEATURES = """

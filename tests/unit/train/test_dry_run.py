@@ -14,7 +14,7 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.loader import TrainingSteps
-from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource
 from tackboard.models.interface import build_model
 from tackboard.train.config import RunConfig
 from tackboard.train.dry_run import estimate_run
@@ -22,24 +22,24 @@ from tackboard.train.dry_run import estimate_run
 Config = Callable[..., RunConfig]
 
 
-def test_sizes_are_those_of_the_real_model(tiny_config: Config, tiny_sequences: Sequences, tmp_path: Path) -> None:
+def test_sizes_are_those_of_the_real_model(tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path) -> None:
     config = tiny_config()
-    estimate = estimate_run(config, tiny_sequences, tmp_path / "not" / "yet" / "there")
-    model = build_model(config.model, tiny_sequences.vocabulary)
+    estimate = estimate_run(config, tiny_source, tmp_path / "not" / "yet" / "there")
+    model = build_model(config.model, tiny_source.vocabulary)
     tables = model.get_parameter("item_tables.weight").numel()
     assert estimate["table_parameters"] == tables == 2 * 16 * 4
     assert estimate["dense_parameters"] == sum(p.numel() for p in model.parameters()) - tables
-    steps = TrainingSteps(tiny_sequences, config.data, config.model.hashing, config.seed)
+    steps = TrainingSteps(tiny_source, config.data, config.model.hashing, config.seed)
     assert estimate["steps_per_epoch"] == steps.plan.steps_per_epoch
     assert estimate["training_tokens"] == sum(steps[number].num_events for number in range(steps.plan.steps_per_epoch))
-    assert estimate["users"] == len(tiny_sequences.user_ids)
+    assert estimate["users"] == tiny_source.dataset.num_users
     assert not (tmp_path / "not").exists()
 
 
 def test_the_checkpoint_is_as_large_as_estimated(
-    tiny_config: Config, tiny_sequences: Sequences, trained_run: RunDirectory
+    tiny_config: Config, tiny_source: SequenceSource, trained_run: RunDirectory
 ) -> None:
-    estimate = estimate_run(tiny_config(), tiny_sequences, trained_run.path)
+    estimate = estimate_run(tiny_config(), tiny_source, trained_run.path)
     groups = load_checkpoint(find_checkpoint(trained_run.path)).tensors.values()
     sizes = {name: tensor.nbytes for group in groups for name, tensor in group.items()}
     # Left out of the estimate: AdamW's step count of each parameter, a few bytes.
@@ -47,29 +47,29 @@ def test_the_checkpoint_is_as_large_as_estimated(
 
 
 def test_a_model_larger_than_memory_is_refused_without_being_built(
-    tiny_config: Config, tiny_sequences: Sequences, tmp_path: Path
+    tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path
 ) -> None:
     huge = tiny_config("model.hashing.num_rows=2000000000", "model.table_dim=1000")
     with pytest.raises(UsageError, match="the model needs 16016"):
-        estimate_run(huge, tiny_sequences, tmp_path)
+        estimate_run(huge, tiny_source, tmp_path)
 
 
 def test_checkpoints_larger_than_the_disk_are_refused(
-    tiny_config: Config, tiny_sequences: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = 3 * estimate_run(tiny_config(), tiny_sequences, tmp_path)["checkpoint_bytes"]
+    needed = 3 * estimate_run(tiny_config(), tiny_source, tmp_path)["checkpoint_bytes"]
     for free in (needed, needed - 1):
         monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=free: SimpleNamespace(free=free))
         if free == needed:
-            estimate_run(tiny_config(), tiny_sequences, tmp_path)
+            estimate_run(tiny_config(), tiny_source, tmp_path)
             continue
         with pytest.raises(UsageError, match="checkpoints need"):
-            estimate_run(tiny_config(), tiny_sequences, tmp_path)
+            estimate_run(tiny_config(), tiny_source, tmp_path)
 
 
 def test_a_device_that_is_not_there_is_found_before_training(
-    tiny_config: Config, tiny_sequences: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="no GPU"):
-        estimate_run(tiny_config("training.device=cuda"), tiny_sequences, tmp_path)
+        estimate_run(tiny_config("training.device=cuda"), tiny_source, tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.sequences import snapshot_path
+from tackboard.data.source import snapshot_path
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.resume import FREE_SETTINGS, changed_settings, find_unfinished, snapshot_of
 

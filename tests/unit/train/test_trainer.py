@@ -20,7 +20,8 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, UsageError
 from tackboard.core.manifest import write_manifest
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.sequences import Sequences
+from tackboard.data.plan import Part
+from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import read_features
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput
@@ -34,13 +35,13 @@ pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path, tiny_config: Config, tiny_sequences: Sequences) -> MakeTrainer:
+def make_trainer(tmp_path: Path, tiny_config: Config, tiny_source: SequenceSource) -> MakeTrainer:
     """`make_trainer("a.b=c", run=None)`: a trainer of the tiny config, on a new run or on an old one."""
 
     def make(*overrides: str, run: RunDirectory | None = None) -> Trainer:
         config = tiny_config(*overrides)
         run = run or RunDirectory.create(tmp_path / "runs", config.name, config_to_json(config))
-        return Trainer(config, RunDirectory.open(run.path), tiny_sequences)
+        return Trainer(config, RunDirectory.open(run.path), tiny_source)
 
     return make
 
@@ -244,9 +245,9 @@ def test_a_table_that_is_not_finite_is_never_checkpointed(make_trainer: MakeTrai
 
 def test_steps_with_nothing_to_predict_are_passed(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("training.steps=3")
-    honest = trainer.steps.plan.segments_of
-    nothing = np.zeros(0, dtype=np.int64)
-    trainer.steps.plan.segments_of = lambda step: nothing if step in (0, 2) else honest(step)  # type: ignore[method-assign]
+    honest = trainer.steps.plan.parts_of
+    nothing = [Part(epoch=0, window=0, first=0, last=0)]
+    trainer.steps.plan.parts_of = lambda step: nothing if step in (0, 2) else honest(step)  # type: ignore[method-assign]
     trainer.train(quiet=True)
     assert (trainer.step, trainer.data_step) == (3, 5)
     assert trainer.guard.skipped == []
@@ -268,16 +269,16 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_again(
 def test_a_run_goes_on_with_its_own_snapshot_only(
     make_trainer: MakeTrainer, tmp_path: Path, make_dataset: Callable[..., Path], tiny_config: Config
 ) -> None:
-    from tackboard.data.sequences import load_sequences
+    from tackboard.data.source import open_sequences
 
     trainer = make_trainer("training.steps=1")
     trainer.train(quiet=True)
     other = make_dataset(tmp_path, [(1, item, "click", "home", item) for item in range(9)])
     with pytest.raises(UsageError, match="was started on snapshot"):
-        Trainer(tiny_config("training.steps=1"), trainer.run, load_sequences(other)).train(quiet=True)
+        Trainer(tiny_config("training.steps=1"), trainer.run, open_sequences(other)).train(quiet=True)
 
 
-def test_every_checkpoint_says_what_the_model_reads(make_trainer: MakeTrainer, tiny_sequences: Sequences) -> None:
+def test_every_checkpoint_says_what_the_model_reads(make_trainer: MakeTrainer, tiny_source: SequenceSource) -> None:
     trainer = make_trainer("training.steps=3", "training.checkpoint_every=2")
     trainer.train(quiet=True)
     checkpoints = trainer.store.complete()
@@ -285,19 +286,19 @@ def test_every_checkpoint_says_what_the_model_reads(make_trainer: MakeTrainer, t
     for path in checkpoints:
         features = read_features(path)
         assert features is not None
-        assert features.hash == tiny_sequences.features.hash
+        assert features.hash == tiny_source.features.hash
     started = events(trainer.run, "start")[0]
-    assert started["features"] == tiny_sequences.features.hash
+    assert started["features"] == tiny_source.features.hash
     assert started["trimming"]["read"] == ["item", "action", "surface", "time"]
     assert started["trimming"]["skipped"] == ["received"]
 
 
-def other_features(dataset: Path, config: RunConfig) -> Sequences:
+def other_features(dataset: Path, config: RunConfig) -> SequenceSource:
     """The tiny data with one more column of the history."""
-    from tackboard.data.sequences import load_sequences
+    from tackboard.data.source import open_sequences
 
     reads = (*config.model.reads, "history.time")
-    return load_sequences(
+    return open_sequences(
         dataset,
         config.data.positive_actions,
         features=lambda vocabulary: features_for_model(reads, vocabulary, config.model.max_history),
@@ -305,7 +306,7 @@ def other_features(dataset: Path, config: RunConfig) -> Sequences:
 
 
 def test_a_run_goes_on_with_its_own_features_only(
-    make_trainer: MakeTrainer, tiny_config: Config, tiny_dataset: Path, tiny_sequences: Sequences
+    make_trainer: MakeTrainer, tiny_config: Config, tiny_dataset: Path, tiny_source: SequenceSource
 ) -> None:
     trainer = make_trainer("training.steps=1")
     trainer.train(quiet=True)
@@ -313,13 +314,13 @@ def test_a_run_goes_on_with_its_own_features_only(
     changed = other_features(tiny_dataset, config)
     with pytest.raises(UsageError, match="was started with other features") as caught:
         Trainer(config, trainer.run, changed).train(quiet=True)
-    assert tiny_sequences.features.hash[:12] in caught.value.got
+    assert tiny_source.features.hash[:12] in caught.value.got
     assert changed.features.hash[:12] in caught.value.allowed
     assert "--resume never" in caught.value.fix
 
 
 def test_a_run_from_before_features_goes_on(
-    make_trainer: MakeTrainer, trained_run: RunDirectory, tiny_sequences: Sequences
+    make_trainer: MakeTrainer, trained_run: RunDirectory, tiny_source: SequenceSource
 ) -> None:
     """Its checkpoints say nothing of features, and its model reads the standard ones."""
     trainer = make_trainer()

@@ -1,0 +1,266 @@
+"""A dataset as training and evaluation read it: some buckets of it, or all, as sequences in memory.
+
+In: a snapshot, the features that a model reads, which actions count. Out: for any choice of buckets the histories of
+their users, columns that the model does not read left on disk. What belongs to a user lies in one bucket of every file,
+so events, stored features and contexts are joined by reading the same rows of each.
+Leave-last-out: a user's target is the last event with a positive action; training sees only what came before it,
+evaluation ranks the catalogue for it. Decided: events after the target (a trailing `hide`, say) are used by neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import ConfigError, DataError
+from tackboard.data.sequences import Sequences, UserRanges
+from tackboard.events.dataset import Dataset, open_dataset
+from tackboard.events.layout import RowReader
+from tackboard.events.schema import encode
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.column import Column
+from tackboard.features.contexts import context_columns, context_sources
+from tackboard.features.feature_set import FeatureSet, read_features
+from tackboard.features.standard import HISTORY, check_finite, standard_features
+from tackboard.features.stored import read_features_rows
+from tackboard.features.tables import EntityTable, EventTable, load_entities, stored_event_columns
+
+Spans = list[tuple[int, int]]
+"""Ranges of rows [first, last)."""
+HOLDOUTS = ("last", "none")
+
+
+@dataclasses.dataclass
+class ReadCounters:
+    """What was read from disk so far, in this process."""
+
+    num_buckets: int = 0
+    num_events: int = 0
+    num_bytes: int = 0
+    """Compressed bytes of the columns that were decoded."""
+
+
+class SequenceSource:
+    """An opened snapshot and what a model reads of it. `read` gives sequences; nothing large is held in between."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        path: Path,
+        *,
+        positive_actions: tuple[str, ...] = (),
+        holdout: str = "last",
+        vocabulary: Vocabulary | None = None,
+        features: Callable[[Vocabulary], FeatureSet] = standard_features,
+    ) -> None:
+        """See `open_sequences`; `path` is the folder as the user named it."""
+        if dataset.num_events == 0:
+            raise DataError(f"{path} holds no events")
+        self.dataset = dataset
+        self.path = path
+        self.holdout = holdout
+        own = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
+        self.positive_actions = _known_actions(own, positive_actions)
+        self.vocabulary = vocabulary or own
+        self.features = features(self.vocabulary)
+        self.counters = ReadCounters()
+        if self.features.plan.trimmed([HISTORY]).needs_request_time:
+            raise ConfigError(
+                "the feature history depends on the time of the request",
+                allowed="allowed: events.newest(n); training reads runs of events, which have no such time",
+            )
+        if not self.features.plan.reads_events:
+            raise ConfigError("the feature history is not made of events", allowed="allowed: events.newest(n)")
+        self._timed = len(self.features.plan.features) > 1
+        self._columns = stored_event_columns(dataset, self.features.plan, timed=self._timed)
+        self._stored, self._computed = self._origins_of_request_features()
+        self._context_plan = self.features.plan.trimmed(self._computed) if self._computed else None
+        self._entities: tuple[EntityTable | None, EntityTable | None] | None = None
+
+    @property
+    def snapshot(self) -> str:
+        """The name of the snapshot's folder."""
+        return self.dataset.path.name
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets of the dataset, each of whole users."""
+        return self.dataset.layout.num_buckets
+
+    @functools.cached_property
+    def catalogue(self) -> NDArray[np.int64]:
+        """Ids of all items, sorted."""
+        return np.unique(self.dataset.read_items(["item_id"])["item_id"].to_numpy())
+
+    def lineage(self) -> dict[str, Any]:
+        """What a checkpoint records about where its data came from."""
+        return {"dataset": str(self.path), "snapshot": self.snapshot, "num_events": self.dataset.num_events}
+
+    def read_columns(self, spans: Spans, columns: Sequence[str]) -> pa.Table:
+        """Some columns of some rows of the events, counted."""
+        with contextlib.closing(RowReader(self.dataset.events_path)) as reader:
+            table = reader.read(spans, columns)
+            self.counters.num_buckets += len(spans)
+            self.counters.num_events += table.num_rows
+            self.counters.num_bytes += reader.bytes_read
+        return table
+
+    def spans_of(self, buckets: Sequence[int] | NDArray[np.int64]) -> Spans:
+        """The rows of some buckets in events.parquet; neighbours are one range."""
+        spans: Spans = []
+        for bucket in buckets:
+            first, last = self.dataset.layout.rows_of("events", int(bucket))
+            if spans and spans[-1][1] == first:
+                spans[-1] = (spans[-1][0], last)
+            else:
+                spans.append((first, last))
+        return spans
+
+    def ranges_of_users(self, table: pa.Table) -> UserRanges:
+        """Whose events the rows of `table` are, which are positive and which are held out; needs user_id, action."""
+        users = table["user_id"].to_numpy()
+        starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))[: len(users)]
+        actions = encode(table["action"])
+        positive = np.isin(np.array(actions.dictionary.to_pylist(), dtype=object), list(self.positive_actions))
+        return UserRanges.cut(
+            user_ids=users[starts],
+            offsets=np.append(starts, len(users)).astype(np.int64),
+            is_positive=positive[actions.indices.to_numpy()],
+            holds_out=self.holdout == "last",
+        )
+
+    def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None) -> Sequences:
+        """The sequences of the users of `buckets`, which rise; of all users, if not given."""
+        spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
+        context = ["context"] if self._reads_context() else []
+        table = self.read_columns(spans, list(dict.fromkeys([*self._columns, "action", *context])))
+        users = self.ranges_of_users(table)
+        events = EventTable.from_arrow(table, self.features.plan)
+        return Sequences(
+            source=self,
+            user_ids=users.user_ids,
+            offsets=users.offsets,
+            item_ids=events.columns["item"].values,
+            is_positive=users.is_positive,
+            targets=users.targets,
+            events=events,
+            request=self._request_features(table, events, spans),
+        )
+
+    @functools.cached_property
+    def trimming(self) -> dict[str, Any]:
+        """Which columns of the events are read, which are not, and the bytes of both in memory."""
+        names = ["item", "action", "surface", "time", "received", *self.dataset.fields]
+        sources = {
+            str(node.params["column"])
+            for _, node in self.features.plan.sources()
+            if node.params["entity"] == "event"
+        }  # fmt: skip
+        read = [name for name in names if name in sources or (self._timed and name in ("time", "received"))]
+        sizes = {name: 1 if self.dataset.fields.get(name) == "bool" else 8 for name in names}
+        return {
+            "read": read,
+            "skipped": [name for name in names if name not in read],
+            "bytes": sum(sizes[name] for name in read) * self.dataset.num_events,
+            "bytes_saved": sum(sizes[name] for name in names if name not in read) * self.dataset.num_events,
+        }
+
+    def _origins_of_request_features(self) -> tuple[list[str], list[str]]:
+        """(read from the snapshot, computed): what a backfill has stored by the same definition is not computed."""
+        hashes = self.features.feature_hashes()
+        stored = read_features(self.dataset.path)
+        kept = stored.feature_hashes() if stored is not None else {}
+        names = [name for name in hashes if name != HISTORY]
+        found = [name for name in names if kept.get(name) == hashes[name]]
+        return found, [name for name in names if name not in found]
+
+    def _reads_context(self) -> bool:
+        if self._context_plan is None:
+            return False
+        sources = context_sources(self._context_plan)
+        if sources and not self.dataset.has_context:
+            raise self._context_plan.missing_source(sources[0][0])
+        return bool(sources)
+
+    def _request_features(self, table: pa.Table, events: EventTable, spans: Spans) -> dict[str, Column]:
+        """Every feature of the request, at the time of each event, from what was received strictly before it."""
+        columns: dict[str, Column] = {}
+        if self._stored:
+            columns, num_bytes = read_features_rows(self.dataset, self._stored, spans)
+            self.counters.num_bytes += num_bytes
+        if self._context_plan is None:
+            return columns
+        plan = self._context_plan
+        if self._entities is None:
+            self._entities = load_entities(self.dataset, plan)
+        rows = Rows(
+            user_ids=np.repeat(events.user_ids, np.diff(events.offsets)),
+            request_ms=events.times,
+            context=context_columns(plan, table["context"]) if "context" in table.column_names else {},
+        )
+        users, items = self._entities
+        columns |= BatchExecutor(plan, events=events, users=users, items=items).compute(rows)
+        check_finite(self.features, columns)
+        return columns
+
+
+def open_sequences(
+    dataset: str | Path,
+    positive_actions: tuple[str, ...] = (),
+    holdout: str = "last",
+    vocabulary: Vocabulary | None = None,
+    features: Callable[[Vocabulary], FeatureSet] = standard_features,
+) -> SequenceSource:
+    """Opens and verifies a dataset. `positive_actions` empty means all; `holdout` is `last` or `none`.
+
+    `vocabulary` is that of the model that will read it, where there is one: its indices are not this dataset's.
+    `features` gives what that model reads, for a vocabulary.
+    """
+    return SequenceSource(
+        open_dataset(Path(dataset)),
+        Path(dataset),
+        positive_actions=positive_actions,
+        holdout=holdout,
+        vocabulary=vocabulary,
+        features=features,
+    )
+
+
+def load_sequences(
+    dataset: str | Path,
+    positive_actions: tuple[str, ...] = (),
+    holdout: str = "last",
+    vocabulary: Vocabulary | None = None,
+    features: Callable[[Vocabulary], FeatureSet] = standard_features,
+) -> Sequences:
+    """All sequences of a dataset, in memory; see `open_sequences`."""
+    return open_sequences(dataset, positive_actions, holdout, vocabulary, features).read()
+
+
+def snapshot_path(lineage: Mapping[str, Any]) -> Path:
+    """The folder of the snapshot that `SequenceSource.lineage` recorded."""
+    dataset = Path(lineage["dataset"])
+    return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
+
+
+def _known_actions(vocabulary: Vocabulary, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The positive actions: those named, or all. One that the dataset does not have raises ConfigError."""
+    for name in names:
+        if name not in vocabulary.actions:
+            close = suggest(name, vocabulary.actions)
+            raise ConfigError(
+                f"data.positive_actions names {name!r}",
+                allowed=f"actions in the dataset: {', '.join(vocabulary.actions)}",
+                fix=f"did you mean {close}?" if close else "",
+            )
+    return names or vocabulary.actions

@@ -1,0 +1,190 @@
+"""Where the users of a snapshot lie: buckets of whole users, the same users in the same bucket of every file.
+
+    events.parquet    ├── bucket 0 ──┤├──── bucket 1 ────┤├ bucket 2 ┤      one row group each
+    requests.parquet  ├ bucket 0 ┤├─ bucket 1 ─┤├──── bucket 2 ──────┤      the requests of the same users
+    features.parquet  like events.parquet, row by row
+
+Files are sorted by user_id, so a bucket is a range of users, and in each file a range of rows. A job reads bucket g of
+every file and has all that belongs to those users: joins need no shuffle, and memory is that of a bucket. Decided: a
+user is never split, so a bucket is larger than planned where one user is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tackboard.core.errors import CorruptFileError
+from tackboard.core.files import read_json, write_json_atomic
+
+FILE_NAME = "layout.json"
+VERSION = 1
+ROWS_PER_BUCKET = 65_536
+LARGE_DICTIONARY = 256
+"""Entries above which a column's dictionary is made anew for each row group, because Parquet writes all of it there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """G buckets: `first_users` [G] is the smallest user of each, `offsets` [G+1] its rows in each file, by name.
+
+    The first bucket also owns smaller users than its first, so every user has a bucket, with or without events.
+    """
+
+    first_users: NDArray[np.int64]
+    offsets: Mapping[str, NDArray[np.int64]]
+
+    @property
+    def num_buckets(self) -> int:
+        """G."""
+        return len(self.first_users)
+
+    def rows_of(self, file: str, bucket: int) -> tuple[int, int]:
+        """First row of a bucket in a file (`events`, `requests`), and the row after its last."""
+        offsets = self.offsets[file]
+        return int(offsets[bucket]), int(offsets[bucket + 1])
+
+    def buckets_of(self, user_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The bucket of each user."""
+        return np.maximum(np.searchsorted(self.first_users, user_ids, side="right") - 1, 0)
+
+    def with_rows(self, file: str, user_ids: NDArray[np.int64]) -> Layout:
+        """The layout with a further file, whose rows are sorted by `user_ids`."""
+        rows = np.searchsorted(user_ids, self.first_users[1:], side="left")
+        offsets = np.concatenate([[0], rows, [len(user_ids)]]).astype(np.int64)
+        return Layout(self.first_users, {**self.offsets, file: offsets})
+
+    def write(self, folder: Path) -> None:
+        """Writes layout.json."""
+        content: dict[str, Any] = {"version": VERSION, "first_users": self.first_users.tolist()}
+        write_json_atomic(folder / FILE_NAME, content | {name: rows.tolist() for name, rows in self.offsets.items()})
+
+
+def cut_buckets(user_ids: NDArray[np.int64], rows_per_bucket: int) -> Layout:
+    """The layout of events (one or more) sorted by `user_ids`: as many whole users per bucket as fit, at least one."""
+    # Where each user begins, and at last where the events end.
+    starts = np.append(np.flatnonzero(np.append(True, user_ids[1:] != user_ids[:-1])), len(user_ids))
+    bounds, begin = [], 0
+    while begin < len(starts) - 1:
+        bounds.append(int(starts[begin]))
+        begin = max(int(np.searchsorted(starts, starts[begin] + rows_per_bucket, side="right")) - 1, begin + 1)
+    offsets = np.array([*bounds, len(user_ids)], dtype=np.int64)
+    return Layout(np.asarray(user_ids[offsets[:-1]], dtype=np.int64), {"events": offsets})
+
+
+def read_layout(folder: Path, events: Path) -> Layout:
+    """The layout of a snapshot. One written before there was layout.json is looked through, a row group at a time."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return _derive(events)
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("version", 0) > VERSION:
+        raise CorruptFileError(f"{path} is of a newer tackboard", allowed=f"allowed: up to version {VERSION}")
+    try:
+        first_users = np.array(content["first_users"], dtype=np.int64)
+        files = [name for name in content if name not in ("version", "first_users")]
+        offsets = {name: np.array(content[name], dtype=np.int64) for name in files}
+        whole = all(len(rows) == len(first_users) + 1 and bool((np.diff(rows) >= 0).all()) for rows in offsets.values())
+        rising = bool((np.diff(first_users) > 0).all())
+    except (KeyError, TypeError, ValueError, OverflowError):
+        whole = rising = False
+    if not (whole and rising and "events" in offsets):
+        raise CorruptFileError(f"{path} is no layout", allowed="rising users, and a row offset per bucket and file")
+    return Layout(first_users, offsets)
+
+
+def write_buckets(table: pa.Table, offsets: NDArray[np.int64], path: Path) -> None:
+    """Writes `table` with one row group per bucket; an empty bucket has none."""
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            if last > first:
+                writer.write_table(compact(table.slice(first, last - first)), row_group_size=last - first)
+
+
+def compact(table: pa.Table) -> pa.Table:
+    """`table` with large dictionaries cut down to the strings that occur in it."""
+    for place, field in enumerate(table.schema):
+        column = table[field.name]
+        if not pa.types.is_dictionary(field.type) or not column.num_chunks:
+            continue
+        if len(column.chunk(0).dictionary) > LARGE_DICTIONARY:
+            plain = column.cast(field.type.value_type)
+            table = table.set_column(place, field, pc.dictionary_encode(plain).cast(field.type))
+    return table
+
+
+class RowReader:
+    """Ranges of rows of one Parquet file; decodes only the row groups and columns that are asked for.
+
+    `bytes_read` counts the compressed bytes of what was decoded. Not to be shared between processes or threads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes_read = 0
+        try:
+            self._file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptFileError(f"{path} cannot be read: {error}") from None
+        metadata = self._file.metadata
+        self._starts = np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
+        self.schema = self._file.schema_arrow
+        self.num_rows = int(self._starts[-1])
+
+    def read(self, spans: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
+        """Some columns of the rows [first, last) of each of `spans`, one span after the other."""
+        parts = []
+        for first, last in spans:
+            low = int(np.searchsorted(self._starts, first, side="right")) - 1
+            high = int(np.searchsorted(self._starts, last, side="left"))
+            groups = list(range(low, high)) if last > first else []
+            try:
+                table = self._file.read_row_groups(groups, columns=list(columns), use_threads=False)
+            except (pa.ArrowException, OSError) as error:
+                raise CorruptFileError(f"{self.path} cannot be read: {error}") from None
+            self._count(groups, columns)
+            parts.append(table.slice(first - int(self._starts[low]), last - first) if groups else table)
+        if not parts:
+            return self._file.schema_arrow.empty_table().select(list(columns))
+        return pa.concat_tables(parts).select(list(columns))
+
+    def _count(self, groups: list[int], columns: Sequence[str]) -> None:
+        wanted = set(columns)
+        for group in groups:
+            row_group = self._file.metadata.row_group(group)
+            for place in range(row_group.num_columns):
+                chunk = row_group.column(place)
+                if chunk.path_in_schema.partition(".")[0] in wanted:
+                    self.bytes_read += chunk.total_compressed_size
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _derive(events: Path) -> Layout:
+    first_users: list[int] = []
+    offsets: list[int] = []
+    row, previous = 0, None
+    try:
+        with pq.ParquetFile(events) as file:
+            for group in range(file.num_row_groups):
+                users = file.read_row_group(group, columns=["user_id"])["user_id"].to_numpy()
+                # A user who goes on from the row group before belongs to the bucket where they began.
+                begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
+                if begin < len(users):
+                    first_users.append(int(users[begin]))
+                    offsets.append(row + begin)
+                    previous = int(users[-1])
+                row += len(users)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(f"{events} cannot be read: {error}") from None
+    return Layout(np.array(first_users, dtype=np.int64), {"events": np.array([*offsets, row], dtype=np.int64)})
