@@ -105,8 +105,65 @@ class SequenceBatch:
 
     def to(self, device: torch.device) -> SequenceBatch:
         """The same batch on `device`."""
-        moved = {field.name: _move(getattr(self, field.name), device) for field in dataclasses.fields(self)}
-        return SequenceBatch(**moved)
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> SequenceBatch:
+        """The same batch in memory from which a GPU can copy by itself."""
+        return _mapped(self, torch.Tensor.pin_memory)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the batch."""
+        return _tensors_of(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestBatch:
+    """U requests, each with its history once, and C candidates beneath them.
+
+        histories.offsets  0 ───── 5 ──── 8         two requests
+        request_of [C]     0 0 0 0 1 1 1            whose candidates these are, rising
+        candidates [C]                              positions among histories.item_ids
+
+    A history is never repeated for its candidates before it is on the device: what is computed from it is, by `expand`.
+    `labels` are 0 or 1; where `known` is False the label cannot be told yet, and a loss must leave it out. `features`
+    holds those of candidates [C], `histories.request` those of requests [U].
+    """
+
+    histories: SequenceBatch
+    request_ms: torch.Tensor
+    request_of: torch.Tensor
+    candidates: torch.Tensor
+    positions: torch.Tensor
+    weights: torch.Tensor
+    labels: dict[str, torch.Tensor]
+    known: dict[str, torch.Tensor]
+    features: dict[str, torch.Tensor]
+
+    @property
+    def num_requests(self) -> int:
+        """U, the number of requests."""
+        return self.histories.num_rows
+
+    @property
+    def num_candidates(self) -> int:
+        """C, the number of candidates."""
+        return len(self.candidates)
+
+    def expand(self, values: torch.Tensor) -> torch.Tensor:
+        """What belongs to requests [U, …] for each of their candidates [C, …]."""
+        return values.index_select(0, self.request_of)
+
+    def to(self, device: torch.device) -> RequestBatch:
+        """The same batch on `device`."""
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> RequestBatch:
+        """The same batch in memory from which a GPU can copy by itself."""
+        return _mapped(self, torch.Tensor.pin_memory)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the batch, those of the histories first."""
+        return _tensors_of(self)
 
 
 def make_batch(
@@ -145,29 +202,45 @@ def make_batch(
 
 def join_batches(one: SequenceBatch, other: SequenceBatch) -> SequenceBatch:
     """The histories of both, one batch after the other; an item of both is in it once."""
+    return _joined(one, other)[0]
 
-    def joined(name: str) -> Any:
-        first, second = getattr(one, name), getattr(other, name)
-        if isinstance(first, dict):
-            return {key: torch.cat([first[key], second[key]]) for key in first}
-        return torch.cat([first, second])
 
-    distinct, place = torch.unique(joined("item_ids"), sorted=True, return_inverse=True)
+def join_requests(one: RequestBatch, other: RequestBatch) -> RequestBatch:
+    """The requests of both, one batch after the other."""
+    histories, place = _joined(one.histories, other.histories)
+    shifted = torch.cat([one.candidates, other.candidates + len(one.histories.item_ids)])
+    return RequestBatch(
+        histories=histories,
+        request_of=torch.cat([one.request_of, other.request_of + one.num_requests]),
+        candidates=place[shifted],
+        **{name: _cat(one, other, name) for name in ("request_ms", "positions", "weights")},
+        **{name: _cat(one, other, name) for name in ("labels", "known", "features")},
+    )
+
+
+def _joined(one: SequenceBatch, other: SequenceBatch) -> tuple[SequenceBatch, torch.Tensor]:
+    """Both batches as one, and the place that each distinct item of the first, then of the second, has in it."""
+    distinct, place = torch.unique(_cat(one, other, "item_ids"), sorted=True, return_inverse=True)
     # Where an item is in both, its rows and share are the same, so it does not matter which of the two is written.
     rows = one.item_rows.new_empty((len(distinct), one.item_rows.shape[1]))
     log_q = one.item_log_q.new_empty(len(distinct))
-    rows[place], log_q[place] = joined("item_rows"), joined("item_log_q")
-    return SequenceBatch(
+    rows[place], log_q[place] = _cat(one, other, "item_rows"), _cat(one, other, "item_log_q")
+    batch = SequenceBatch(
         offsets=torch.cat([one.offsets, other.offsets[1:] + one.offsets[-1]]),
-        users=joined("users"),
         items=place[torch.cat([one.items, other.items + len(one.item_ids)])],
-        columns=joined("columns"),
-        request=joined("request"),
-        is_positive=joined("is_positive"),
         item_ids=distinct,
         item_rows=rows,
         item_log_q=log_q,
+        **{name: _cat(one, other, name) for name in ("users", "columns", "request", "is_positive")},
     )
+    return batch, place
+
+
+def _cat(one: Any, other: Any, name: str) -> Any:
+    first, second = getattr(one, name), getattr(other, name)
+    if isinstance(first, dict):
+        return {key: torch.cat([first[key], second[key]]) for key in first}
+    return torch.cat([first, second])
 
 
 def feature_tensor(column: Column) -> torch.Tensor:
@@ -188,10 +261,20 @@ def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:
     return torch.from_numpy(row_ids(item_ids, hashing.num_hashes, hashing.num_rows, hashing.seed))
 
 
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, dict):
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in value.items()}
-    return value.to(device, non_blocking=True)
+def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch of the same class whose tensors are changed ones."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: change(tensor) for name, tensor in batch.items()}
+    parts = {field.name: _mapped(getattr(batch, field.name), change) for field in dataclasses.fields(batch)}
+    return type(batch)(**parts)
+
+
+def _tensors_of(batch: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    _mapped(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
 
 
 def _tensor(array: NDArray[np.int64]) -> torch.Tensor:

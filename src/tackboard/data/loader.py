@@ -1,33 +1,23 @@
-"""Numbered steps to batches, streamed from disk a window at a time, in this process or in workers.
+"""Pretraining batches: segments of histories, by step number (steps.py says how steps come about).
 
-A worker is handed step numbers and computes each batch from them alone, so the number of workers changes how fast the
-batches come and never what is in them. torch's DataLoader moves them between processes. Memory is that of two windows
-per worker, however large the dataset. Decided: every worker and every rank decodes all windows and builds only its own
-batches. Decoding is the small part, and in return any of them can start anywhere, with nothing to agree on.
+`TrainingSteps` streams them from disk. `stored_batch` makes one of any runs of events that lie in memory: evaluation's
+way, and the slow twin of the windows.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import functools
-import os
-import signal
-import sys
-import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, SequenceBatch, join_batches, make_batch
 from tackboard.core.config import check
 from tackboard.data.index import ItemFrequencies, index_training
-from tackboard.data.plan import StepPlan, cut_segments, share_of_rank
+from tackboard.data.plan import StepPlan, cut_segments
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource
+from tackboard.data.steps import NumberedSteps
 from tackboard.data.window import Window
 from tackboard.features.column import ranges
 
@@ -58,12 +48,8 @@ class DataConfig:
         check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
 
 
-PR_SET_PDEATHSIG = 1
-"""Linux: the signal that a process gets when its parent dies."""
-
-
-class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
-    """Step number → batch, or one rank's share of it."""
+class TrainingSteps(NumberedSteps[SequenceBatch]):
+    """Step number → batch of segments, or one rank's share of it."""
 
     def __init__(
         self,
@@ -79,65 +65,26 @@ class TrainingSteps(torch.utils.data.Dataset[SequenceBatch]):
         self.source = source
         self.hashing = hashing
         self.max_length = config.max_length
-        self.rank = rank
-        self.world_size = world_size
         self.index = index_training(source, config.max_length, quiet=quiet)
-        self.plan = StepPlan(
+        plan = StepPlan(
             self.index.bucket_tokens,
             longest=self.index.longest,
             tokens_per_step=config.tokens_per_step,
             seed=seed,
             buckets_per_window=config.window_buckets,
         )
-        self._windows: dict[tuple[int, int], Window] = {}
+        super().__init__(plan, rank=rank, world_size=world_size)
 
-    def __getitem__(self, step: int) -> SequenceBatch:
-        runs = []
-        for part in self.plan.parts_of(step):
-            window = self._window(part.epoch, part.window)
-            runs.append((window, window.between(part.first, part.last)))
-        # A step may be empty where segments are long and few; then one empty batch stands for it.
-        runs = [(window, run) for window, run in runs if len(run)] or runs[:1]
-        lengths = np.concatenate([window.lengths[run.start : run.stop] for window, run in runs])
-        mine = share_of_rank(lengths, self.rank, self.world_size) if len(lengths) else lengths
-        batches, begin = [], 0
-        for window, run in runs:
-            batches.append(window.batch(run, mine[(mine >= begin) & (mine < begin + len(run))] - begin))
-            begin += len(run)
-        return functools.reduce(join_batches, batches)
+    def load_window(self, epoch: int, number: int) -> Window:
+        """The segments of a window's buckets in the epoch's order."""
+        sequences = self.source.read(self.plan.buckets_of(epoch, number))
+        segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)
+        order = self.plan.order_in(epoch, number, len(segments.starts))
+        return Window(sequences, segments.take(order), self.hashing, self.index.frequencies)
 
-    def _window(self, epoch: int, number: int) -> Window:
-        """A window, of which the two last used are kept: a step may end one and begin the next."""
-        key = (epoch, number)
-        if key not in self._windows:
-            while len(self._windows) > 1:
-                self._windows.pop(next(iter(self._windows)))
-            sequences = self.source.read(self.plan.buckets_of(epoch, number))
-            segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)
-            order = self.plan.order_in(epoch, number, len(segments.starts))
-            self._windows[key] = Window(sequences, segments.take(order), self.hashing, self.index.frequencies)
-        return self._windows[key]
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_windows": {}}
-
-    def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, SequenceBatch]]:
-        """(step number, batch) for each of `steps`, in that order, prepared by `num_workers` processes."""
-        numbers = list(steps)
-        with warnings.catch_warnings():
-            # More workers than cores is the user's choice, and changes nothing but the speed.
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
-            loader: torch.utils.data.DataLoader[SequenceBatch] = torch.utils.data.DataLoader(
-                self,
-                batch_size=None,
-                sampler=numbers,
-                num_workers=num_workers,
-                prefetch_factor=4 if num_workers else None,
-                collate_fn=_unchanged,
-                worker_init_fn=functools.partial(_end_with_trainer, os.getpid()),
-            )
-            batches = iter(loader)
-        yield from zip(numbers, batches, strict=True)
+    def join(self, one: SequenceBatch, other: SequenceBatch) -> SequenceBatch:
+        """Two batches as one."""
+        return join_batches(one, other)
 
 
 def stored_batch(
@@ -169,18 +116,3 @@ def stored_batch(
 def ends_of_history(sequences: Sequences, users: NDArray[np.int64]) -> NDArray[np.int64]:
     """The event whose request ends each user's history: the held-out one, or the last where none is held out."""
     return np.minimum(sequences.train_ends[users], sequences.offsets[1:][users] - 1)
-
-
-def _end_with_trainer(trainer: int, _worker: int) -> None:
-    """Called in a worker as it starts: makes it end when the process `trainer` does.
-
-    torch looks for that every five seconds, and never finds it where the trainer was killed while the worker started.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != trainer:
-        os._exit(1)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -103,14 +103,18 @@ class Sequences(UserRanges):
 
         A run must stay whole, because training predicts its events: a `history` that drops some raises ConfigError.
         """
-        chosen, offsets = ranges(starts, lengths), offsets_of(lengths)
+        return self.histories_of(ranges(starts, lengths), offsets_of(lengths))
+
+    def histories_of(self, chosen: NDArray[np.int64], offsets: NDArray[np.int64]) -> Column:
+        """`histories` of any choice of events: those of row r are chosen[offsets[r]:offsets[r + 1]], oldest first."""
+        num_rows = len(offsets) - 1
         frame = Frame(
-            num_requests=len(starts),
+            num_requests=num_rows,
             num_candidates=0,
             request_of=None,
             request_ms=None,
             event_times=self.events.times[chosen],
-            visible=View(None, offsets[:-1], offsets[1:], np.arange(len(starts)), offsets),
+            visible=View(None, offsets[:-1], offsets[1:], np.arange(num_rows), offsets),
             columns={("event", name): column.take(chosen) for name, column in self.events.columns.items()},
         )
         column = self._history.run(frame)[HISTORY]

@@ -62,8 +62,12 @@ class SequenceSource:
         holdout: str = "last",
         vocabulary: Vocabulary | None = None,
         features: Callable[[Vocabulary], FeatureSet] = standard_features,
+        of_requests: bool = False,
     ) -> None:
-        """See `open_sequences`; `path` is the folder as the user named it."""
+        """See `open_sequences`; `path` is the folder as the user named it.
+
+        With `of_requests` times are always read, and features are left to who knows the requests.
+        """
         if dataset.num_events == 0:
             raise DataError(f"{path} holds no events")
         self.dataset = dataset
@@ -81,9 +85,9 @@ class SequenceSource:
             )
         if not self.features.plan.reads_events:
             raise ConfigError("the feature history is not made of events", allowed="allowed: events.newest(n)")
-        self._timed = len(self.features.plan.features) > 1
+        self._timed = of_requests or len(self.features.plan.features) > 1
         self._columns = stored_event_columns(dataset, self.features.plan, timed=self._timed)
-        self._stored, self._computed = self._origins_of_request_features()
+        self._stored, self._computed = ([], []) if of_requests else self._origins_of_request_features()
         self._context_plan = self.features.plan.trimmed(self._computed) if self._computed else None
         self._entities: tuple[EntityTable | None, EntityTable | None] | None = None
 

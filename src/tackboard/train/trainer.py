@@ -28,6 +28,7 @@ from tackboard.core.machine import usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.loader import TrainingSteps
+from tackboard.data.prefetch import on_device
 from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.interface import build_model, describe_model
@@ -90,8 +91,8 @@ class Trainer:
         with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
             progress.advance(self.step)
             while self.step < total:
-                for data_step, batch in self.steps.iterate(self._upcoming(), self.config.data.num_workers):
-                    if not self._one_step(data_step, batch.to(self.device)):
+                for data_step, batch in on_device(self._batches(), self.device):
+                    if not self._one_step(data_step, batch):
                         break  # Data is skipped, or the state went back: other steps lie ahead now.
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
                     if self.step % every == 0 or self.step == total:
@@ -104,6 +105,10 @@ class Trainer:
                         )
                 progress.advance(self.step - progress.done)
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
+
+    def _batches(self) -> Iterator[tuple[int, SequenceBatch]]:
+        on_gpu = self.device.type == "cuda"
+        return self.steps.iterate(self._upcoming(), self.config.data.num_workers, pin_memory=on_gpu)
 
     def _upcoming(self) -> list[int]:
         """The data steps to read next, one for each step that is left."""

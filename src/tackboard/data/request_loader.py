@@ -1,0 +1,324 @@
+"""Ranking batches: requests with their candidates and labels, and the history before each, by step number.
+
+In: a labelled snapshot (requests.parquet beside events.parquet, see requests.py). Out: numbered `RequestBatch`es.
+The history of a request is assembled when it is read: the newest `max_history` events that had been received strictly
+before the request. It is in the batch once, whatever the number of candidates, and so are the rows of items; only the
+device repeats what it computed of them. A request's tokens are the events of its history and its candidates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, feature_tensor, join_requests
+from tackboard.core.config import check, suggest
+from tackboard.core.errors import ConfigError, DataError
+from tackboard.core.progress import Progress
+from tackboard.data.plan import StepPlan
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource
+from tackboard.data.steps import NumberedSteps
+from tackboard.data.window import DistinctItems
+from tackboard.events.dataset import open_dataset
+from tackboard.events.layout import RowReader
+from tackboard.events.schema import numpy_column
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.column import Column, offsets_of, ranges
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.plan import CANDIDATE
+from tackboard.features.standard import HISTORY, check_finite, standard_features
+from tackboard.features.tables import find_ids, load_entities
+from tackboard.features.views import View, visible_before
+
+REQUESTS = "requests.parquet"
+LABEL = "label_"
+MAX_HISTORY = 16_000
+"""Events of a user that the sequence store keeps, and the most that a request may read."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestConfig:
+    """What a ranker's training reads, and how it is cut into steps."""
+
+    dataset: str
+    """Folder of the dataset: datasets/NAME, or one snapshot inside it. It must be labelled (`tackboard data label`)."""
+    labels: tuple[str, ...] = ()
+    """Actions whose labels are read; empty means all of them."""
+    max_history: int = 256
+    """Newest events before the request that are read."""
+    tokens_per_step: int = 65_536
+    """Events of histories and candidates of one step at most, over all processes."""
+    window_buckets: int = 4
+    """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
+    num_workers: int = 0
+    """Processes that prepare batches; 0 prepares them in the training process."""
+
+    def __post_init__(self) -> None:
+        check(
+            1 <= self.max_history <= MAX_HISTORY, "data.max_history", self.max_history, f"1 to {MAX_HISTORY:,} events"
+        )
+        check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more")
+        check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
+        check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestTable:
+    """R requests and their C candidates, `offsets` [R+1] telling whose. A label is 1, 0, or -1 if not known."""
+
+    user_ids: NDArray[np.int64]
+    times: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    item_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    labels: dict[str, NDArray[np.int8]]
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table, labels: list[str]) -> RequestTable:
+        """The rows of requests.parquet."""
+        lengths = pc.list_value_length(table["item_id"]).to_numpy()
+        positions = _flat(table, "position")
+        return cls(
+            user_ids=numpy_column(table, "user_id"),
+            times=numpy_column(table, "time_ms"),
+            offsets=offsets_of(lengths.astype(np.int64)),
+            item_ids=_flat(table, "item_id").to_numpy(zero_copy_only=False),
+            positions=positions.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64),
+            weights=_flat(table, "weight").to_numpy(zero_copy_only=False),
+            labels={name: _flat(table, LABEL + name).fill_null(-1).to_numpy(zero_copy_only=False) for name in labels},
+        )
+
+
+class RequestSource:
+    """A labelled snapshot: its events, its requests, and what a model reads of both."""
+
+    def __init__(
+        self,
+        config: RequestConfig,
+        *,
+        vocabulary: Vocabulary | None = None,
+        features: Callable[[Vocabulary], FeatureSet] | None = None,
+    ) -> None:
+        """`features` gives what the model reads, for a vocabulary; the standard history, if not given."""
+        dataset = open_dataset(Path(config.dataset))
+        if not (dataset.path / REQUESTS).exists() or "requests" not in dataset.layout.offsets:
+            raise DataError(
+                f"{config.dataset} holds no labelled requests",
+                fix=f"tackboard data label {config.dataset} --label ACTION=WINDOW",
+            )
+        chosen = features or (lambda names: standard_features(names, config.max_history))
+        self.events = SequenceSource(
+            dataset, Path(config.dataset), holdout="none", vocabulary=vocabulary, features=chosen, of_requests=True
+        )
+        self.dataset = dataset
+        self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
+        self.features = self.events.features
+        self.max_history = config.max_history
+        self.num_bytes = 0
+        """Compressed bytes of the requests that were decoded."""
+        others = [name for name in self.features.plan.features if name != HISTORY]
+        self._plan = self.features.plan.trimmed(others) if others else None
+        self._entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
+
+    def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
+        """The requests of the users of some buckets, which rise."""
+        names = ["user_id", "time_ms", "item_id", "position", "weight", *(LABEL + name for name in self.labels)]
+        spans = [self.dataset.layout.rows_of("requests", int(bucket)) for bucket in buckets]
+        with contextlib.closing(RowReader(self.dataset.path / REQUESTS)) as reader:
+            table = reader.read(spans, names)
+            self.num_bytes += reader.bytes_read
+        return RequestTable.from_arrow(table, self.labels)
+
+    def visible(self, sequences: Sequences, requests: RequestTable) -> View:
+        """The newest events that each request sees."""
+        owners = find_ids(sequences.user_ids, requests.user_ids)
+        view = visible_before(sequences.events.received, sequences.offsets, owners, requests.times)
+        return view.newest(self.max_history)
+
+    def compute(self, sequences: Sequences, requests: RequestTable) -> dict[str, Column]:
+        """Every feature but the history: a value per request, or per candidate where the feature is of that level."""
+        if self._plan is None:
+            return {}
+        rows = Rows(
+            user_ids=requests.user_ids,
+            request_ms=requests.times,
+            item_ids=requests.item_ids,
+            request_of=np.repeat(np.arange(len(requests.times), dtype=np.int64), np.diff(requests.offsets)),
+        )
+        users, items = self._entities
+        columns = BatchExecutor(self._plan, events=sequences.events, users=users, items=items).compute(rows)
+        check_finite(self.features, columns)
+        return columns
+
+    def is_of_candidates(self, name: str) -> bool:
+        """Whether a feature has a value per candidate."""
+        return bool(self.features.plan.nodes[self.features.plan.features[name]].level == CANDIDATE)
+
+
+class RequestWindow:
+    """The requests of some buckets in the order in which they are read, and the events behind their histories."""
+
+    def __init__(
+        self, source: RequestSource, buckets: NDArray[np.int64], order: Callable[[int], NDArray[np.int64]],
+        hashing: HashConfig,
+    ) -> None:  # fmt: skip
+        """`order` gives the order of a number of requests."""
+        self._sequences = source.events.read(buckets)
+        self._requests = source.read_requests(buckets)
+        view = source.visible(self._sequences, self._requests)
+        self._order = order(len(self._requests.times))
+        counts = np.diff(self._requests.offsets)
+        self.lengths = (view.lengths + counts)[self._order]
+        self._tokens = offsets_of(self.lengths)
+        self._view = view
+        events = self._sequences.item_ids
+        self._items = DistinctItems(np.concatenate([events, self._requests.item_ids]), hashing)
+        self._num_events = len(events)
+        columns = source.compute(self._sequences, self._requests)
+        self._of_candidates = {name: column for name, column in columns.items() if source.is_of_candidates(name)}
+        self._of_requests = {name: column for name, column in columns.items() if name not in self._of_candidates}
+
+    def between(self, first: float, last: float) -> range:
+        """The requests that begin at a token from `first` on and before `last`."""
+        begin, end = np.searchsorted(self._tokens[:-1], [first, last])
+        return range(int(begin), int(end))
+
+    def batch(self, units: range, chosen: NDArray[np.int64] | None = None) -> RequestBatch:
+        """The batch of a run of requests, or of those at the positions `chosen` in it."""
+        positions = np.arange(units.start, units.stop) if chosen is None else units.start + chosen
+        rows = self._order[positions]
+        table = self._requests
+        view = View(
+            self._view.index,
+            self._view.starts[rows],
+            self._view.ends[rows],
+            self._view.segments[rows],
+            self._view.bounds,
+        )
+        events = view.events_of_rows() if len(rows) else np.zeros(0, dtype=np.int64)
+        counts = np.diff(table.offsets)[rows]
+        candidates = ranges(table.offsets[:-1][rows], counts)
+        codes = np.concatenate([self._items.codes[events], self._items.codes[self._num_events + candidates]])
+        items = self._items.of(codes)
+        places = items.pop("items")
+        history = dict(self._sequences.histories_of(events, offsets_of(view.lengths)).fields or {})
+        history.pop("item")
+        histories = SequenceBatch(
+            offsets=torch.from_numpy(offsets_of(view.lengths)),
+            users=torch.from_numpy(table.user_ids[rows]),
+            items=places[: len(events)].clone(),
+            columns={name: feature_tensor(field) for name, field in history.items()},
+            request={name: feature_tensor(column.take(rows)) for name, column in self._of_requests.items()},
+            is_positive=torch.from_numpy(self._sequences.is_positive[events]),
+            **items,
+        )
+        return RequestBatch(
+            histories=histories,
+            request_ms=torch.from_numpy(table.times[rows]),
+            request_of=torch.from_numpy(np.repeat(np.arange(len(rows), dtype=np.int64), counts)),
+            candidates=places[len(events) :].clone(),
+            positions=torch.from_numpy(table.positions[candidates]),
+            weights=torch.from_numpy(table.weights[candidates]),
+            labels={
+                name: torch.from_numpy((label[candidates] == 1).astype(np.float32))
+                for name, label in table.labels.items()
+            },
+            known={name: torch.from_numpy(label[candidates] >= 0) for name, label in table.labels.items()},
+            features={name: feature_tensor(column.take(candidates)) for name, column in self._of_candidates.items()},
+        )
+
+
+class RequestSteps(NumberedSteps[RequestBatch]):
+    """Step number → batch of requests, or one rank's share of it."""
+
+    def __init__(
+        self,
+        source: RequestSource,
+        config: RequestConfig,
+        hashing: HashConfig,
+        seed: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        quiet: bool = True,
+    ) -> None:
+        self.source = source
+        self.hashing = hashing
+        tokens, longest = count_tokens(source, quiet=quiet)
+        plan = StepPlan(
+            tokens,
+            longest=longest,
+            tokens_per_step=config.tokens_per_step,
+            seed=seed,
+            buckets_per_window=config.window_buckets,
+        )
+        super().__init__(plan, rank=rank, world_size=world_size)
+
+    def load_window(self, epoch: int, number: int) -> RequestWindow:
+        """The requests of a window's buckets in the epoch's order."""
+        return RequestWindow(
+            self.source,
+            self.plan.buckets_of(epoch, number),
+            lambda count: self.plan.order_in(epoch, number, count),
+            self.hashing,
+        )
+
+    def join(self, one: RequestBatch, other: RequestBatch) -> RequestBatch:
+        """Two batches as one."""
+        return join_requests(one, other)
+
+
+def count_tokens(source: RequestSource, *, quiet: bool = True) -> tuple[NDArray[np.int64], int]:
+    """Tokens of the requests of each bucket, and of the largest request. One pass, a bucket at a time."""
+    layout = source.dataset.layout
+    tokens, longest = np.zeros(layout.num_buckets, dtype=np.int64), 0
+    with Progress("indexing", total=source.dataset.num_events, unit="events", quiet=quiet) as progress:
+        for bucket in range(layout.num_buckets):
+            spans = source.events.spans_of([bucket])
+            table = source.events.read_columns(spans, ["user_id", "received_ms"])
+            users = numpy_column(table, "user_id")
+            starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
+            requests = source.read_requests(np.array([bucket]))
+            owners = find_ids(users[starts], requests.user_ids)
+            offsets = np.append(starts, len(users)).astype(np.int64)
+            view = visible_before(numpy_column(table, "received_ms"), offsets, owners, requests.times)
+            lengths = view.newest(source.max_history).lengths + np.diff(requests.offsets)
+            tokens[bucket], longest = lengths.sum(), max(longest, int(lengths.max(initial=0)))
+            progress.advance(table.num_rows)
+    if not tokens.any():
+        raise DataError(f"{source.dataset.path} holds no requests", fix="label a snapshot in which something was shown")
+    return tokens, longest
+
+
+def _flat(table: pa.Table, name: str) -> pa.Array:
+    """All elements of a list column, end to end."""
+    column = table[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
+    return column.flatten()
+
+
+def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:
+    """The labels to read: those named, or all. One that the file does not have raises ConfigError."""
+    with contextlib.closing(RowReader(path)) as reader:
+        known = [name.removeprefix(LABEL) for name in reader.schema.names if name.startswith(LABEL)]
+    for name in names:
+        if name not in known:
+            close = suggest(name, known)
+            raise ConfigError(
+                f"data.labels names {name!r}",
+                allowed=f"labels in the dataset: {', '.join(known)}",
+                fix=f"did you mean {close}?" if close else f"tackboard data label … --label {name}=WINDOW",
+            )
+    return list(names) or known
