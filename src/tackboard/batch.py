@@ -200,49 +200,6 @@ def make_batch(
     )
 
 
-def join_batches(one: SequenceBatch, other: SequenceBatch) -> SequenceBatch:
-    """The histories of both, one batch after the other; an item of both is in it once."""
-    return _joined(one, other)[0]
-
-
-def join_requests(one: RequestBatch, other: RequestBatch) -> RequestBatch:
-    """The requests of both, one batch after the other."""
-    histories, place = _joined(one.histories, other.histories)
-    shifted = torch.cat([one.candidates, other.candidates + len(one.histories.item_ids)])
-    return RequestBatch(
-        histories=histories,
-        request_of=torch.cat([one.request_of, other.request_of + one.num_requests]),
-        candidates=place[shifted],
-        **{name: _cat(one, other, name) for name in ("request_ms", "positions", "weights")},
-        **{name: _cat(one, other, name) for name in ("labels", "known", "features")},
-    )
-
-
-def _joined(one: SequenceBatch, other: SequenceBatch) -> tuple[SequenceBatch, torch.Tensor]:
-    """Both batches as one, and the place that each distinct item of the first, then of the second, has in it."""
-    distinct, place = torch.unique(_cat(one, other, "item_ids"), sorted=True, return_inverse=True)
-    # Where an item is in both, its rows and share are the same, so it does not matter which of the two is written.
-    rows = one.item_rows.new_empty((len(distinct), one.item_rows.shape[1]))
-    log_q = one.item_log_q.new_empty(len(distinct))
-    rows[place], log_q[place] = _cat(one, other, "item_rows"), _cat(one, other, "item_log_q")
-    batch = SequenceBatch(
-        offsets=torch.cat([one.offsets, other.offsets[1:] + one.offsets[-1]]),
-        items=place[torch.cat([one.items, other.items + len(one.item_ids)])],
-        item_ids=distinct,
-        item_rows=rows,
-        item_log_q=log_q,
-        **{name: _cat(one, other, name) for name in ("users", "columns", "request", "is_positive")},
-    )
-    return batch, place
-
-
-def _cat(one: Any, other: Any, name: str) -> Any:
-    first, second = getattr(one, name), getattr(other, name)
-    if isinstance(first, dict):
-        return {key: torch.cat([first[key], second[key]]) for key in first}
-    return torch.cat([first, second])
-
-
 def feature_tensor(column: Column) -> torch.Tensor:
     """The values of a column as a tensor of its own: int64 for whole numbers, ids and times, bool, else float32.
 

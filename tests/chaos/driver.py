@@ -5,8 +5,7 @@ nothing itself, and forks one child per trial. The child is the ordinary program
 command line's own entry. Orders come as JSON lines on standard input, answers go to standard output:
 
     {"arguments": [...], "folder": PATH, "log": PATH}    run to the end
-    … "at": [POINT, K], "action": "kill"                 SIGKILL itself at the K-th time the writer stands at POINT;
-                                                         POINT "fork" is when it has just forked
+    … "at": [POINT, K], "action": "kill"                 SIGKILL itself at the K-th time the writer stands at POINT
     … "at": [POINT, K], "action": "ENOSPC" or "EIO"      a write fails there, once
     … "max_file_bytes": N                                the kernel refuses to let a file grow past N
     … "after_s": SECONDS, "signal": "SIGKILL"            a signal from outside, so long after the start
@@ -67,11 +66,6 @@ def observe(order: dict[str, Any]) -> None:
             raise OSError(number, os.strerror(number), point)
 
     files.observer = stand
-    # Loader workers are forked too: the trainer can be killed right after it has made one.
-    os.register_at_fork(after_in_parent=lambda: stand("fork"))
-    if wanted == "fork":
-        # The worker comes to itself when the trainer is gone.
-        os.register_at_fork(after_in_child=lambda: time.sleep(0.3))
 
 
 def run_trial(order: dict[str, Any]) -> None:

@@ -14,7 +14,11 @@ def recipe() -> RunConfig:
     return RunConfig(
         name="small",
         data=DataConfig(
-            dataset="datasets/small", positive_actions=("click", "save", "share"), max_length=16, tokens_per_step=128
+            dataset="datasets/small",
+            positive_actions=("click", "save", "share"),
+            max_length=16,
+            tokens_per_step=128,
+            window_buckets=2,
         ),
         model=PinFMConfig(
             hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=4, width=8, max_history=16, dropout=0.1

@@ -7,7 +7,6 @@ random. `make test` takes five of them, `make test-slow` all, and every named po
 from __future__ import annotations
 
 import fcntl
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -152,20 +151,6 @@ def test_a_signal_before_the_first_step_loses_nothing(runs: Runs, reference: Ref
     outcome = runs.train(after_s=0.0, signal="SIGTERM")
     assert outcome.code == STOPPED_BY_SIGTERM
     finish(runs, reference)
-
-
-def test_workers_end_with_their_trainer(nursery: Nursery, runs: Runs) -> None:
-    nursery.reap()
-    assert runs.train(3, at=["latest:after-rename", 3], action="kill").code == KILLED
-    started = time.monotonic()
-    assert nursery.reap() == 0
-    assert time.monotonic() - started < 3, "torch alone would need five seconds"
-
-
-def test_a_worker_whose_trainer_died_while_it_started_ends_too(nursery: Nursery, runs: Runs) -> None:
-    outcome = runs.train(3, at=["fork", 2], action="kill")
-    assert outcome.code == KILLED, outcome.log
-    assert nursery.reap() == 0
 
 
 def test_another_number_of_threads_is_told(runs: Runs) -> None:

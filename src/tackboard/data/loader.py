@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, join_batches, make_batch
+from tackboard.batch import HashConfig, SequenceBatch, make_batch
 from tackboard.core.config import check
 from tackboard.data.index import ItemFrequencies, index_training
 from tackboard.data.plan import StepPlan, cut_segments
@@ -39,7 +39,7 @@ class DataConfig:
     window_buckets: int = 16
     """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
     num_workers: int = 0
-    """Processes that prepare batches; 0 prepares them in the training process."""
+    """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
 
     def __post_init__(self) -> None:
         check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
@@ -76,15 +76,11 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         super().__init__(plan, rank=rank, world_size=world_size)
 
     def load_window(self, epoch: int, number: int) -> Window:
-        """The segments of a window's buckets in the epoch's order."""
+        """The segments of a window's buckets, or this rank's share of them, in the epoch's order."""
         sequences = self.source.read(self.plan.buckets_of(epoch, number))
         segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)
-        order = self.plan.order_in(epoch, number, len(segments.starts))
-        return Window(sequences, segments.take(order), self.hashing, self.index.frequencies)
-
-    def join(self, one: SequenceBatch, other: SequenceBatch) -> SequenceBatch:
-        """Two batches as one."""
-        return join_batches(one, other)
+        mine, bounds = self.plan.deal(epoch, number, segments.lengths, self.rank, self.world_size)
+        return Window(sequences, segments.take(mine), bounds, self.hashing, self.index.frequencies)
 
 
 def stored_batch(

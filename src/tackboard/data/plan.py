@@ -1,28 +1,32 @@
-"""Which segments each training step reads: a pure function, not a position in a stream.
+"""What each training step reads: a pure function, not a position in a stream.
 
-In: how many tokens lie in each bucket of the dataset, the seed, the token budget. Out: step number → parts of windows.
-Histories are cut into segments from their newest end. Epoch e visits the buckets in a permutation keyed by (seed, e),
-some of them at a time, a window; inside a window the segments are permuted again. The epoch's steps cut that order
-into runs of nearly equal token counts, none above the budget, without regard to where a window ends:
+In: how many tokens lie in each bucket of the dataset, the seed, the token budget. Out: step number → units of a window,
+where a unit is what stays whole: a segment of a history, or a request with its candidates. Epoch e visits the buckets
+in a permutation keyed by (seed, e), some of them at a time, a window; inside a window the units are permuted again, and
+that order is cut into steps of nearly equal token counts, none above the budget.
 
-    epoch     bucket 7 │ 2 │ 5 ║ 0 │ 6 │ 3 ║ 4 │ 1            windows of three buckets, in memory one at a time
-    steps     ├── 0 ──┼── 1 ──┼── 2 ──┼── 3 ──┼── 4 ──┤      step 1 ends one window and begins the next
+    epoch      bucket 7 │ 2 │ 5  ║  0 │ 6 │ 3  ║  4 │ 1        windows of up to three buckets
+    steps      0 │ 1 │ 2 │ 3     ║  4 │ 5 │ 6  ║  7 │ 8        of a window each
 
 So any process can compute step 1,000,003 without having seen the steps before it, with any number of workers and
-processes, and needs to know of the dataset only one number per bucket.
+processes, and needs to know of the dataset only one number per bucket. Decided: a step never takes from two windows;
+that costs at most one step more per window, and in return windows can be prepared independently of each other.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import heapq
+import itertools
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core import keyed_random
-from tackboard.core.errors import ConfigError, DataError
+from tackboard.core.errors import ConfigError
+from tackboard.features.column import offsets_of
 
 ORDER_STREAM = 11
 """Keeps the random numbers of the order of segments apart from every other use of the seed."""
@@ -54,18 +58,8 @@ def cut_segments(begins: NDArray[np.int64], ends: NDArray[np.int64], max_length:
     return Segments(starts=starts, lengths=stops - starts, users=users)
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """What a step reads of one window: the segments that begin at a token from `first` on and before `last`."""
-
-    epoch: int
-    window: int
-    first: float
-    last: float
-
-
 class StepPlan:
-    """Step number → parts of windows. Steps of all epochs are numbered through."""
+    """Step number → epoch, window and place in it. Steps of all epochs are numbered through."""
 
     def __init__(
         self,
@@ -76,7 +70,7 @@ class StepPlan:
         seed: int,
         buckets_per_window: int,
     ) -> None:
-        """`bucket_tokens` [G] are the tokens of each bucket's segments, none of which is longer than `longest`."""
+        """`bucket_tokens` [G] are the tokens of each bucket's units, none of which is longer than `longest`."""
         if tokens_per_step < 2 * longest:
             raise ConfigError(
                 f"data.tokens_per_step = {tokens_per_step}",
@@ -85,40 +79,76 @@ class StepPlan:
             )
         self._bucket_tokens = bucket_tokens
         self._seed = seed
-        self._buckets_per_window = buckets_per_window
+        # A step's last unit may begin just below its cut, so the cuts leave room for the longest one.
+        self._tokens_per_cut = max(1, tokens_per_step - longest)
         self.total_tokens = int(bucket_tokens.sum())
-        # A step's last segment may start just below its cut, so the cuts leave room for the longest segment.
-        self.steps_per_epoch = max(1, -(-self.total_tokens // max(1, tokens_per_step - longest)))
         self.num_windows = -(-len(bucket_tokens) // buckets_per_window)
-        self._epoch = functools.lru_cache(maxsize=2)(self._order_of_epoch)
+        # As many buckets in each window as in any other, or one more: a small last one would give small steps.
+        self._window_starts = np.arange(self.num_windows + 1) * len(bucket_tokens) // max(1, self.num_windows)
+        self._first_steps = [0]
+        self._epoch = functools.lru_cache(maxsize=4)(self._order_of_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of the first epoch. Later ones differ by a few where there are several windows."""
+        return self.first_step(1)
+
+    def first_step(self, epoch: int) -> int:
+        """The number of an epoch's first step."""
+        if self.num_windows == 1:
+            return epoch * int(self._epoch(0)[1][-1])
+        while len(self._first_steps) <= epoch:
+            self._know_next_epoch()
+        return self._first_steps[epoch]
+
+    def locate(self, step: int) -> tuple[int, int, int]:
+        """(epoch, window, place in the window) of step `step`, from 0."""
+        if self.num_windows == 1:
+            epoch, place = divmod(step, self.steps_per_epoch)
+            return epoch, 0, place
+        while self._first_steps[-1] <= step:
+            self._know_next_epoch()
+        epoch = bisect.bisect_right(self._first_steps, step) - 1
+        within = step - self._first_steps[epoch]
+        bounds = self._epoch(epoch)[1]
+        window = int(np.searchsorted(bounds, within, side="right")) - 1
+        return epoch, window, within - int(bounds[window])
+
+    def _know_next_epoch(self) -> None:
+        last = len(self._first_steps) - 1
+        self._first_steps.append(self._first_steps[last] + int(self._epoch(last)[1][-1]))
 
     def buckets_of(self, epoch: int, window: int) -> NDArray[np.int64]:
         """The buckets of a window, rising."""
         order, _ = self._epoch(epoch)
-        return np.sort(order[window * self._buckets_per_window : (window + 1) * self._buckets_per_window])
+        return np.sort(order[self._window_starts[window] : self._window_starts[window + 1]])
 
-    def order_in(self, epoch: int, window: int, num_segments: int) -> NDArray[np.int64]:
-        """The order in which an epoch reads the segments of a window."""
+    def deal(
+        self, epoch: int, window: int, lengths: NDArray[np.int64], rank: int = 0, world_size: int = 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(units in the order in which a rank reads them, where each of the window's steps begins among them).
+
+        `lengths` are the tokens of the units of the window's buckets, bucket after bucket.
+        """
         # One number for both, so that a dataset of one window is read in the order of the epoch alone.
-        return keyed_random.permutation(num_segments, self._seed, ORDER_STREAM, (window << 32) | epoch)
-
-    def parts_of(self, step: int) -> list[Part]:
-        """What step `step` (0-based) reads, window after window; a part may turn out to hold no segment."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        _, bounds = self._epoch(epoch)
-        first, last = (cut * self.total_tokens / self.steps_per_epoch for cut in (within, within + 1))
-        begin = max(0, int(np.searchsorted(bounds, first, side="right")) - 1)
-        end = int(np.searchsorted(bounds, last, side="left"))
-        return [
-            Part(epoch, window, first - bounds[window], last - bounds[window]) for window in range(begin, max(end, 1))
+        order = keyed_random.permutation(len(lengths), self._seed, ORDER_STREAM, (window << 32) | epoch)
+        ordered = lengths[order]
+        first, last = self._epoch(epoch)[1][window : window + 2]
+        cuts = np.arange(last - first + 1) * int(ordered.sum()) / max(1, last - first)
+        bounds = np.searchsorted(np.cumsum(ordered) - ordered, cuts)
+        if world_size == 1:
+            return order, bounds
+        shares = [
+            begin + share_of_rank(ordered[begin:end], rank, world_size) for begin, end in itertools.pairwise(bounds)
         ]
+        return order[np.concatenate(shares)], offsets_of(np.array([len(share) for share in shares], dtype=np.int64))
 
     def _order_of_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The buckets in the epoch's order, and the token with which each of its windows begins and the last ends."""
+        """The buckets in the epoch's order, and the first step of each of its windows, counted from the epoch's."""
         order = keyed_random.permutation(len(self._bucket_tokens), self._seed, BUCKET_STREAM, epoch)
-        starts = np.arange(0, len(order), self._buckets_per_window)
-        tokens = np.add.reduceat(self._bucket_tokens[order], starts) if len(order) else np.zeros(0, dtype=np.int64)
-        return order, np.append(0, np.cumsum(tokens)).astype(np.int64)
+        tokens = np.add.reduceat(self._bucket_tokens[order], self._window_starts[:-1])
+        steps = -(-tokens // self._tokens_per_cut)
+        return order, offsets_of(np.maximum(steps, 1) if self.num_windows == 1 else steps)
 
     def __getstate__(self) -> dict[str, object]:
         state = self.__dict__.copy()
@@ -127,22 +157,16 @@ class StepPlan:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._epoch = functools.lru_cache(maxsize=2)(self._order_of_epoch)
+        self._epoch = functools.lru_cache(maxsize=4)(self._order_of_epoch)
 
 
 def share_of_rank(lengths: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
-    """Positions of the segments of a step that one of `world_size` processes computes, rising.
+    """Positions of the units of a step that one of `world_size` processes computes, rising.
 
-    The longest segments are dealt first, each to the process with the fewest tokens so far, so that the processes,
-    which wait for each other, have nearly equal work. Together the shares are the step, whatever the world size.
+    The longest units are dealt first, each to the process with the fewest tokens so far, so that the processes,
+    which wait for each other, have nearly equal work. Together the shares are the step, whatever the world size. A step
+    of fewer units than processes leaves some of them with an empty share.
     """
-    if world_size == 1:
-        return np.arange(len(lengths), dtype=np.int64)
-    if len(lengths) < world_size:
-        raise DataError(
-            f"a step of {len(lengths)} segments is to be split over {world_size} processes",
-            fix="raise data.tokens_per_step, or use fewer processes",
-        )
     loads = [(0, other) for other in range(world_size)]
     mine = []
     for position in np.argsort(-lengths, kind="stable").tolist():

@@ -37,9 +37,8 @@ def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Ite
 
 def _copied(batch: Any, device: torch.device, stream: torch.cuda.Stream) -> Any:
     """`batch` on its way to the device: the copy has been asked for, on `stream`."""
-    pinned = batch if all(tensor.is_pinned() for tensor in batch.tensors()) else batch.pin_memory()
     with torch.cuda.stream(stream):
-        return pinned.to(device)
+        return batch.pin_memory().to(device)
 
 
 def _taken_over(pair: tuple[int, Any], stream: torch.cuda.Stream) -> tuple[int, Any]:

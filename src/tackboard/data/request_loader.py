@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, feature_tensor, join_requests
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, feature_tensor
 from tackboard.core.config import check, suggest
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
-from tackboard.data.source import SequenceSource
+from tackboard.data.source import ReadCounters, SequenceSource
 from tackboard.data.steps import NumberedSteps
 from tackboard.data.window import DistinctItems
 from tackboard.events.dataset import open_dataset
@@ -61,7 +61,7 @@ class RequestConfig:
     window_buckets: int = 4
     """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
     num_workers: int = 0
-    """Processes that prepare batches; 0 prepares them in the training process."""
+    """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
 
     def __post_init__(self) -> None:
         check(
@@ -125,8 +125,8 @@ class RequestSource:
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
         self.features = self.events.features
         self.max_history = config.max_history
-        self.num_bytes = 0
-        """Compressed bytes of the requests that were decoded."""
+        self.counters = ReadCounters()
+        """Of the requests; those of the events are the events' own."""
         others = [name for name in self.features.plan.features if name != HISTORY]
         self._plan = self.features.plan.trimmed(others) if others else None
         self._entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
@@ -137,7 +137,7 @@ class RequestSource:
         spans = [self.dataset.layout.rows_of("requests", int(bucket)) for bucket in buckets]
         with contextlib.closing(RowReader(self.dataset.path / REQUESTS)) as reader:
             table = reader.read(spans, names)
-            self.num_bytes += reader.bytes_read
+            self.counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
         return RequestTable.from_arrow(table, self.labels)
 
     def visible(self, sequences: Sequences, requests: RequestTable) -> View:
@@ -170,34 +170,26 @@ class RequestWindow:
     """The requests of some buckets in the order in which they are read, and the events behind their histories."""
 
     def __init__(
-        self, source: RequestSource, buckets: NDArray[np.int64], order: Callable[[int], NDArray[np.int64]],
+        self,
+        source: RequestSource,
+        buckets: NDArray[np.int64],
+        deal: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]],
         hashing: HashConfig,
-    ) -> None:  # fmt: skip
-        """`order` gives the order of a number of requests."""
+    ) -> None:
+        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`)."""
         self._sequences = source.events.read(buckets)
         self._requests = source.read_requests(buckets)
-        view = source.visible(self._sequences, self._requests)
-        self._order = order(len(self._requests.times))
-        counts = np.diff(self._requests.offsets)
-        self.lengths = (view.lengths + counts)[self._order]
-        self._tokens = offsets_of(self.lengths)
-        self._view = view
-        events = self._sequences.item_ids
-        self._items = DistinctItems(np.concatenate([events, self._requests.item_ids]), hashing)
-        self._num_events = len(events)
+        self._view = source.visible(self._sequences, self._requests)
+        self._order, self._bounds = deal(self._view.lengths + np.diff(self._requests.offsets))
+        self._num_events = len(self._sequences.item_ids)
+        self._items = DistinctItems(np.concatenate([self._sequences.item_ids, self._requests.item_ids]), hashing)
         columns = source.compute(self._sequences, self._requests)
         self._of_candidates = {name: column for name, column in columns.items() if source.is_of_candidates(name)}
         self._of_requests = {name: column for name, column in columns.items() if name not in self._of_candidates}
 
-    def between(self, first: float, last: float) -> range:
-        """The requests that begin at a token from `first` on and before `last`."""
-        begin, end = np.searchsorted(self._tokens[:-1], [first, last])
-        return range(int(begin), int(end))
-
-    def batch(self, units: range, chosen: NDArray[np.int64] | None = None) -> RequestBatch:
-        """The batch of a run of requests, or of those at the positions `chosen` in it."""
-        positions = np.arange(units.start, units.stop) if chosen is None else units.start + chosen
-        rows = self._order[positions]
+    def batch(self, place: int) -> RequestBatch:
+        """The batch of the window's step number `place`."""
+        rows = self._order[self._bounds[place] : self._bounds[place + 1]]
         table = self._requests
         view = View(
             self._view.index,
@@ -266,17 +258,12 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         super().__init__(plan, rank=rank, world_size=world_size)
 
     def load_window(self, epoch: int, number: int) -> RequestWindow:
-        """The requests of a window's buckets in the epoch's order."""
-        return RequestWindow(
-            self.source,
-            self.plan.buckets_of(epoch, number),
-            lambda count: self.plan.order_in(epoch, number, count),
-            self.hashing,
-        )
+        """The requests of a window's buckets, or this rank's share of them, in the epoch's order."""
 
-    def join(self, one: RequestBatch, other: RequestBatch) -> RequestBatch:
-        """Two batches as one."""
-        return join_requests(one, other)
+        def deal(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            return self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
+
+        return RequestWindow(self.source, self.plan.buckets_of(epoch, number), deal, self.hashing)
 
 
 def count_tokens(source: RequestSource, *, quiet: bool = True) -> tuple[NDArray[np.int64], int]:

@@ -10,8 +10,8 @@ evaluation ranks the catalogue for it. Decided: events after the target (a trail
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,22 @@ Spans = list[tuple[int, int]]
 HOLDOUTS = ("last", "none")
 
 
-@dataclasses.dataclass
 class ReadCounters:
-    """What was read from disk so far, in this process."""
+    """What was read from disk so far, in this process: rows, and the compressed bytes of the columns decoded."""
 
-    num_buckets: int = 0
-    num_events: int = 0
-    num_bytes: int = 0
-    """Compressed bytes of the columns that were decoded."""
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self.num_bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, *, num_rows: int = 0, num_bytes: int = 0) -> None:
+        """Counts what one thread has read."""
+        with self._lock:
+            self.num_rows += num_rows
+            self.num_bytes += num_bytes
+
+    def __reduce__(self) -> tuple[type[ReadCounters], tuple[()]]:
+        return ReadCounters, ()
 
 
 class SequenceSource:
@@ -114,9 +122,7 @@ class SequenceSource:
         """Some columns of some rows of the events, counted."""
         with contextlib.closing(RowReader(self.dataset.events_path)) as reader:
             table = reader.read(spans, columns)
-            self.counters.num_buckets += len(spans)
-            self.counters.num_events += table.num_rows
-            self.counters.num_bytes += reader.bytes_read
+            self.counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
         return table
 
     def spans_of(self, buckets: Sequence[int] | NDArray[np.int64]) -> Spans:
@@ -201,7 +207,7 @@ class SequenceSource:
         columns: dict[str, Column] = {}
         if self._stored:
             columns, num_bytes = read_features_rows(self.dataset, self._stored, spans)
-            self.counters.num_bytes += num_bytes
+            self.counters.add(num_bytes=num_bytes)
         if self._context_plan is None:
             return columns
         plan = self._context_plan

@@ -1,6 +1,6 @@
 """A window of buckets, ready to be cut into batches: its segments lie in the order in which the epoch reads them.
 
-In: the sequences of some buckets and the order of their segments. Out: the batch of any run of segments.
+In: the sequences of some buckets, and their segments in order. Out: the batch of each of the window's steps.
 Everything that costs more than a copy is done once per window: the columns of the history are computed, distinct items
 found and hashed to rows. A batch is then a slice of each column, and its distinct items are found without sorting its
 events:
@@ -62,54 +62,41 @@ class DistinctItems:
 
 
 class Window:
-    """G segments in the order in which they are read."""
+    """Segments in the order in which they are read; step p of the window is those from bounds[p] to bounds[p + 1]."""
 
     def __init__(
-        self, sequences: Sequences, segments: Segments, hashing: HashConfig, frequencies: ItemFrequencies
+        self,
+        sequences: Sequences,
+        segments: Segments,
+        bounds: NDArray[np.int64],
+        hashing: HashConfig,
+        frequencies: ItemFrequencies,
     ) -> None:
         history = sequences.histories(segments.starts, segments.lengths)
         fields = dict(history.fields or {})
         events = ranges(segments.starts, segments.lengths)
-        self.lengths = segments.lengths
-        self.offsets = offsets_of(segments.lengths)
+        self._bounds = bounds
+        self._offsets = offsets_of(segments.lengths)
         self._items = DistinctItems(fields.pop("item").values, hashing, frequencies)
         self._users = torch.from_numpy(sequences.user_ids[segments.users])
         self._is_positive = torch.from_numpy(sequences.is_positive[events])
         self._columns = {name: feature_tensor(field) for name, field in fields.items()}
         self._request = {name: feature_tensor(column.take(events)) for name, column in sequences.request.items()}
 
-    def between(self, first: float, last: float) -> range:
-        """The segments that begin at a token from `first` on and before `last`."""
-        begin, end = np.searchsorted(self.offsets[:-1], [first, last])
-        return range(int(begin), int(end))
+    def batch(self, place: int) -> SequenceBatch:
+        """The batch of the window's step number `place`."""
+        begin, end = int(self._bounds[place]), int(self._bounds[place + 1])
+        first, last = int(self._offsets[begin]), int(self._offsets[end])
 
-    def batch(self, segments: range, chosen: NDArray[np.int64] | None = None) -> SequenceBatch:
-        """The batch of a run of segments, or of those at the positions `chosen` in it."""
-        if chosen is not None and len(chosen) < len(segments):
-            return self._gathered(segments.start + chosen)
-        first, last = int(self.offsets[segments.start]), int(self.offsets[segments.stop])
-
-        # Copies: a view, sent to another process, would take the whole window with it.
+        # Copies: a view would keep the whole window in memory for as long as the batch is used.
         def part(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[first:last].clone()
 
         return SequenceBatch(
-            offsets=torch.from_numpy(self.offsets[segments.start : segments.stop + 1] - first),
-            users=self._users[segments.start : segments.stop].clone(),
+            offsets=torch.from_numpy(self._offsets[begin : end + 1] - first),
+            users=self._users[begin:end].clone(),
             columns={name: part(tensor) for name, tensor in self._columns.items()},
             request={name: part(tensor) for name, tensor in self._request.items()},
             is_positive=part(self._is_positive),
             **self._items.of(self._items.codes[first:last]),
-        )
-
-    def _gathered(self, segments: NDArray[np.int64]) -> SequenceBatch:
-        events = ranges(self.offsets[:-1][segments], self.lengths[segments])
-        chosen = torch.from_numpy(events)
-        return SequenceBatch(
-            offsets=torch.from_numpy(offsets_of(self.lengths[segments])),
-            users=self._users[segments],
-            columns={name: tensor.index_select(0, chosen) for name, tensor in self._columns.items()},
-            request={name: tensor.index_select(0, chosen) for name, tensor in self._request.items()},
-            is_positive=self._is_positive.index_select(0, chosen),
-            **self._items.of(self._items.codes[events]),
         )

@@ -91,7 +91,9 @@ class Trainer:
         with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
             progress.advance(self.step)
             while self.step < total:
-                for data_step, batch in on_device(self._batches(), self.device):
+                for data_step, batch in on_device(
+                    self.steps.iterate(self._upcoming(), self.config.data.num_workers), self.device
+                ):
                     if not self._one_step(data_step, batch):
                         break  # Data is skipped, or the state went back: other steps lie ahead now.
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
@@ -105,10 +107,6 @@ class Trainer:
                         )
                 progress.advance(self.step - progress.done)
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
-
-    def _batches(self) -> Iterator[tuple[int, SequenceBatch]]:
-        on_gpu = self.device.type == "cuda"
-        return self.steps.iterate(self._upcoming(), self.config.data.num_workers, pin_memory=on_gpu)
 
     def _upcoming(self) -> list[int]:
         """The data steps to read next, one for each step that is left."""
@@ -287,8 +285,8 @@ def choose_device(name: str) -> torch.device:
 def _only_process(run: RunDirectory) -> Iterator[None]:
     """Holds the run's lock; a second process on the same run would tear its files.
 
-    It is a lock of this process alone. One of the file's descriptor (flock) would be shared with the loader workers,
-    which may outlive a trainer that was killed, and would keep the run from being taken up again.
+    It is a lock of this process alone. One of the file's descriptor (flock) would be shared with processes that it
+    starts, which may outlive a trainer that was killed, and would keep the run from being taken up again.
     """
     with (run.path / "lock").open("w") as file:
         try:

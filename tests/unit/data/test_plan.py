@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.core.errors import ConfigError, DataError
+from tackboard.core.errors import ConfigError
 from tackboard.data.plan import StepPlan, cut_segments, share_of_rank
 
 GOLDEN_STEPS = [[3, 4], [1, 2], [5, 0], [4, 3], [2, 5], [1, 0]]
-GOLDEN_WINDOWED = [[1, 0, 2], [3, 4], [5], [5, 4], [3, 2], [0, 1]]
+GOLDEN_WINDOWED = [[1, 0], [2], [3, 4], [5], [5, 4], [3]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12), st.integers(2, 9))
@@ -55,17 +55,14 @@ class Segmented:
         )
 
     def segments_of(self, step: int) -> list[int]:
-        found: list[int] = []
-        for part in self.plan.parts_of(step):
-            inside = np.flatnonzero(np.isin(self.bucket_of, self.plan.buckets_of(part.epoch, part.window)))
-            order = inside[self.plan.order_in(part.epoch, part.window, len(inside))]
-            before = np.cumsum(self.lengths[order]) - self.lengths[order]
-            found += order[(before >= part.first) & (before < part.last)].tolist()
+        epoch, window, place = self.plan.locate(step)
+        inside = np.flatnonzero(np.isin(self.bucket_of, self.plan.buckets_of(epoch, window)))
+        order, bounds = self.plan.deal(epoch, window, self.lengths[inside])
+        found: list[int] = inside[order[bounds[place] : bounds[place + 1]]].tolist()
         return found
 
     def epoch(self, number: int) -> list[list[int]]:
-        first = number * self.plan.steps_per_epoch
-        return [self.segments_of(step) for step in range(first, first + self.plan.steps_per_epoch)]
+        return [self.segments_of(step) for step in range(*map(self.plan.first_step, (number, number + 1)))]
 
 
 @given(
@@ -86,9 +83,12 @@ def test_an_epoch_visits_every_segment_once_within_the_budget(
 
 
 def test_steps_are_nearly_full() -> None:
-    data = Segmented([[8] * 100] * 10, budget=800, window=3)
+    data = Segmented([[8] * 100] * 10, budget=800)
     assert data.plan.steps_per_epoch == 11  # 8000 tokens over at most 792
     assert min(int(data.lengths[step].sum()) for step in data.epoch(0)) > 700
+    windowed = Segmented([[8] * 100] * 10, budget=800, window=3)
+    assert windowed.plan.steps_per_epoch == 3 + 4 + 3 + 4  # 1600 or 2400 tokens in each of four windows
+    assert min(int(windowed.lengths[step].sum()) for step in windowed.epoch(0)) >= 400
 
 
 def test_the_order_is_a_function_of_seed_and_epoch_alone() -> None:
@@ -123,18 +123,28 @@ def test_buckets_of_a_window_are_read_in_the_order_of_the_file_and_mixed_between
     assert windows[:5] != windows[5:]
 
 
-def test_only_the_step_between_two_windows_reads_both() -> None:
-    plan = Segmented([[2] * 50] * 6, budget=20, window=2).plan
-    sizes = [len(plan.parts_of(step)) for step in range(plan.steps_per_epoch)]
-    assert set(sizes) == {1, 2}
-    assert sizes.count(2) <= 2  # Three windows have two borders.
+def test_steps_are_numbered_through_windows_and_epochs() -> None:
+    plan = Segmented([[2] * size for size in (50, 9, 31, 77, 20)], budget=20, window=2).plan
+    places = [plan.locate(step) for step in range(plan.first_step(3))]
+    assert places == sorted(set(places))
+    for epoch in range(3):
+        inside = [place for place in places if place[0] == epoch]
+        assert len(inside) == plan.first_step(epoch + 1) - plan.first_step(epoch)
+        assert sorted({window for _, window, _ in inside}) == [0, 1, 2]
+    assert plan.steps_per_epoch == plan.first_step(1)
+
+
+def test_a_window_without_tokens_has_no_steps() -> None:
+    data = Segmented([[], [3, 3], [], [2]], budget=10, window=1)
+    assert sorted(segment for step in data.epoch(0) for segment in step) == [0, 1, 2]
+    assert len(data.epoch(0)) == 2
 
 
 def test_a_pickled_plan_goes_on_the_same() -> None:
     plan = Segmented([[1, 2, 3], [4, 5, 6]], budget=30, seed=1, window=1).plan
-    plan.parts_of(3)
+    plan.locate(3)
     copy = pickle.loads(pickle.dumps(plan))
-    assert [copy.parts_of(step) for step in range(9)] == [plan.parts_of(step) for step in range(9)]
+    assert [copy.locate(step) for step in range(9)] == [plan.locate(step) for step in range(9)]
     assert copy.buckets_of(2, 0).tolist() == plan.buckets_of(2, 0).tolist()
 
 
@@ -160,6 +170,19 @@ def test_a_step_of_many_segments_is_split_evenly() -> None:
     assert max(loads) <= 1.002 * np.mean(loads)
 
 
-def test_more_ranks_than_segments_is_an_error() -> None:
-    with pytest.raises(DataError, match="3 segments is to be split over 4"):
-        share_of_rank(np.array([5, 5, 5]), 0, 4)
+def test_more_ranks_than_segments_leaves_some_without() -> None:
+    assert [share_of_rank(np.array([5, 6]), rank, 3).tolist() for rank in range(3)] == [[1], [0], []]
+
+
+@given(st.lists(st.integers(1, 12), min_size=40, max_size=90), st.sampled_from([2, 3, 4]))
+@settings(max_examples=30)
+def test_what_ranks_are_dealt_is_together_what_one_is(lengths: list[int], world_size: int) -> None:
+    plan = Segmented([lengths], budget=120).plan
+    sizes = np.array(lengths, dtype=np.int64)
+    whole, bounds = plan.deal(0, 0, sizes)
+    dealt = [plan.deal(0, 0, sizes, rank, world_size) for rank in range(world_size)]
+    for place in range(len(bounds) - 1):
+        step = whole[bounds[place] : bounds[place + 1]].tolist()
+        shares = [mine[cuts[place] : cuts[place + 1]].tolist() for mine, cuts in dealt]
+        assert sorted(unit for share in shares for unit in share) == sorted(step)
+        assert all(share == [unit for unit in step if unit in share] for share in shares)

@@ -41,7 +41,7 @@ def test_on_a_gpu_batches_arrive_whole_and_one_ahead(tiny_source: SequenceSource
     numbers = list(range(12))
     busy = torch.randn(2048, 2048, device=device)
     seen = []
-    for number, batch in on_device(steps.iterate(numbers, num_workers, pin_memory=True), device):
+    for number, batch in on_device(steps.iterate(numbers, num_workers), device):
         for _ in range(20):  # The current stream is kept busy, so that a copy that nobody waited for would show.
             busy = busy @ busy / 100
         assert all(tensor.is_cuda for tensor in batch.tensors())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
+from tackboard.batch import SequenceBatch
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, UsageError
 from tackboard.core.manifest import write_manifest
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.plan import Part
 from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import read_features
 from tackboard.features.standard import features_for_model
@@ -245,9 +246,16 @@ def test_a_table_that_is_not_finite_is_never_checkpointed(make_trainer: MakeTrai
 
 def test_steps_with_nothing_to_predict_are_passed(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("training.steps=3")
-    honest = trainer.steps.plan.parts_of
-    nothing = [Part(epoch=0, window=0, first=0, last=0)]
-    trainer.steps.plan.parts_of = lambda step: nothing if step in (0, 2) else honest(step)  # type: ignore[method-assign]
+    window = trainer.steps.load_window(0, 0)
+    honest, trainer.steps.load_window = window.batch, lambda *_: window  # type: ignore[method-assign]
+    empty = dataclasses.replace(honest(0), is_positive=torch.zeros_like(honest(0).is_positive))
+    asked: list[int] = []
+
+    def sometimes_empty(place: int) -> SequenceBatch:
+        asked.append(place)
+        return empty if len(asked) in (1, 3) else honest(place)
+
+    window.batch = sometimes_empty  # type: ignore[method-assign]
     trainer.train(quiet=True)
     assert (trainer.step, trainer.data_step) == (3, 5)
     assert trainer.guard.skipped == []
