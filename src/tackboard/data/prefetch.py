@@ -1,12 +1,14 @@
 """Batches on the device before they are needed.
 
-On a GPU the next batch is copied from pinned memory on a stream of its own while the present one is computed with. On
-a CPU there is nothing to copy, and batches pass through.
+On a GPU a thread makes the next batch and copies it from pinned memory on a stream of its own, while the present one is
+computed with. It has to be a thread: a trainer that reads its loss every step waits for the GPU, and would otherwise
+begin with the next batch only after that. On a CPU there is nothing to copy, and batches pass through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -15,36 +17,31 @@ Batch = TypeVar("Batch")
 
 
 def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Iterator[tuple[int, Batch]]:
-    """The same (step number, batch) pairs with their tensors on `device`; on a GPU the copy runs one batch ahead.
-
-    A batch is valid until the caller asks for the one after it has been used, like any tensor of the current stream.
-    """
+    """The same (step number, batch) pairs with their tensors on `device`; on a GPU one batch is made ahead."""
     if device.type != "cuda":
         for number, batch in batches:
             moved: Any = batch
             yield number, moved.to(device)
         return
+    remaining = iter(batches)
     stream = torch.cuda.Stream(device)
-    ahead: tuple[int, Any] | None = None
-    for number, batch in batches:
-        following = (number, _copied(batch, device, stream))
-        if ahead is not None:
-            yield _taken_over(ahead, stream)
-        ahead = following
-    if ahead is not None:
-        yield _taken_over(ahead, stream)
 
+    def fetch() -> tuple[int, Any, torch.cuda.Event] | None:
+        pair: tuple[int, Any] | None = next(remaining, None)
+        if pair is None:
+            return None
+        with torch.cuda.stream(stream):
+            copied = pair[1].pin_memory().to(device)
+            return pair[0], copied, stream.record_event()
 
-def _copied(batch: Any, device: torch.device, stream: torch.cuda.Stream) -> Any:
-    """`batch` on its way to the device: the copy has been asked for, on `stream`."""
-    with torch.cuda.stream(stream):
-        return batch.pin_memory().to(device)
-
-
-def _taken_over(pair: tuple[int, Any], stream: torch.cuda.Stream) -> tuple[int, Any]:
-    """Makes the current stream wait for the copy, and its memory wait for the current stream before it is reused."""
-    current = torch.cuda.current_stream(stream.device)
-    current.wait_stream(stream)
-    for tensor in pair[1].tensors():
-        tensor.record_stream(current)
-    return pair
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as executor:
+        future = executor.submit(fetch)
+        while (fetched := future.result()) is not None:
+            future = executor.submit(fetch)
+            number, copied, event = fetched
+            current = torch.cuda.current_stream(device)
+            current.wait_event(event)
+            for tensor in copied.tensors():
+                # Its memory may be reused for a later copy only when the current stream is done with it.
+                tensor.record_stream(current)
+            yield number, copied

@@ -60,7 +60,7 @@ class RequestConfig:
     """Events of histories and candidates of one step at most, over all processes."""
     window_buckets: int = 4
     """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
-    num_workers: int = 0
+    num_workers: int = 1
     """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
 
     def __post_init__(self) -> None:
