@@ -7,6 +7,7 @@ way, and the slow twin of the windows.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +41,16 @@ class DataConfig:
     """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
     num_workers: int = 1
     """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
+    ray_address: str = ""
+    """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT, or auto; empty: not on a cluster."""
 
     def __post_init__(self) -> None:
         check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more events")
         check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
         check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
+        is_address = re.fullmatch(r"|auto|[^\s/:]+:\d{1,5}", self.ray_address) is not None
+        check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
 
 
 class TrainingSteps(NumberedSteps[SequenceBatch]):

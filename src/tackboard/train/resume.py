@@ -11,7 +11,7 @@ from tackboard.core.rundir import RunDirectory
 from tackboard.data.source import snapshot_path
 
 FREE_SETTINGS = frozenset(
-    {"data.num_workers", "training.log_every", "training.checkpoint_every", "training.num_threads"}
+    {"data.num_workers", "data.ray_address", "training.log_every", "training.checkpoint_every", "training.num_threads"}
 )
 """Settings that change how a run works but not what it computes; threads change only how sums are rounded."""
 

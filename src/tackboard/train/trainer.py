@@ -27,6 +27,7 @@ from tackboard.core.hashing import mix64
 from tackboard.core.machine import usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
+from tackboard.data.cluster import ClusterSteps
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.prefetch import on_device
 from tackboard.data.source import SequenceSource
@@ -60,6 +61,9 @@ class Trainer:
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps)
         self.guard = Guard(config.guard)
         self.steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
+        self.batches: TrainingSteps | ClusterSteps = self.steps
+        if config.data.ray_address:
+            self.batches = ClusterSteps(self.steps, config.data.ray_address)
         self.store = CheckpointStore(run.checkpoints)
         self.step = 0
         self.data_step = 0
@@ -92,7 +96,7 @@ class Trainer:
             progress.advance(self.step)
             while self.step < total:
                 for data_step, batch in on_device(
-                    self.steps.iterate(self._upcoming(), self.config.data.num_workers), self.device
+                    self.batches.iterate(self._upcoming(), self.config.data.num_workers), self.device
                 ):
                     if not self._one_step(data_step, batch):
                         break  # Data is skipped, or the state went back: other steps lie ahead now.

@@ -1,0 +1,286 @@
+"""The same numbered steps, prepared by the CPUs of a Ray cluster and streamed to the trainers.
+
+In: a step plan, step numbers, a cluster. Out: (step number, batch), bit for bit what `TrainingSteps` gives in one
+process, for each of any number of trainers. Ray Data moves, orders, bounds and, when a worker dies, repeats the work:
+
+    tasks        window 7 │ window 2 │ window 5     of the plan, each with the numbers of its steps
+    workers      read a window, build every trainer's share of each of its steps
+    blocks       [rank 0: steps 0-19] [rank 1: steps 0-19] [rank 0: steps 20-39] …       a row each, one to a block
+    trainers     block i goes to trainer i modulo their number, in order
+
+Decided: a worker builds the shares of all trainers, so that a window is decoded once in the whole cluster, not once per
+trainer. Tensors travel as safetensors bytes in an Arrow column. Which trainer gets a block is Ray's choice, so each row
+says whose it is, and a wrong one is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import logging
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch import SequenceBatch
+from tackboard.core.errors import CorruptFileError, DataError, TackboardError, UsageError
+from tackboard.core.manifest import read_manifest
+from tackboard.data.loader import TrainingSteps
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource
+
+BLOCK_BYTES = 4 << 20
+"""Steps are sent together until one trainer's share of them is as large as this: a block costs Ray milliseconds."""
+PREFETCHED_BLOCKS = 4
+"""Blocks that are fetched to a trainer's machine before it asks for them."""
+CONNECT_TIMEOUT_S = 5.0
+
+
+class ClusterSteps:
+    """Step numbers → batches, prepared on a Ray cluster."""
+
+    def __init__(self, steps: TrainingSteps, address: str) -> None:
+        """Joins the cluster at `address`, HOST:PORT or `auto`. `steps` is what each worker works with.
+
+        To be made before a trainer sets its signal handlers: Ray sets its own as it joins. Raises UsageError where Ray
+        is not installed or no cluster answers.
+        """
+        join_cluster(address)
+        self._steps = _for_workers(steps)
+
+    def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, SequenceBatch]]:
+        """As `TrainingSteps.iterate`: (step number, batch), in that order, for a single trainer."""
+        return iter(self.split(steps, num_workers, world_size=1)[0])
+
+    def split(self, steps: Iterable[int], num_workers: int, world_size: int) -> list[StepShare]:
+        """What each of `world_size` trainers iterates over, all at the same time; 0 workers mean one.
+
+        A share can be sent to the Ray task or actor that trains. It lives as long as the process that made it.
+        """
+        import ray
+
+        numbers = list(steps)
+        num_workers = max(1, num_workers)
+        if (num_cpus := int(ray.cluster_resources().get("CPU", 0))) < num_workers:
+            raise UsageError(
+                f"data.num_workers = {num_workers}, on a Ray cluster with {num_cpus} CPUs",
+                allowed="allowed: one worker for each CPU",
+                fix=f"--set data.num_workers={max(1, num_cpus)}, or add machines with: ray start --address=HOST:PORT",
+            )
+        tasks = [pa.table({"step": pa.array(task, pa.int64())}) for task in tasks_of(self._steps, numbers)]
+        dataset = ray.data.from_blocks(tasks).map_batches(
+            StepWorker,
+            batch_size=None,
+            batch_format="pyarrow",
+            fn_constructor_args=(ray.put(self._steps), world_size),
+            compute=ray.data.ActorPoolStrategy(size=num_workers),
+            num_cpus=1,
+        )
+        dataset.context.execution_options.preserve_order = True
+        # Every row, being larger than this, is a block of its own.
+        dataset.context.target_max_block_size = 1
+        dataset.context.enable_progress_bars = False
+        shares = dataset.streaming_split(world_size)
+        return [StepShare(share, numbers, rank) for rank, share in enumerate(shares)]
+
+
+class StepShare:
+    """One trainer's batches: iterating gives (step number, batch)."""
+
+    def __init__(self, blocks: Any, numbers: list[int], rank: int) -> None:
+        """`blocks` is a ray.data.DataIterator."""
+        self._blocks = blocks
+        self._numbers = numbers
+        self._rank = rank
+        self.num_bytes = 0
+        """Bytes of tensors received so far."""
+
+    def __iter__(self) -> Iterator[tuple[int, SequenceBatch]]:
+        for expected, (step, rank, tensors) in zip(self._numbers, self._rows(), strict=True):
+            if (step, rank) != (expected, self._rank):
+                raise TackboardError(f"Ray gave step {step} of rank {rank} for step {expected} of rank {self._rank}")
+            self.num_bytes += len(tensors)
+            yield step, batch_from_bytes(tensors)
+
+    def _rows(self) -> Iterator[tuple[int, int, bytes]]:
+        import ray
+
+        if not self._numbers:
+            return
+        blocks = self._blocks.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=PREFETCHED_BLOCKS)
+        try:
+            for block in blocks:
+                for row in range(block.num_rows):
+                    rank = block["rank"][row].as_py()
+                    for step, tensors in zip(block["steps"][row], block["tensors"][row], strict=True):
+                        yield step.as_py(), rank, tensors.as_py()
+        except ray.exceptions.RayError as error:
+            raise _explain(error) from None
+
+
+class StepWorker:
+    """What runs in a worker process of the cluster: Ray makes one, and calls it with a window's steps."""
+
+    def __init__(self, steps: Any, world_size: int) -> None:
+        """`steps` is Ray's reference to a TrainingSteps."""
+        self._reference = steps
+        self._world_size = world_size
+        self._shares: list[TrainingSteps] = []
+
+    def __call__(self, task: pa.Table) -> Iterator[pa.Table]:
+        # Not opened when the worker starts: what went wrong then would reach the trainer as a dead worker.
+        if not self._shares:
+            import ray
+
+            self.open(ray.get(self._reference))
+        numbers: list[int] = []
+        batches: list[list[bytes]] = [[] for _ in self._shares]
+        for step in task["step"].to_pylist():
+            numbers.append(step)
+            for share, row in zip(self._shares, batches, strict=True):
+                row.append(batch_to_bytes(share[step]))
+            if sum(map(len, batches[0])) >= BLOCK_BYTES:
+                yield from _rows_of(numbers, batches)
+                numbers, batches = [], [[] for _ in self._shares]
+        if numbers:
+            yield from _rows_of(numbers, batches)
+
+    def open(self, steps: TrainingSteps) -> None:
+        """Takes up the work of `steps`, for every rank. Raises DataError if this machine does not see their data."""
+        check_same_snapshot(steps)
+        source: Any = SharedReads(steps.source)
+        for rank in range(self._world_size):
+            share = copy.copy(steps)
+            share.source, share.rank, share.world_size = source, rank, self._world_size
+            self._shares.append(share)
+
+
+class SharedReads:
+    """A SequenceSource that keeps what it read last: the shares of all ranks are cut from one reading."""
+
+    def __init__(self, source: SequenceSource) -> None:
+        self._source = source
+        self._kept: tuple[list[int], Sequences] | None = None
+
+    def read(self, buckets: NDArray[np.int64]) -> Sequences:
+        """As `SequenceSource.read`."""
+        if self._kept is None or self._kept[0] != buckets.tolist():
+            self._kept = None  # Let go of the old ones before the new ones are read.
+            self._kept = buckets.tolist(), self._source.read(buckets)
+        return self._kept[1]
+
+
+def join_cluster(address: str) -> None:
+    """Connects this process to a Ray cluster, unless it is part of one already."""
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise UsageError(
+            f"data.ray_address = {address}, and Ray is not installed",
+            fix="make install GROUP=ray",
+        ) from None
+    if ray.is_initialized():
+        return
+    try:
+        if address != "auto":
+            # Ray itself would try for minutes.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"no Ray cluster answers at data.ray_address = {address}: {str(error).splitlines()[0]}",
+            allowed="allowed: HOST:PORT, or auto for the cluster that this machine is part of",
+            fix="start one with: .venv/bin/ray start --head --port=6379",
+        ) from None
+
+
+def tasks_of(steps: TrainingSteps, numbers: list[int]) -> list[list[int]]:
+    """`numbers`, in that order, cut where the window changes."""
+    return [list(task) for _, task in itertools.groupby(numbers, key=lambda step: steps.plan.locate(step)[:2])]
+
+
+def check_same_snapshot(steps: TrainingSteps) -> None:
+    """Raises DataError unless this machine sees the snapshot that the trainer has opened, by its manifest."""
+    dataset = steps.source.dataset
+    fix = "put the dataset on storage that every machine of the cluster mounts at the same path"
+    try:
+        found = read_manifest(dataset.path)
+    except CorruptFileError as error:
+        raise DataError(f"worker on {socket.gethostname()}: {error.got}", fix=fix) from None
+    if found != dataset.manifest:
+        raise DataError(
+            f"worker on {socket.gethostname()}: {dataset.path} is not the snapshot that the trainer reads", fix=fix
+        )
+
+
+def batch_to_bytes(batch: SequenceBatch) -> bytes:
+    """The tensors of a batch as safetensors, which keeps no order: `columns/001/time` is the second of `columns`."""
+    tensors: dict[str, torch.Tensor] = {}
+    for field in dataclasses.fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, dict):
+            for place, (name, tensor) in enumerate(value.items()):
+                tensors[f"{field.name}/{place:03}/{name}"] = tensor.contiguous()
+        else:
+            tensors[field.name] = value.contiguous()
+    return safetensors.torch.save(tensors)
+
+
+def batch_from_bytes(data: bytes) -> SequenceBatch:
+    """The batch that `batch_to_bytes` wrote."""
+    fields: dict[str, Any] = {"columns": {}, "request": {}}
+    for name, tensor in sorted(safetensors.torch.load(data).items()):
+        field, *column = name.split("/", 2)
+        if column:
+            fields[field][column[1]] = tensor
+        else:
+            fields[field] = tensor
+    return SequenceBatch(**fields)
+
+
+def _rows_of(numbers: list[int], tensors: list[list[bytes]]) -> Iterator[pa.Table]:
+    for rank, batches in enumerate(tensors):
+        yield pa.table(
+            {
+                "rank": pa.array([rank], pa.int64()),
+                "steps": pa.array([numbers], pa.list_(pa.int64())),
+                "tensors": pa.array([batches], pa.list_(pa.large_binary())),
+            }
+        )
+
+
+def _for_workers(steps: TrainingSteps) -> TrainingSteps:
+    """A copy that another machine can work with: its path is absolute, and it does not carry the catalogue along."""
+    sent, source = copy.copy(steps), copy.copy(steps.source)
+    source.dataset = dataclasses.replace(source.dataset, path=source.dataset.path.resolve())
+    vars(source).pop("catalogue", None)
+    sent.source = source
+    return sent
+
+
+def _explain(error: Exception) -> Exception:
+    """What to raise for an error of Ray: one of ours that a worker met, or one that says the cluster is at fault."""
+    import ray
+
+    inner: BaseException = error
+    while (cause := getattr(inner, "cause", None) or inner.__cause__) is not None:
+        inner = cause
+    if isinstance(inner, TackboardError):
+        # Made anew: sent from process to process, its message has lost its lines.
+        return type(inner)(inner.got, allowed=inner.allowed, fix=inner.fix)
+    if isinstance(inner, ray.exceptions.RayError) and not isinstance(inner, ray.exceptions.RayTaskError):
+        return UsageError(
+            f"the Ray cluster stopped sending batches: {type(inner).__name__}: {str(inner).strip().splitlines()[0]}",
+            allowed="what was saved is intact; workers that die are replaced, the machine of the trainer is not",
+            fix="mend the cluster and go on with --resume auto",
+        )
+    return error
