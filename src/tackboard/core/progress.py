@@ -49,7 +49,7 @@ class Progress:
         self.note = self.note if note is None else note
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, note=self.note)
-        elif not self.quiet and time.monotonic() - self._last_line >= LOG_EVERY_S:
+        elif not self.quiet and self.done != self.total and time.monotonic() - self._last_line >= LOG_EVERY_S:
             self._last_line = time.monotonic()
             say(self._line())
 

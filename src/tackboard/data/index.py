@@ -18,6 +18,9 @@ from tackboard.core.progress import Progress
 from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource
 
+LONG = 4_000_000
+"""Events from which on a pass over them says how far it is."""
+
 
 class ItemFrequencies:
     """Each item's share of the positive training events, for the popularity correction of the loss."""
@@ -59,7 +62,8 @@ def index_training(source: SequenceSource, max_length: int, *, quiet: bool = Tru
     # Counted by position in the catalogue, which is as large as it will get.
     counts = np.zeros(len(source.catalogue), dtype=np.int64)
     num_segments, longest = 0, 0
-    with Progress("indexing", total=source.dataset.num_events, unit="events", quiet=quiet) as progress:
+    num_events = source.dataset.num_events
+    with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(source.num_buckets):
             table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id"])
             users = source.ranges_of_users(table)

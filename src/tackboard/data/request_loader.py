@@ -23,6 +23,7 @@ from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, feature_ten
 from tackboard.core.config import check, suggest
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
+from tackboard.data.index import LONG
 from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource
@@ -270,7 +271,8 @@ def count_tokens(source: RequestSource, *, quiet: bool = True) -> tuple[NDArray[
     """Tokens of the requests of each bucket, and of the largest request. One pass, a bucket at a time."""
     layout = source.dataset.layout
     tokens, longest = np.zeros(layout.num_buckets, dtype=np.int64), 0
-    with Progress("indexing", total=source.dataset.num_events, unit="events", quiet=quiet) as progress:
+    num_events = source.dataset.num_events
+    with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(layout.num_buckets):
             spans = source.events.spans_of([bucket])
             table = source.events.read_columns(spans, ["user_id", "received_ms"])

@@ -55,6 +55,11 @@ def test_nothing_to_predict_is_an_error(tmp_path: Path, make_dataset: Callable[.
         index_training(open_sequences(make_dataset(tmp_path, events, name="hidden"), ("click",)), 8)
 
 
-def test_a_pass_says_how_far_it_is(tiny_source: SequenceSource, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_pass_says_how_far_it_is(
+    tiny_source: SequenceSource, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_training(tiny_source, 8, quiet=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("tackboard.data.index.LONG", 10)
     index_training(tiny_source, 8, quiet=False)
     assert "indexing" in capsys.readouterr().err
