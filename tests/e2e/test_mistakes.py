@@ -136,10 +136,10 @@ MISTAKES = [
     ),
     Mistake("a log that does not exist", INIT, WRONG_USE, ("log.csv does not exist",)),
     Mistake(
-        "a folder instead of a log",
+        "an empty folder instead of a log",
         INIT,
-        WRONG_USE,
-        ("log.csv is a folder", "one CSV or Parquet file"),
+        DATA_INVALID,
+        ("log.csv is a folder without logs", "one CSV or Parquet file"),
         lambda folder, workspace: (folder / "log.csv").mkdir(),
     ),
     Mistake("an empty log", INIT, DATA_INVALID, ("log.csv has no header line",), log("")),
@@ -211,7 +211,7 @@ MISTAKES = [
         "a context that is not JSON",
         f"{INIT} --context action",
         DATA_INVALID,
-        ("the context 'click' in line 2 is not JSON", "a JSON object"),
+        ("log.csv line 2: the context 'click' is not JSON", "a JSON object"),
         log(GOOD_LOG),
     ),
     Mistake(

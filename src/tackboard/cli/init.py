@@ -11,9 +11,15 @@ if TYPE_CHECKING:
     from tackboard.events.dataset import Dataset
     from tackboard.events.importer import ImportReport
 
+LOG_HELP = "CSV, gzipped CSV or Parquet files, a folder of them, or a quoted pattern such as 'logs/*.csv'."
+
 
 def init(
-    file: Annotated[Path, typer.Option("--from", help="The log: CSV, gzipped CSV or Parquet.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help=f"The log: {LOG_HELP}", show_default=False)
+    ] = None,
+    from_: Annotated[list[Path] | None, typer.Option("--from", help="The same as FILE; repeatable.")] = None,
+    *,
     user: Annotated[str, typer.Option(help="Column of user ids.")],
     item: Annotated[str, typer.Option(help="Column of item ids.")],
     time: Annotated[str, typer.Option(help="Column of times: s, ms, µs or ns since 1970, or ISO 8601.")],
@@ -26,6 +32,7 @@ def init(
     field: Annotated[list[str] | None, typer.Option(help="A further column to keep: COLUMN or name=COLUMN.")] = None,
     items: Annotated[Path | None, typer.Option(help="File of item attributes.")] = None,
     users: Annotated[Path | None, typer.Option(help="File of user attributes.")] = None,
+    impressions: Annotated[list[Path] | None, typer.Option(help="What was shown; columns like the log's.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the dataset; the file's name by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of datasets.")] = Path("datasets"),
     recipe: Annotated[Path, typer.Option(help="Where to write the recipe.")] = Path("recipe.py"),
@@ -34,13 +41,17 @@ def init(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Make a dataset and a recipe from your own log."""
+    from tackboard.core.errors import UsageError
     from tackboard.events.dataset import open_dataset
     from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig, default_name, import_log
     from tackboard.events.recipe_file import check_recipe_path, recipe_text, write_recipe
 
+    given = [*(files or []), *(from_ or [])]
+    if not given:
+        raise UsageError("no log was given", fix="name one: tackboard init clicks.csv --user … --item … --time …")
     config = ImportConfig(
-        file=file,
+        files=given,
         user=user,
         item=item,
         time=time,
@@ -53,10 +64,11 @@ def init(
         fields=parse_field_options(field or []),
         items=items,
         users=users,
+        impressions=impressions or (),
         max_bad_share=max_bad_share,
     )
     check_recipe_path(recipe, force=force)
-    dataset_name = name or default_name(file)
+    dataset_name = name or default_name(given[0])
     path, report = import_log(config, out, dataset_name)
     dataset = open_dataset(path)
     folder = (out / dataset_name).as_posix()
@@ -98,6 +110,8 @@ def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
         f"surfaces     {', '.join(dataset.surfaces[:8])}",
         f"time span    {first} to {last} UTC (read as {report.time_unit})",
     ]
+    if report.impressions_kept:
+        lines.append(f"impressions  {report.impressions_kept:>12,}")
     if dataset.fields:
         lines.append(f"fields       {', '.join(f'{name} ({kind})' for name, kind in dataset.fields.items())}")
     lines += [f"fixed        {count:>12,}  {text}" for count, text in report.fixes()]

@@ -9,14 +9,14 @@ too: they are a log's other way to say more about an event.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tackboard.core.errors import DataError, UsageError
-from tackboard.events.columns import as_text, is_text, one_array
+from tackboard.events.columns import Place, as_text, first_above_int64, in_row, is_text, one_array
 from tackboard.events.schema import FIELD_NAME_RULE, RESERVED_NAMES, encode, is_field_name
 
 _WHOLE = r"^(0|-?[1-9]\d*)$"
@@ -46,8 +46,8 @@ def check_field_name(name: str, column: str) -> None:
         raise UsageError(f"a field named {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}", fix=rename)
 
 
-def parse_field(column: pa.ChunkedArray, name: str, *, typed: bool) -> pa.Array:
-    """A column as int64, float64, bool or dictionary-encoded text, with nulls; `name` is for the error.
+def parse_field(column: pa.ChunkedArray, name: str, *, typed: bool, place: Place = in_row) -> pa.Array:
+    """A column as int64, float64, bool or dictionary-encoded text, with nulls; `name` and `place` are for the error.
 
     `typed` says that its type means something (Parquet); else it is text whose values decide, surrounding spaces are
     removed and empty means null. A type that is none of these, and a column without a type, raise DataError.
@@ -55,32 +55,37 @@ def parse_field(column: pa.ChunkedArray, name: str, *, typed: bool) -> pa.Array:
     kind = column.type
     if is_text(kind):
         text = as_text(column)
-        return encode(text) if typed else _guess(encode(_trimmed(text)), name)
+        return encode(text) if typed else _guess(encode(_trimmed(text)), name, place)
     try:
         if pa.types.is_integer(kind):
             return one_array(column.cast(pa.int64()))
         if pa.types.is_floating(kind):
             return one_array(column.cast(pa.float64()))
     except pa.ArrowInvalid:
-        raise DataError(f"the column {name!r} holds numbers above 2^63 - 1", allowed=ALLOWED) from None
+        row = first_above_int64(column)
+        raise DataError(f"{place(row)}: the column {name!r} holds a number above 2^63 - 1", allowed=ALLOWED) from None
     if pa.types.is_boolean(kind):
         return one_array(column)
     if pa.types.is_null(kind):
-        raise _without_values(name)
-    raise DataError(f"the column {name!r} has type {kind}", allowed=ALLOWED, fix="convert it, or leave out its --field")
+        raise _without_values(name, place)
+    raise DataError(
+        f"{place(0)}: the column {name!r} has type {kind}", allowed=ALLOWED, fix="convert it, or leave out its --field"
+    )
 
 
-def parse_contexts(column: pa.ChunkedArray, name: str, line_of: Callable[[int], int]) -> pa.Array:
-    """A column of JSON objects as text, null where it is empty. Anything else raises DataError naming its line."""
+def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) -> pa.Array:
+    """A column of JSON objects as text, null where it is empty. Anything else raises DataError naming its place."""
     if not is_text(column.type):
-        raise DataError(f"the context column {name!r} has type {column.type}", allowed="allowed: text of JSON objects")
+        raise DataError(
+            f"{place(0)}: the context column {name!r} has type {column.type}", allowed="allowed: text of JSON objects"
+        )
     array = encode(_trimmed(as_text(column)))
     for code, text in enumerate(array.dictionary.to_pylist()):
         problem = _problem_of(text)
         if problem:
             row = pc.index(array.indices, code).as_py()
             raise DataError(
-                f"the context {text[:60]!r} in line {line_of(row)} {problem}",
+                f"{place(row)}: the context {text[:60]!r} {problem}",
                 allowed='allowed: a JSON object, e.g. {"device": "phone"}, or nothing',
                 fix=f"correct the column {name!r}, or leave out --context",
             )
@@ -100,11 +105,11 @@ def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _guess(array: pa.DictionaryArray, name: str) -> pa.Array:
+def _guess(array: pa.DictionaryArray, name: str, place: Place) -> pa.Array:
     """Text as the narrowest type that holds every value; only each distinct text is looked at."""
     texts = array.dictionary
     if not len(texts):
-        raise _without_values(name)
+        raise _without_values(name, place)
     if _all_match(texts, _WHOLE):
         try:
             return _spread(array, texts.cast(pa.int64()))
@@ -131,6 +136,6 @@ def _trimmed(text: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
 
 
-def _without_values(name: str) -> DataError:
-    got = f"the column {name!r} holds no value, so its type is unknown"
+def _without_values(name: str, place: Place) -> DataError:
+    got = f"{place(0)}: the column {name!r} holds no value, so its type is unknown"
     return DataError(got, allowed=ALLOWED, fix="leave out its --field")

@@ -1,15 +1,17 @@
 """A user's log in, a dataset and an account of what was wrong with the log out.
 
 Each problem is counted and either fixed by a stated rule or, where too many rows would be lost, refused with the
-numbers of the first offending rows. Nothing is written unless everything was read and accepted. The rules stand in
+places of the first offending rows. Nothing is written unless everything was read and accepted. The rules stand in
 docs/events.md. Decided: exact duplicates are dropped, because logs are delivered at least once; rows that differ in
-any imported column are kept, because users do repeat themselves.
+any imported column are kept, because users do repeat themselves. Columns are given up as soon as they are parsed: the
+memory that an import takes is a few times that of the canonical columns.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import glob
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +21,31 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import mix64
-from tackboard.events.columns import Ids, parse_ids, parse_names, parse_positions, parse_requests
+from tackboard.core.progress import Progress
+from tackboard.events.columns import Ids, Place, parse_ids, parse_names, parse_positions, parse_requests
 from tackboard.events.dataset import check_name, write_dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.fields import check_field_name, parse_contexts, parse_field
+from tackboard.events.impressions import parse_impressions, with_ids
+from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.schema import DEFAULT_ACTION, DEFAULT_SURFACE, NAMES, encode
-from tackboard.events.tabular import Rows, inspect, read, require_columns
+from tackboard.events.tabular import Rows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
 """Columns of an items file that are read as the item's birth; the first that exists is stored as birth_ms."""
 ROWS_NAMED = 3
 """Offending rows that a refusal names."""
+_BLOCK_ROWS = 1 << 20
+"""Rows that are hashed at a time: their temporaries stay small."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """What to import, and which of the file's columns means what."""
+    """What to import, and which of the files' columns means what."""
 
-    file: Path
-    """The log: CSV, gzipped CSV or Parquet."""
+    files: Sequence[Path]
+    """The log: CSV, gzipped CSV or Parquet files with the same columns, folders of such files, or patterns."""
     user: str
     """Column of user ids."""
     item: str
@@ -63,6 +70,8 @@ class ImportConfig:
     """File of item attributes."""
     users: Path | None = None
     """File of user attributes."""
+    impressions: Sequence[Path] = ()
+    """What was shown: files whose columns of users, items, times, requests and positions are named like the log's."""
     max_bad_share: float = 0.01
     """Largest share of rows that may be dropped for empty ids, unparsable times or the wrong number of fields."""
 
@@ -105,6 +114,10 @@ class ImportReport:
     """The same of the users file."""
     unparsable_births: int = 0
     """Items kept without a birth."""
+    impressions_kept: int = 0
+    """Rows of the impressions file that are kept."""
+    impression_rows_dropped: int = 0
+    """The others: without a usable user, item, time or request."""
     time_unit: str = ""
     """What the time column held."""
 
@@ -130,6 +143,10 @@ class ImportReport:
                 "rows of the users file without a usable, new id or a usable valid_from: dropped",
             ),
             (self.unparsable_births, "unparsable births in the items file: left empty"),
+            (
+                self.impression_rows_dropped,
+                "rows of the impressions file without a usable user, item, time or request: dropped",
+            ),
         )
         return [(count, text) for count, text in explained if count]
 
@@ -141,115 +158,172 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
     """
     check_name(name)
     report = ImportReport()
-    events = read_events(config, report)
+    files = find_logs(config.files)
+    events = read_events(config, files, report)
     attributes: dict[str, pa.Table | None] = {"item": None, "user": None}
     for kind, path in (("item", config.items), ("user", config.users)):
         if path is not None:
             attributes[kind] = _read_attributes(config, kind, path, events.schema.field(kind).type, report)
+    impressions = _read_impressions(config, events, attributes, report) if config.impressions else None
     path = write_dataset(
         root,
         name,
         events,
         item_attributes=attributes["item"],
         user_attributes=attributes["user"],
-        source={"kind": "import", "file": config.file.name, "report": dataclasses.asdict(report)},
+        impressions=impressions,
+        source={"kind": "import", **_source_names(files), "report": dataclasses.asdict(report)},
     )
     return path, report
 
 
-def read_events(config: ImportConfig, report: ImportReport) -> pa.Table:
+def read_events(config: ImportConfig, files: Sequence[Path], report: ImportReport) -> pa.Table:
     """The canonical events of a log, without ids and unsorted; fills `report`."""
-    source = inspect(config.file)
     options = ("user", "item", "time", "action", "surface", "request", "position", "received", "context")
     wanted = {f"--{option}": value for option in options if (value := getattr(config, option)) is not None}
-    require_columns(source, wanted)
-    for column in config.fields.values():
-        require_columns(source, {"--field": column})
-    rows = read(source, [*wanted.values(), *config.fields.values()])
-    report.rows_read = rows.table.num_rows + len(rows.malformed)
+    log = read_log(files, wanted, config.fields)
+    report.rows_read = log.num_rows + log.num_malformed
     if not report.rows_read:
-        raise DataError(f"{config.file} has a header but no rows", fix="give a log with at least one event")
-    users = parse_ids(rows.table[config.user], config.user)
-    items = parse_ids(rows.table[config.item], config.item)
-    times = parse_times(rows.table[config.time], config.time)
+        raise DataError(f"{log.title} has a header but no rows", fix="give a log with at least one event")
+    with Progress("parsing", total=len(wanted) + len(config.fields), unit="columns", quiet=not log.is_long) as progress:
+        columns, kept_rows = _required_columns(config, log, report, progress)
+        place: Place = log.place_of if kept_rows is None else lambda row: log.place_of(int(kept_rows[row]))
+        _add_optional(config, log, kept_rows, columns, report)
+        if config.context is not None:
+            columns["context"] = parse_contexts(_taken(log, config.context, kept_rows), config.context, place)
+        progress.advance(len(wanted) - 3)
+        for name, column in config.fields.items():
+            columns[name] = parse_field(_taken(log, column, kept_rows), column, typed=log.typed, place=place)
+            progress.advance()
+    num_rows = len(columns["order"])
+    with Progress("looking for duplicates", total=num_rows, unit="rows", quiet=not log.is_long) as progress:
+        report.out_of_order = _num_out_of_order(columns)
+        duplicate = _duplicates(columns, progress)
+    report.duplicates = 0 if duplicate is None else int(duplicate.sum())
+    report.rows_kept = num_rows - report.duplicates
+    return pa.table(columns if duplicate is None else _filtered(columns, ~duplicate))
+
+
+def _required_columns(
+    config: ImportConfig, log: Log, report: ImportReport, progress: Progress
+) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
+    """The canonical columns of the usable rows, and which rows these are: None stands for all."""
+    users = parse_ids(log.take(config.user), config.user, place=log.place_of)
+    progress.advance()
+    items = parse_ids(log.take(config.item), config.item, place=log.place_of)
+    progress.advance()
+    times = parse_times(log.take(config.time), config.time, log.place_of)
+    progress.advance()
     report.time_unit = times.unit
-    usable = _drop_bad(config, rows, users, items, times.good, report)
-    table = rows.table.filter(pa.array(usable))
-    columns: dict[str, Any] = {
-        "user": users.values.filter(pa.array(usable)),
-        "item": items.values.filter(pa.array(usable)),
-        "action": _constant(DEFAULT_ACTION, len(table)),
-        "surface": _constant(DEFAULT_SURFACE, len(table)),
-        "time_ms": times.ms[usable],
-        "received_ms": times.ms[usable],
-        "order": np.flatnonzero(usable).astype(np.int64),
-    }
-    _add_optional(config, table, columns, report)
-    if config.context is not None:
-        columns["context"] = parse_contexts(
-            table[config.context], config.context, lambda row: rows.line_of(int(columns["order"][row]))
-        )
-    for name, column in config.fields.items():
-        columns[name] = parse_field(table[column], column, typed=source.format == "parquet")
-    first = ~_duplicates(columns)
-    report.duplicates = int((~first).sum())
-    report.out_of_order = _num_out_of_order(columns)
-    report.rows_kept = int(first.sum())
-    return pa.table(columns).filter(pa.array(first))
+    usable = _drop_bad(config, log, users, items, times.good, report)
+    columns: dict[str, Any] = {"user": users.values, "item": items.values, "time_ms": times.ms}
+    kept_rows = None
+    if not usable.all():
+        columns, kept_rows = _filtered(columns, usable), np.flatnonzero(usable)
+    num_rows = len(columns["time_ms"])
+    constant = np.zeros(num_rows, dtype=np.int32)
+    return {
+        "user": columns["user"],
+        "item": columns["item"],
+        "action": _constant(DEFAULT_ACTION, constant),
+        "surface": _constant(DEFAULT_SURFACE, constant),
+        "time_ms": columns["time_ms"],
+        "received_ms": columns["time_ms"],
+        "order": np.arange(num_rows) if kept_rows is None else kept_rows,
+    }, kept_rows
 
 
 def _drop_bad(
-    config: ImportConfig, rows: Rows, users: Ids, items: Ids, good_time: NDArray[np.bool_], report: ImportReport
+    config: ImportConfig, log: Log, users: Ids, items: Ids, good_time: NDArray[np.bool_], report: ImportReport
 ) -> NDArray[np.bool_]:
     """Which rows are usable. Raises DataError where more than the allowed share is not."""
-    report.malformed = len(rows.malformed)
+    report.malformed = log.num_malformed
     report.empty_users, report.empty_items = int(users.empty.sum()), int(items.empty.sum())
     report.unparsable_times = int((~good_time).sum())
     usable = ~users.empty & ~items.empty & good_time
-    num_bad = int((~usable).sum()) + len(rows.malformed)
+    num_bad = int((~usable).sum()) + log.num_malformed
     if num_bad == report.rows_read or num_bad > config.max_bad_share * report.rows_read:
         kinds = (
             ("without a user", np.flatnonzero(users.empty)),
             ("without an item", np.flatnonzero(items.empty)),
             ("with an unparsable time", np.flatnonzero(~good_time)),
         )
-        named = [f"{len(bad):,} {text} ({_places(rows, bad)})" for text, bad in kinds if len(bad)]
-        if len(rows.malformed):
-            places = ", ".join(map(str, np.sort(rows.malformed)[:ROWS_NAMED].tolist()))
-            named.append(f"{len(rows.malformed):,} with the wrong number of fields (line {places})")
+        named = [
+            f"{len(bad):,} {text} ({_places(log, [log.place_of(int(row)) for row in bad[:ROWS_NAMED]])})"
+            for text, bad in kinds
+            if len(bad)
+        ]
+        if log.num_malformed:
+            places = _places(log, log.malformed_places(ROWS_NAMED))
+            named.append(f"{log.num_malformed:,} with the wrong number of fields ({places})")
         raise DataError(
-            f"{num_bad:,} of {report.rows_read:,} rows of {config.file} cannot be used: {'; '.join(named)}",
+            f"{num_bad:,} of {report.rows_read:,} rows of {log.title} cannot be used: {'; '.join(named)}",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
             fix="correct these rows, check the column names given, or allow a larger share",
         )
     return np.asarray(usable)
 
 
-def _places(rows: Rows, bad: NDArray[np.int64]) -> str:
-    return "line " + ", ".join(str(rows.line_of(int(row))) for row in bad[:ROWS_NAMED])
+def _places(log: Log, places: list[str]) -> str:
+    """Places as one phrase; where there is one file, which the message names already, only its lines."""
+    if len(log.parts) > 1:
+        return ", ".join(places)
+    words = [place.rsplit(" ", 2) for place in places]
+    return f"{words[0][1]} {', '.join(word[2] for word in words)}"
 
 
-def _add_optional(config: ImportConfig, table: pa.Table, columns: dict[str, Any], report: ImportReport) -> None:
+def _taken(log: Log, column: str, kept_rows: NDArray[np.int64] | None) -> pa.ChunkedArray:
+    """The usable rows of a raw column."""
+    raw = log.take(column)
+    return raw if kept_rows is None else raw.take(pa.array(kept_rows))
+
+
+def _filtered(columns: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """`columns` with the rows of `mask`; empties `columns` on the way, so that only one of them exists twice."""
+    arrow_mask = pa.array(mask)
+    filtered: dict[str, Any] = {}
+    same_as_time = columns.get("received_ms") is columns["time_ms"]
+    for name in list(columns):
+        column = columns.pop(name)
+        if name == "received_ms" and same_as_time:
+            filtered[name] = filtered["time_ms"]
+        else:
+            filtered[name] = column[mask] if isinstance(column, np.ndarray) else column.filter(arrow_mask)
+    return filtered
+
+
+def _add_optional(
+    config: ImportConfig,
+    log: Log,
+    kept_rows: NDArray[np.int64] | None,
+    columns: dict[str, Any],
+    report: ImportReport,
+) -> None:
+    place: Place = log.place_of if kept_rows is None else lambda row: log.place_of(int(kept_rows[row]))
+
+    def raw(column: str) -> tuple[pa.ChunkedArray, str, Place]:
+        return _taken(log, column, kept_rows), column, place
+
     if config.action is not None:
-        columns["action"], report.empty_actions = parse_names(table[config.action])
+        columns["action"], report.empty_actions = parse_names(*raw(config.action))
     if config.surface is not None:
-        columns["surface"], report.empty_surfaces = parse_names(table[config.surface])
+        columns["surface"], report.empty_surfaces = parse_names(*raw(config.surface))
     if config.received is not None:
-        received = parse_times(table[config.received], config.received)
+        received = parse_times(*raw(config.received))
         columns["received_ms"] = np.where(received.good, received.ms, columns["time_ms"])
         report.unparsable_received = int((~received.good).sum())
     if config.request is not None:
-        columns["request"] = parse_requests(table[config.request])
+        columns["request"] = parse_requests(*raw(config.request))
     if config.position is not None:
-        columns["position"], report.unparsable_positions = parse_positions(table[config.position])
+        columns["position"], report.unparsable_positions = parse_positions(*raw(config.position))
 
 
-def _constant(name: str, length: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(length, dtype=np.int32)), pa.array([name]))
+def _constant(name: str, zeros: NDArray[np.int32]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(zeros), pa.array([name]))
 
 
-def _codes(column: Any) -> NDArray[np.int64]:
-    """A column as int64 numbers that are equal exactly where the values are equal."""
+def _codes(column: Any) -> NDArray[np.integer[Any]]:
+    """A column as integers that are equal exactly where the values are equal."""
     if isinstance(column, np.ndarray):
         return column
     if pa.types.is_string(column.type):
@@ -258,35 +332,56 @@ def _codes(column: Any) -> NDArray[np.int64]:
         column = column.indices
     elif column.null_count or not pa.types.is_integer(column.type):
         column = column.dictionary_encode().indices
-    return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
+    return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
 
 
-def _duplicates(columns: dict[str, Any]) -> NDArray[np.bool_]:
-    """Rows equal to an earlier row in every column but `order`.
+def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_] | None:
+    """Rows equal to an earlier row in every column but `order`; None where there is none.
 
     Rows are brought together by a 64-bit hash and then compared column by column, so a clash of hashes can never drop
     a row that differs.
     """
-    codes = [_codes(column) for name, column in columns.items() if name != "order"]
+    codes = [_codes(columns[name]) for name in columns if name != "order" and not _says_nothing(columns, name)]
     hashed = np.zeros(len(codes[0]), dtype=np.uint64)
-    for depth, code in enumerate(codes):
-        hashed = mix64(hashed + mix64(code, depth), depth)
-    together = np.argsort(hashed, kind="stable")
-    equal = np.ones(max(len(together) - 1, 0), dtype=bool)
+    for start in range(0, len(hashed), _BLOCK_ROWS):
+        block = slice(start, start + _BLOCK_ROWS)
+        for depth, code in enumerate(codes):
+            hashed[block] = mix64(hashed[block] + mix64(code[block], depth), depth)
+        progress.advance(len(hashed[block]))
+    by_hash = np.argsort(hashed)
+    ordered = hashed[by_hash]
+    equal = ordered[1:] == ordered[:-1]
+    if not equal.any():
+        return None
+    suspects = by_hash[np.append(equal, False) | np.append(False, equal)]
+    del by_hash, ordered, equal
+    # The sort above is fast because it is not stable; the first of equal rows must come first here.
+    suspects.sort()
+    suspects = suspects[np.argsort(hashed[suspects], kind="stable")]
+    same = np.ones(len(suspects) - 1, dtype=bool)
     for code in codes:
-        ordered = code[together]
-        equal &= ordered[1:] == ordered[:-1]
-    duplicate = np.zeros(len(together), dtype=bool)
-    duplicate[together[1:][equal]] = True
+        values = code[suspects]
+        same &= values[1:] == values[:-1]
+    duplicate = np.zeros(len(hashed), dtype=bool)
+    duplicate[suspects[1:][same]] = True
     return duplicate
+
+
+def _says_nothing(columns: dict[str, Any], name: str) -> bool:
+    """Whether a column cannot tell two rows apart that the others do not: a constant, or a copy of the times."""
+    column = columns[name]
+    if name == "received_ms":
+        return column is columns["time_ms"]
+    return isinstance(column, pa.DictionaryArray) and len(column.dictionary) == 1 and not column.null_count
 
 
 def _num_out_of_order(columns: dict[str, Any]) -> int:
     """Rows whose time lies before that of the previous row of the same user, in file order."""
     user, time_ms = _codes(columns["user"]), columns["time_ms"]
-    by_user = np.argsort(user, kind="stable")
-    same = user[by_user][1:] == user[by_user][:-1]
-    return int((same & (np.diff(time_ms[by_user]) < 0)).sum())
+    if not (user[1:] >= user[:-1]).all():
+        by_user = np.argsort(user, kind="stable")
+        user, time_ms = user[by_user], time_ms[by_user]
+    return int(((user[1:] == user[:-1]) & (time_ms[1:] < time_ms[:-1])).sum())
 
 
 def _read_attributes(
@@ -303,21 +398,25 @@ def _read_attributes(
     birth = next((name for name in BIRTH_COLUMNS if name in others), None) if kind == "item" else None
     valid_from = next((name for name in (VALID_FROM, "valid_from") if name in others), None)
     rows = read(source, as_text=[name for name in (id_column, birth, valid_from) if name is not None])
-    ids = parse_ids(rows.table[id_column], id_column, "int64" if pa.types.is_integer(id_type) else "string")
+    if not rows.table.num_rows:
+        raise DataError(f"{path} has a header but no rows", fix=f"give a file with at least one {kind}, or none")
+    wanted = "int64" if pa.types.is_integer(id_type) else "string"
+    ids = parse_ids(rows.table[id_column], id_column, wanted, rows.place_of)
     codes = ids.codes
     # An empty id's placeholder may equal a real id and stand before it: look for firsts among the usable rows only.
     good = np.flatnonzero(~ids.empty)
-    since = None if valid_from is None else _parse_valid_from(rows.table[valid_from], valid_from)
+    since = None if valid_from is None else _parse_valid_from(rows, valid_from)
     if since is None:
         keep = good[np.sort(np.unique(codes[good], return_index=True)[1])]
     else:
         keep = good = good[since.good[good]]
+        _refuse_same_version(kind, rows, ids, since, good)
     num_rows = len(codes) + len(rows.malformed)
     setattr(report, f"{kind}_attribute_rows_dropped", num_rows - len(keep))
-    _check_attribute_loss(config, path, num_rows - len(good), num_rows, valid_from)
+    _check_attribute_loss(config, rows, good, valid_from)
     table = rows.table.select(others).take(pa.array(keep))
     if birth is not None:
-        births = parse_times(table[birth], birth)
+        births = parse_times(table[birth], birth, lambda row: rows.place_of(int(keep[row])))
         report.unparsable_births = int((~births.good).sum())
         table = table.drop_columns([birth]).append_column("birth_ms", pa.array(births.ms, mask=~births.good))
     if since is not None:
@@ -325,26 +424,70 @@ def _read_attributes(
     return table.add_column(0, kind, ids.values.take(pa.array(keep)).cast(id_type if id_type == pa.int64() else NAMES))
 
 
-def _parse_valid_from(column: pa.ChunkedArray, name: str) -> Times:
-    return parse_milliseconds(column, name) if name == VALID_FROM else parse_times(column, name)
+def _read_impressions(
+    config: ImportConfig, events: pa.Table, attributes: dict[str, pa.Table | None], report: ImportReport
+) -> pa.Table:
+    """The table of impressions; adds to `attributes` the users and items that were only shown."""
+    options = ("user", "item", "time", "request", "position")
+    columns = {option: value for option in options if (value := getattr(config, option)) is not None}
+    shown = parse_impressions(config.impressions, columns, events, config.max_bad_share)
+    for kind, ids in (("item", shown.items), ("user", shown.users)):
+        attributes[kind] = with_ids(attributes[kind], kind, ids)
+    report.impressions_kept, report.impression_rows_dropped = shown.table.num_rows, shown.num_dropped
+    return shown.table
 
 
-def _check_attribute_loss(
-    config: ImportConfig, path: Path, num_bad: int, num_rows: int, valid_from: str | None
-) -> None:
+def _parse_valid_from(rows: Rows, name: str) -> Times:
+    if name == VALID_FROM:
+        return parse_milliseconds(rows.table[name], name, rows.place_of)
+    return parse_times(rows.table[name], name, rows.place_of)
+
+
+def _refuse_same_version(kind: str, rows: Rows, ids: Ids, since: Times, good: NDArray[np.int64]) -> None:
+    """Raises DataError, naming the lines, where an id has two rows that hold from one time."""
+    order = good[np.lexsort((good, since.ms[good], ids.codes[good]))]
+    codes, times = ids.codes[order], since.ms[order]
+    again = np.flatnonzero((codes[1:] == codes[:-1]) & (times[1:] == times[:-1]))
+    if not len(again):
+        return
+    first, second = int(order[again[0]]), int(order[again[0] + 1])
+    # Raw ids of users stay out of messages.
+    which = repr(ids.values[first].as_py()) if kind == "item" else f"one {kind}"
+    raise DataError(
+        f"{len(again):,} rows of the {kind}s repeat an id and a {VALID_FROM}: {which} at {since.ms[first]} "
+        f"in {rows.place_of(first)} and {rows.unit} {rows.line_of(second)}",
+        allowed="allowed: one row per id and time",
+        fix="keep one row of each",
+    )
+
+
+def _check_attribute_loss(config: ImportConfig, rows: Rows, good: NDArray[np.int64], valid_from: str | None) -> None:
+    num_rows = rows.table.num_rows + len(rows.malformed)
+    num_bad = num_rows - len(good)
     if num_bad > config.max_bad_share * num_rows:
+        bad = np.setdiff1d(np.arange(rows.table.num_rows), good)[:ROWS_NAMED]
+        lines = sorted([*rows.malformed.tolist(), *(rows.line_of(int(row)) for row in bad)])[:ROWS_NAMED]
         or_time = "" if valid_from is None else f", or no usable {valid_from}"
         raise DataError(
-            f"{num_bad:,} of {num_rows:,} rows of {path} have no id that could match the events'{or_time}",
+            f"{num_bad:,} of {num_rows:,} rows of {rows.source.path} ({rows.unit} {', '.join(map(str, lines))}) "
+            f"have no id that could match the events'{or_time}",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
             fix="check that its first column, or one named like the events' column, holds the ids",
         )
 
 
 def default_name(source: Path) -> str:
-    """A dataset name from a file name: `My log.csv.gz` becomes `My-log`."""
-    stem = source.name
+    """A dataset name from the name of a file or folder, or of a pattern's folder: `My log.csv.gz` becomes `My-log`."""
+    if glob.has_magic(source.name) and not source.exists():
+        source = source.parent
+    stem = source.resolve().name if source.name in ("", "..") else source.name
     for suffix in (".gz", ".csv", ".tsv", ".txt", ".parquet", ".pq"):
         stem = stem.removesuffix(suffix)
     kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in stem)
     return kept.strip("-._")[:100] or "log"
+
+
+def _source_names(files: Sequence[Path]) -> dict[str, Any]:
+    """What a manifest says of the files of a log: one name, or how many there were and the first."""
+    named: dict[str, Any] = {"file": files[0].name}
+    return named if len(files) == 1 else {**named, "num_files": len(files)}

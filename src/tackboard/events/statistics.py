@@ -26,7 +26,8 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
     user_id, item_id = numpy_column(events, "user_id"), numpy_column(events, "item_id")
     time_ms = numpy_column(events, "time_ms")
     same_user = user_id[1:] == user_id[:-1]
-    per_user = np.diff(np.append(np.flatnonzero(np.append(True, ~same_user)), len(user_id)))
+    starts = np.append(0, np.flatnonzero(~same_user) + 1)
+    per_user = np.diff(np.append(starts, len(user_id)))
     per_item = numpy_column(items, "num_events")
     per_item = np.sort(per_item[per_item > 0])[::-1]
     return {
@@ -41,10 +42,10 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
         "events_per_user": _spread(per_user),
         "events_per_item": _spread(per_item),
         "popularity": _popularity(per_item),
-        "repeats": _repeats(user_id, item_id, same_user),
+        "repeats": _repeats(per_user, item_id, same_user, numpy_column(items, "item_id")),
         "actions": name_shares(events["action"]),
         "surfaces": name_shares(events["surface"]),
-        "gaps_s": _spread(np.diff(time_ms)[same_user] / 1000.0),
+        "gaps_s": _spread(np.diff(time_ms)[same_user] / 1000.0, disposable=True),
         "sessions": _sessions(time_ms, same_user, len(per_user)),
         "item_births": _births(items, int(time_ms.min()), int(time_ms.max())),
         "fields": {
@@ -63,12 +64,14 @@ def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
     return {name: count / max(len(array), 1) for name, count in pairs_sorted if count}
 
 
-def _spread(values: NDArray[Any]) -> dict[str, float]:
+def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, float]:
+    """Mean and quantiles. `disposable` says that `values` may be reordered, which spares a copy of a whole column."""
     if not len(values):
         return {}
-    quantiles = np.quantile(values, QUANTILES)
+    mean = float(values.mean())
+    quantiles = np.quantile(values, QUANTILES, overwrite_input=disposable)
     named = {f"q{round(100 * q):02d}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
-    return {"mean": float(values.mean()), **named}
+    return {"mean": mean, **named}
 
 
 def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
@@ -87,13 +90,21 @@ def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
     }
 
 
-def _repeats(user_id: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_]) -> dict[str, float]:
-    # Dense item numbers keep (user, item) in one int64 key whatever the ids are.
-    item = np.unique(item_id, return_inverse=True)[1].astype(np.int64)
-    user = np.cumsum(np.append(0, ~same_user))
-    distinct = len(np.unique(user * (int(item.max()) + 1) + item))
+def _repeats(
+    per_user: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_], known_items: NDArray[Any]
+) -> dict[str, float]:
+    """Shares of events that repeat an item of their user, and the one just before; `known_items` is sorted."""
+    first, last = int(item_id.min()), int(item_id.max())
+    # One int64 key per (user, item). Ids that lie far apart, such as hashed strings, are numbered densely first.
+    if (last - first + 1) * len(per_user) < 1 << 62:
+        keys, span = item_id - first, last - first + 1
+    else:
+        keys, span = np.searchsorted(known_items, item_id), len(known_items)
+    keys += np.repeat(np.arange(len(per_user), dtype=np.int64) * span, per_user)
+    keys.sort()
+    distinct = 1 + int((keys[1:] != keys[:-1]).sum())
     immediate = int((same_user & (item_id[1:] == item_id[:-1])).sum())
-    return {"share": 1.0 - distinct / len(user_id), "immediate_share": immediate / len(user_id)}
+    return {"share": 1.0 - distinct / len(item_id), "immediate_share": immediate / len(item_id)}
 
 
 def _sessions(time_ms: NDArray[np.int64], same_user: NDArray[np.bool_], num_users: int) -> dict[str, float]:

@@ -2,14 +2,23 @@
 
 What the file is, its first bytes decide, not its name. Decided: CSV columns are read as text, never by a guessed type,
 because a guess turns the id `007` into 7 and one stray letter into a column of another type. Rows with the wrong number
-of fields are left out and remembered; the caller decides whether there are too many.
+of fields are left out and remembered; the caller decides whether there are too many. A file must be the same after
+reading as it was before: one that somebody still writes is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
+import os
+import re
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +28,13 @@ from numpy.typing import NDArray
 
 from tackboard.core.config import suggest
 from tackboard.core.errors import DataError, UsageError
+from tackboard.core.progress import Progress
 
 DELIMITERS = (",", "\t", ";", "|")
+ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _HEADER_BYTES = 1 << 16
+_BLOCK_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,47 +45,89 @@ class Source:
     format: str
     """`csv` or `parquet`."""
     columns: tuple[str, ...]
+    state: tuple[int, ...]
+    """What tells a file from one that has changed: device, inode, size, time of the last change in ns."""
+    types: tuple[pa.DataType, ...] = ()
+    """Of Parquet: one type per column. CSV is text."""
     delimiter: str = ","
     gzipped: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self.state[2]
+
+    def type_of(self, column: str) -> pa.DataType:
+        """The type that `read` gives a column."""
+        return self.types[self.columns.index(column)] if self.types else pa.string()
+
+    def check_unchanged(self) -> None:
+        """Raises DataError where the file is not what it was when it was inspected."""
+        try:
+            now = _state_of(self.path)
+        except OSError:
+            now = ()
+        if now != self.state:
+            what = f"was {self.state[2]:,} bytes, is {now[2]:,}" if now and now[2] != self.state[2] else "was replaced"
+            raise DataError(
+                f"{self.path} changed while it was read: it {what if now else 'is gone'}",
+                fix="run the command again when nobody writes the file any more",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Chosen columns of a file, and where its rows stood."""
 
+    source: Source
     table: pa.Table
     malformed: NDArray[np.int64]
     """1-based numbers of the records, header included, that had the wrong number of fields and were left out."""
-    header_rows: int
+
+    @property
+    def unit(self) -> str:
+        """What a record of the file is called."""
+        return "line" if self.source.format == "csv" else "row"
 
     def line_of(self, row: int) -> int:
-        """The record number in the file of a row of `table`: 1-based, the header counted, left-out records too."""
-        line = row + 1 + self.header_rows
+        """The record number in the file of a row of `table`: 1-based, a header and left-out records counted."""
+        line = row + 1 + (self.source.format == "csv")
         for left_out in np.sort(self.malformed).tolist():
             line += left_out <= line
         return line
 
+    def place_of(self, row: int) -> str:
+        """Where a row of `table` stands, in words."""
+        return f"{self.source.path} {self.unit} {self.line_of(row)}"
+
 
 def inspect(path: Path) -> Source:
     """Finds out what a file is and which columns it has. Unreadable files raise DataError, missing ones UsageError."""
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a symlink to nothing", fix="put the file there, or leave the symlink out")
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="give the path of a CSV or Parquet file")
     if path.is_dir():
         raise UsageError(f"{path} is a folder", allowed="allowed: one CSV or Parquet file")
+    if not path.is_file():
+        raise DataError(f"{path} is no regular file", allowed=ALLOWED, fix="write its content to a file first")
     try:
+        state = _state_of(path)
         with path.open("rb") as file:
             start = file.read(_HEADER_BYTES)
         if start.startswith(_ZIP):
-            raise DataError(f"{path} is a zip archive", allowed="allowed: CSV, gzipped CSV, Parquet", fix="unzip it")
+            raise DataError(f"{path} is a zip archive", allowed=ALLOWED, fix="unzip it")
         if start.startswith(_PARQUET):
-            return Source(path=path, format="parquet", columns=tuple(pq.read_schema(path).names))
+            schema = pq.read_schema(path)
+            _check_distinct(path, tuple(schema.names))
+            return Source(path, "parquet", tuple(schema.names), state, types=tuple(schema.types))
         gzipped = start.startswith(_GZIP)
         if gzipped:
             with gzip.open(path) as stream:
                 start = stream.read(_HEADER_BYTES)
-    except (OSError, EOFError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {error}", allowed="allowed: CSV, gzipped CSV, Parquet") from None
-    return _inspect_csv(path, start, gzipped=gzipped)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {_reason(error)}", allowed=ALLOWED) from None
+    return _inspect_csv(path, start, state, gzipped=gzipped)
 
 
 def require_columns(source: Source, wanted: dict[str, str]) -> None:
@@ -88,69 +142,188 @@ def require_columns(source: Source, wanted: dict[str, str]) -> None:
             )
 
 
-def read(source: Source, columns: list[str] | None = None, *, as_text: list[str] | None = None) -> Rows:
+def read(
+    source: Source,
+    columns: list[str] | None = None,
+    *,
+    as_text: list[str] | None = None,
+    progress: Progress | None = None,
+) -> Rows:
     """Reads `columns` (all by default). Parquet columns come as they are, CSV columns as strings.
 
-    With `as_text`, only those CSV columns do and the others get the type that fits all their values.
+    With `as_text`, only those CSV columns do and the others get the type that fits all their values. `progress` counts
+    bytes of the file. A file that cannot be read, or that changes meanwhile, raises DataError naming the row where
+    there is one.
     """
     names = list(dict.fromkeys(columns if columns is not None else source.columns))
+    progress = progress if progress is not None else Progress("", quiet=True)
     try:
         if source.format == "parquet":
-            table = pq.read_table(source.path, columns=names)
-            return Rows(table=table, malformed=np.zeros(0, dtype=np.int64), header_rows=0)
-        return _read_csv(source, names, names if as_text is None else as_text)
-    except UnicodeDecodeError:
-        raise DataError(f"{source.path} is not UTF-8 text", fix="convert it, e.g. with iconv -t UTF-8") from None
-    except (OSError, EOFError, pa.ArrowException) as error:
-        message = str(error)
-        if "UTF8" in message or "UTF-8" in message:
-            raise DataError(f"{source.path} is not UTF-8 text", fix="convert it, e.g. with iconv -t UTF-8") from None
-        if "Expected all lists to be of size" in message:
-            raise DataError(
-                f"{source.path} has a column of fixed-size lists that holds a null, which Arrow cannot read",
-                fix="store that column as lists without a fixed size",
-            ) from None
-        raise DataError(f"{source.path} cannot be read: {message}", fix="check that the file is whole") from None
+            rows = _read_parquet(source, names, progress)
+        else:
+            rows = _read_csv(source, names, as_text, progress)
+    except DataError:
+        source.check_unchanged()  # The better explanation of the two.
+        raise
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+        source.check_unchanged()
+        raise _unreadable(source, error) from None
+    source.check_unchanged()
+    return rows
 
 
-def _inspect_csv(path: Path, start: bytes, *, gzipped: bool) -> Source:
+def _state_of(path: Path) -> tuple[int, ...]:
+    found = os.stat(path)
+    assert stat.S_ISREG(found.st_mode)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _reason(error: BaseException) -> str:
+    """What an error of the system or of Arrow says, without the path, which the message names already."""
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return error.strerror
+    return str(error)[:200] or type(error).__name__
+
+
+def _unreadable(source: Source, error: BaseException) -> DataError:
+    message = str(error)
+    if source.format == "csv" and "UTF8" in message:
+        row = re.search(r"Row #(\d+)", message)
+        where = f" in line {row[1]}" if row else ""
+        return DataError(f"{source.path} is not UTF-8 text{where}", fix="convert it, e.g. with iconv -t UTF-8")
+    if "Expected all lists to be of size" in message:
+        return DataError(
+            f"{source.path} has a column of fixed-size lists that holds a null, which Arrow cannot read",
+            fix="store that column as lists without a fixed size",
+        )
+    return DataError(f"{source.path} cannot be read: {_reason(error)}", fix="check that the file is whole")
+
+
+def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> Source:
     header_bytes = start.split(b"\n", 1)[0].rstrip(b"\r")
     try:
         header = header_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(
-            f"{path} is neither Parquet nor UTF-8 text", allowed="allowed: CSV, gzipped CSV, Parquet"
-        ) from None
+        raise DataError(f"{path} is neither Parquet nor UTF-8 text", allowed=ALLOWED) from None
     if not header.strip() or "\x00" in header:
         raise DataError(f"{path} has no header line", allowed="allowed: CSV whose first line names the columns")
     delimiter = max(DELIMITERS, key=header.count)
     options = pyarrow.csv.ParseOptions(delimiter=delimiter)
-    parsed = pyarrow.csv.read_csv(pa.BufferReader(header.encode() + b"\n"), parse_options=options)
+    try:
+        parsed = pyarrow.csv.read_csv(pa.BufferReader(header.encode() + b"\n"), parse_options=options)
+    except pa.ArrowException as error:
+        raise DataError(f"{path} line 1 is no header: {_reason(error)}", fix="name the columns there") from None
     names = tuple(parsed.column_names)
+    _check_distinct(path, names)
+    return Source(path, "csv", names, state, delimiter=delimiter, gzipped=gzipped)
+
+
+def _check_distinct(path: Path, names: tuple[str, ...]) -> None:
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise DataError(f"{path} has two columns named {doubles[0]!r}", fix="rename one of them in the header")
-    return Source(path=path, format="csv", columns=names, delimiter=delimiter, gzipped=gzipped)
 
 
-def _read_csv(source: Source, names: list[str], as_text: list[str]) -> Rows:
+def _read_parquet(source: Source, names: list[str], progress: Progress) -> Rows:
+    """Group by group: an error can name its rows, and long work shows how far it is."""
+    tables = []
+    with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        start, num_rows = 0, file.metadata.num_rows
+        for group in range(file.num_row_groups):
+            end = start + file.metadata.row_group(group).num_rows
+            try:
+                table = file.read_row_group(group, columns=names)
+                # Arrow takes texts from Parquet as they are; bytes that are no UTF-8 would fail far from here.
+                table.validate(full=True)
+            except (OSError, pa.ArrowException) as error:
+                if "Expected all lists to be of size" in str(error):
+                    raise
+                raise DataError(
+                    f"{source.path} rows {start + 1:,} to {end:,} cannot be read: {_reason(error)}",
+                    fix="check that the file is whole",
+                ) from None
+            tables.append(table)
+            progress.advance(source.num_bytes * (end - start) // max(num_rows, 1))
+            start = end
+        schema = pa.schema([file.schema_arrow.field(name) for name in names])
+    table = pa.concat_tables(tables) if tables else schema.empty_table()
+    return Rows(source, table, np.zeros(0, dtype=np.int64))
+
+
+@contextlib.contextmanager
+def _undecodable_rows(source: Source) -> Iterator[None]:
+    """Raises DataError where a row with the wrong number of fields is no UTF-8 either.
+
+    Arrow fails before it can hand such a row over, in a place from which nothing can be raised: Python then calls
+    `sys.unraisablehook`, which would print a traceback.
+    """
+    failed: list[object] = []
+    usual, sys.unraisablehook = sys.unraisablehook, lambda problem: failed.append(problem.exc_type)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+        if failed:
+            raise _unreadable(source, pa.ArrowInvalid(f"UTF8 Row #{_first_undecodable(source)}"))
+
+
+def _first_undecodable(source: Source) -> int:
+    """The number of the first line that is not UTF-8."""
+    with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
+
+
+def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress: Progress) -> pa.Table:
+    batches, position = [], 0
+    with pyarrow.csv.open_csv(stream, **options) as reader:
+        for batch in reader:
+            batches.append(batch)
+            progress.advance(file.tell() - position)
+            position = file.tell()
+        return pa.Table.from_batches(batches, reader.schema)
+
+
+def _read_csv(source: Source, names: list[str], as_text: list[str] | None, progress: Progress) -> Rows:
     malformed: list[int] = []
+    torn: list[int] = []
 
     def leave_out(row: pyarrow.csv.InvalidRow) -> str:
         malformed.append(row.number)
+        if "\n" in row.text:
+            torn.append(row.number)
         return "skip"
 
+    texts = dict.fromkeys(names if as_text is None else as_text, pa.string())
     # One thread: only then does pyarrow number the records it could not parse.
-    with pa.OSFile(str(source.path)) as file:
+    options = {
+        "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+        "parse_options": pyarrow.csv.ParseOptions(
+            delimiter=source.delimiter, newlines_in_values=True, invalid_row_handler=leave_out
+        ),
+        "convert_options": pyarrow.csv.ConvertOptions(
+            include_columns=names, column_types=texts, strings_can_be_null=False
+        ),
+    }
+    with pa.OSFile(str(source.path)) as file, _undecodable_rows(source):
         stream = pa.CompressedInputStream(file, "gzip") if source.gzipped else file
-        table = pyarrow.csv.read_csv(
-            stream,
-            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=8 << 20),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter=source.delimiter, newlines_in_values=True, invalid_row_handler=leave_out
-            ),
-            convert_options=pyarrow.csv.ConvertOptions(
-                include_columns=names, column_types=dict.fromkeys(as_text, pa.string()), strings_can_be_null=False
-            ),
+        try:
+            if as_text is not None:
+                table = pyarrow.csv.read_csv(stream, **options)
+            else:
+                table = _read_blocks(stream, file, options, progress)
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file or block" not in str(error):
+                raise
+            table = pa.table({name: pa.array([], pa.string()) for name in names})  # A header without a line break.
+    if torn:
+        # It would swallow every line up to the next quote, and count as one bad row.
+        raise DataError(
+            f"{source.path} line {torn[0]} opens a quote that is not closed where it should be",
+            fix="close it, or double the quotes that stand inside a value",
         )
-    return Rows(table=table, malformed=np.array(malformed, dtype=np.int64), header_rows=1)
+    return Rows(source, table, np.array(malformed, dtype=np.int64))

@@ -1,7 +1,8 @@
 """Times of any usual shape in, milliseconds UTC out.
 
 Rules, also in docs/events.md: a number is seconds, milliseconds, microseconds or nanoseconds by its magnitude; text is
-ISO 8601, with a zone or else UTC; a time at or before 1970-01-01 is no time, because zero is how logs say "missing".
+ISO 8601, with a zone or else UTC; a time at or before 1970-01-01 is no time, because zero is how logs say "missing",
+and neither is one after the year 5138, where seconds would be read as milliseconds.
 A column that mixes units is refused whole: which half is right cannot be known.
 """
 
@@ -16,9 +17,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
+from tackboard.events.columns import Place, first_above_int64, in_row, refuse_control
 
 UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
 """Unit and the magnitude below which a number is read as that unit: 1e11 s is the year 5138, 1e11 ms is March 1973."""
+LATEST_MS = 10**14
+"""A time at or above this many ms (the year 5138) is no time."""
+_LARGEST_NUMBER = float(1 << 63)
 _NUMBER = r"^\s*\+?\d{1,19}(\.\d+)?\s*$"
 _ISO = r"^\s*\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?)?\s*(Z|z|UTC|[+-]\d\d(:?\d\d)?)?\s*$"
 _ZONE = r"\d\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
@@ -35,29 +40,37 @@ class Times:
     """What the column held, in words."""
 
 
-def parse_times(column: pa.ChunkedArray, name: str) -> Times:
-    """Milliseconds of a column of numbers, text, dates or timestamps. Mixed units or another type raise DataError."""
+def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
+    """Milliseconds of a column of numbers, text, dates or timestamps.
+
+    Mixed units or another type raise DataError; `place` says where a row stands.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
         kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         # A timestamp with a zone is stored in UTC already; one without is taken as UTC.
-        nanoseconds = column.cast(pa.timestamp("ns")) if pa.types.is_date(kind) else column
-        per_ms = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}[nanoseconds.type.unit]
-        raw = nanoseconds.cast(pa.int64())
+        moments = column.cast(pa.timestamp("ms")) if pa.types.is_date(kind) else column
+        per_ms = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}[moments.type.unit]
+        raw = moments.cast(pa.int64())
         good = raw.is_valid().to_numpy()
         values = raw.fill_null(0).to_numpy()
-        return _checked(values * 1000 if per_ms < 1 else values // per_ms, good, "timestamps")
+        if per_ms < 1:
+            # Clipped first: a multiplication that overflows could land among plausible times.
+            return _checked(np.clip(values, 0, LATEST_MS) * 1000, good, "timestamps")
+        return _checked(values if per_ms == 1 else values // per_ms, good, "timestamps")
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         good = column.is_valid().to_numpy()
-        return _from_numbers(column.fill_null(0).to_numpy(), good, name)
+        return _from_numbers(column.fill_null(0).to_numpy(), good, _Mixture(name, place))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _from_text(column.cast(pa.string()).fill_null(""), name)
-    raise DataError(f"the time column {name!r} has type {kind}", allowed="allowed: numbers, text, dates or timestamps")
+        return _from_text(column.cast(pa.string()).fill_null(""), _Mixture(name, place))
+    raise DataError(
+        f"{place(0)}: the time column {name!r} has type {kind}", allowed="allowed: numbers, text, dates or timestamps"
+    )
 
 
-def parse_milliseconds(column: pa.ChunkedArray, name: str) -> Times:
+def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
     """A column said to hold milliseconds: whole numbers as they are, 0 and less too; other types by `parse_times`."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -68,23 +81,29 @@ def parse_milliseconds(column: pa.ChunkedArray, name: str) -> Times:
         whole = pc.match_substring_regex(text, r"^-?\d{1,18}$")
         column = pc.if_else(whole, text, pa.scalar(None, pa.string())).cast(pa.int64())
     elif not pa.types.is_integer(kind):
-        return parse_times(column, name)
+        return parse_times(column, name, place)
     try:
         ms = column.cast(pa.int64())
     except pa.ArrowInvalid:
-        raise DataError(f"the time column {name!r} holds numbers above 2^63 - 1") from None
+        row = first_above_int64(column)
+        raise DataError(f"{place(row)}: the time column {name!r} holds a number above 2^63 - 1") from None
     return Times(ms=ms.fill_null(0).to_numpy(), good=ms.is_valid().to_numpy(), unit="milliseconds")
 
 
-def _from_text(column: pa.ChunkedArray, name: str) -> Times:
+def _from_text(column: pa.ChunkedArray, mixture: _Mixture) -> Times:
     is_number = pc.match_substring_regex(column, _NUMBER).to_numpy()
     is_iso = pc.match_substring_regex(column, _ISO).to_numpy()
+    neither = ~(is_number | is_iso)
+    if neither.any():
+        # Such a text is one bad row, but may have swallowed all that follow it.
+        refuse_control(column.filter(pa.array(neither)), mixture.name, _place_of(mixture, neither))
     if is_number.any() and is_iso.any():
-        raise _mixed(name, ["numbers", "ISO 8601 text"])
+        raise mixture.error({"numbers": int(is_number.argmax()), "ISO 8601 text": int(is_iso.argmax())})
     ms, good = np.zeros(len(column), dtype=np.int64), np.zeros(len(column), dtype=bool)
     if is_number.any():
         text = pc.utf8_trim_whitespace(column.filter(pa.array(is_number)))
-        times = _from_numbers(_numbers_of(text), None, name)
+        numbers = _Mixture(mixture.name, _place_of(mixture, is_number))
+        times = _from_numbers(_numbers_of(text), np.ones(len(text), dtype=bool), numbers)
         ms[is_number], good[is_number] = times.ms, times.good
         return Times(ms=ms, good=good, unit=times.unit)
     if is_iso.any():
@@ -98,6 +117,12 @@ def _from_text(column: pa.ChunkedArray, name: str) -> Times:
             part_ms[mask], part_good[mask] = _cast_text(text.filter(pa.array(mask)), type_)
         ms[is_iso], good[is_iso] = part_ms, part_good
     return _checked(ms, good, "ISO 8601 text")
+
+
+def _place_of(mixture: _Mixture, chosen: NDArray[np.bool_]) -> Place:
+    """Where the rows of a mask stand, numbered among themselves."""
+    rows = np.flatnonzero(chosen)
+    return lambda row: mixture.place(int(rows[row]))
 
 
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
@@ -126,34 +151,53 @@ def _cast_text(text: pa.Array, type_: pa.DataType) -> tuple[NDArray[np.int64], N
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_] | None, name: str) -> Times:
-    usable = np.ones(len(values), dtype=bool) if good is None else good.copy()
+def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_], mixture: _Mixture) -> Times:
     with np.errstate(invalid="ignore"):
-        usable &= np.isfinite(values) & (values > 0)
-    if not usable.any():
-        return Times(ms=np.zeros(len(values), dtype=np.int64), good=usable, unit="numbers")
+        good = good & (values > 0)
+        if np.issubdtype(values.dtype, np.floating):
+            good &= values < _LARGEST_NUMBER
+    if not good.any():
+        return Times(ms=np.zeros(len(values), dtype=np.int64), good=good, unit="numbers")
+    usable = values if good.all() else values[good]
     bounds = np.array([bound for _, bound in UNITS[:-1]])
-    found = np.unique(np.searchsorted(bounds, values[usable].astype(np.float64), side="right"))
-    if len(found) > 1:
-        raise _mixed(name, [UNITS[i][0] for i in found])
-    unit = int(found[0])
-    ms = np.zeros(len(values), dtype=np.int64)
-    if unit == 0:
-        ms[usable] = np.round(values[usable] * 1000)
+    lowest, highest = np.searchsorted(bounds, [float(usable.min()), float(usable.max())], side="right").tolist()
+    if lowest != highest:
+        units = np.searchsorted(bounds, usable.astype(np.float64), side="right")
+        found, first = np.unique(units, return_index=True)
+        rows = np.flatnonzero(good)[first]
+        raise mixture.error({UNITS[unit][0]: int(row) for unit, row in zip(found, rows, strict=True)})
+    whole = np.issubdtype(values.dtype, np.integer)
+    if highest == 0:
+        # Widened first: seconds fit into 32 bits, their milliseconds do not.
+        in_ms = usable.astype(np.int64) * 1000 if whole else np.round(usable * 1000.0)
     else:
-        ms[usable] = (values[usable] // 1000 ** (unit - 1)).astype(np.int64)
-    return _checked(ms, usable, UNITS[unit][0])
+        in_ms = usable if highest == 1 and whole else usable // 1000 ** (highest - 1)
+    if len(usable) == len(values):
+        return _checked(in_ms, good, UNITS[highest][0])
+    ms = np.zeros(len(values), dtype=np.int64)
+    ms[good] = in_ms
+    return _checked(ms, good, UNITS[highest][0])
 
 
 def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
     ms = np.asarray(ms, dtype=np.int64)
-    good = good & (ms > 0)
-    return Times(ms=np.where(good, ms, 0), good=good, unit=unit)
+    good = good & (ms > 0) & (ms < LATEST_MS)
+    return Times(ms=ms if good.all() else np.where(good, ms, 0), good=good, unit=unit)
 
 
-def _mixed(name: str, units: list[str]) -> DataError:
-    return DataError(
-        f"the time column {name!r} mixes {' and '.join(units)}",
-        allowed="allowed: one unit (seconds below 1e11, ms below 1e14, µs below 1e17, else ns) or ISO 8601 throughout",
-        fix="convert the column to one unit",
-    )
+@dataclasses.dataclass(frozen=True)
+class _Mixture:
+    """What to say of a column that mixes units: its name, and where its rows stand."""
+
+    name: str
+    place: Place
+
+    def error(self, first_rows: dict[str, int]) -> DataError:
+        """`first_rows`: unit → the first row that has it."""
+        units = " and ".join(first_rows)
+        where = ", ".join(f"{unit} from {self.place(row)}" for unit, row in first_rows.items())
+        return DataError(
+            f"the time column {self.name!r} mixes {units}: {where}",
+            allowed="allowed: one unit (seconds below 1e11, ms below 1e14, µs below 1e17, else ns) or ISO 8601 text",
+            fix="convert the column to one unit",
+        )

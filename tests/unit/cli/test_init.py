@@ -92,3 +92,20 @@ def test_the_written_recipe_is_a_run_of_the_dataset(folder: Path) -> None:
     config = namespace["recipe"]()
     assert config.data.dataset == "datasets/my-log"
     assert config.name == "my-log"
+
+
+def test_files_and_folders_are_given_by_name_or_by_option(folder: Path) -> None:
+    (folder / "logs").mkdir()
+    (folder / "logs" / "a.csv").write_text(LOG)
+    (folder / "more.csv").write_text(LOG.replace("2024-05-01", "2024-05-02"))
+    result = CliRunner().invoke(app, ["logs", "more.csv", "--from", "my log.csv", *COLUMNS, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert (found["report"]["rows_read"], found["report"]["duplicates"]) == (9, 3)
+    assert Path(found["dataset"]).parent == Path("datasets/logs")
+
+
+def test_without_a_log_it_says_so(folder: Path) -> None:
+    result = CliRunner().invoke(app, [*COLUMNS])
+    assert isinstance(result.exception, UsageError)
+    assert "no log was given" in str(result.exception)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -62,3 +64,37 @@ def test_requests_and_positions() -> None:
     assert positions.to_pylist() == [0, 3, None, None, None]
     assert num_bad == 2
     assert parse_positions(column([2, 5]))[0].type == pa.int32()
+
+
+def place(row: int) -> str:
+    return f"log.csv line {row + 2}"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["a", "b\x00c"], "log.csv line 3: the column 'u' holds a NUL byte"),
+        (["a\nb", "c"], "log.csv line 2: the column 'u' holds a line break"),
+        ([0.0, 1.0, 0.5], "log.csv line 4: the id column 'u' holds fractions"),
+        ([[1], [2]], "log.csv line 2: the id column 'u' has type list"),
+    ],
+)
+def test_unusable_ids_are_named_by_their_place_and_never_shown(values: list[Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        parse_ids(column(values), "u", place=place)
+
+
+def test_numbers_above_int64_are_named_by_their_place() -> None:
+    large = column([1, None, 2**63], pa.uint64())
+    for parse in (parse_ids, parse_requests):
+        with pytest.raises(DataError, match="log.csv line 4: 'u' holds a number above"):
+            parse(large, "u", place=place)
+
+
+def test_names_requests_and_positions_must_be_scalars_on_one_line() -> None:
+    for parse in (parse_names, parse_requests, parse_positions):
+        with pytest.raises(DataError, match="log.csv line 2: the column 'a' has type list"):
+            parse(column([[1], [2]]), "a", place)
+    for parse in (parse_names, parse_requests):
+        with pytest.raises(DataError, match="log.csv line 3: the column 'a' holds a line break"):
+            parse(column(["x", "y\nz"]), "a", place)

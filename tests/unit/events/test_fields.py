@@ -93,7 +93,7 @@ def test_columns_that_cannot_be_fields_are_refused(given: pa.ChunkedArray, typed
 
 
 def test_contexts_are_kept_as_they_are_and_empty_ones_null() -> None:
-    found = parse_contexts(column([' {"a": [1, null]}', "", None, "{}"]), "c", lambda row: row)
+    found = parse_contexts(column([' {"a": [1, null]}', "", None, "{}"]), "c")
     assert found.type == pa.string()
     assert found.to_pylist() == ['{"a": [1, null]}', None, None, "{}"]
 
@@ -110,10 +110,10 @@ def test_contexts_are_kept_as_they_are_and_empty_ones_null() -> None:
 )
 def test_a_context_that_is_no_object_names_its_line(text: str, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
-        parse_contexts(column(["{}", "", "{}", text, text]), "c", lambda row: row + 2)
-    assert "in line 5" in str(caught.value)
+        parse_contexts(column(["{}", "", "{}", text, text]), "c", lambda row: f"log.csv line {row + 2}")
+    assert "log.csv line 5: the context" in str(caught.value)
 
 
 def test_contexts_are_text() -> None:
     with pytest.raises(DataError, match="has type int64"):
-        parse_contexts(column([1, 2]), "c", lambda row: row)
+        parse_contexts(column([1, 2]), "c")

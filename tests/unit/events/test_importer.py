@@ -21,7 +21,7 @@ def run(tmp_path: Path, content: str | bytes, **options: object) -> tuple[Datase
     file = tmp_path / "log.csv"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     columns: dict[str, object] = {"user": "u", "item": "i", "time": "t"}
-    config = ImportConfig(file=file, **{**columns, **options})  # type: ignore[arg-type]
+    config = ImportConfig(files=[file], **{**columns, **options})  # type: ignore[arg-type]
     path, report = import_log(config, tmp_path / "datasets", "log")
     return open_dataset(path), report
 
@@ -150,7 +150,7 @@ def test_user_attributes_join_by_the_first_column_and_keep_the_events_type(tmp_p
 def test_an_attribute_file_with_the_wrong_id_column_is_refused(tmp_path: Path) -> None:
     items = tmp_path / "items.csv"
     items.write_text("title,code\nten,10\nnew,12\n")
-    with pytest.raises(DataError, match="2 of 2 rows"):
+    with pytest.raises(DataError, match=r"2 of 2 rows of .*items.csv .line 2, 3. have no id"):
         run(tmp_path, GOOD, items=items)
     assert not (tmp_path / "datasets").exists()
 
@@ -197,7 +197,7 @@ def test_contexts_are_checked_and_a_bad_one_named_by_its_line(tmp_path: Path) ->
     dataset, _ = run(tmp_path, content, context="c")
     assert dataset.read_events(["context"])["context"].to_pylist() == ['{"device": "phone"}', None]
     # The dropped row before it counts as a line, and its own context does not matter.
-    with pytest.raises(DataError, match=r"'\[1\]' in line 5 is JSON, but not an object"):
+    with pytest.raises(DataError, match=r"log.csv line 5: the context '\[1\]' is JSON, but not an object"):
         run(tmp_path, content + ",7,30,{\n1,8,40,[1]\n", context="c", max_bad_share=0.5)
 
 
@@ -265,3 +265,68 @@ def test_two_hundred_thousand_rows_take_seconds(tmp_path: Path) -> None:
     assert time.process_time() - started < 5
     assert dataset.num_events == 200_000
     assert report.out_of_order == 200_000 - 5003
+
+
+def test_several_files_are_one_log_in_the_order_of_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "b.csv").write_text("u,i,t\nx,3,10\nx,1,10\n")
+    (folder / "a.csv").write_text("u,i,t\nx,1,10\nx,2,20\nx\n")
+    columns = {"user": "u", "item": "i", "time": "t", "max_bad_share": 0.5}
+    tables = []
+    for files in ([folder], [folder / "*.csv"], [folder / "b.csv", folder / "a.csv"]):
+        path, report = import_log(ImportConfig(files=files, **columns), tmp_path / "datasets", "log")  # type: ignore[arg-type]
+        tables.append(open_dataset(path).read_events())
+    assert all(table.equals(tables[0]) for table in tables)
+    # The second row of b.csv repeats the first of a.csv; ties are in the order of the files.
+    assert [(row["item"], row["order"]) for row in tables[0].to_pylist()] == [(1, 0), (3, 2), (2, 1)]
+    assert (report.rows_read, report.malformed, report.duplicates, report.out_of_order) == (5, 1, 1, 1)
+    assert open_dataset(path).manifest["source"]["num_files"] == 2
+
+
+def test_bad_rows_of_several_files_are_named_by_file(tmp_path: Path) -> None:
+    for name, rows in (("a", "x,1,10\n"), ("b", ",3,10\nx,2,never\nx\n")):
+        (tmp_path / f"{name}.csv").write_text("u,i,t\n" + rows)
+    config = ImportConfig(files=[tmp_path / "?.csv"], user="u", item="i", time="t")
+    with pytest.raises(DataError) as caught:
+        import_log(config, tmp_path / "datasets", "log")
+    file = tmp_path / "b.csv"
+    assert f"3 of 4 rows of {tmp_path / 'a.csv'} and 1 more cannot be used" in str(caught.value)
+    assert f"1 without a user ({file} line 2)" in str(caught.value)
+    assert f"1 with an unparsable time ({file} line 3)" in str(caught.value)
+    assert f"1 with the wrong number of fields ({file} line 4)" in str(caught.value)
+
+
+def test_dropped_rows_and_duplicates_leave_every_column_in_step(tmp_path: Path) -> None:
+    rows = [f"u{n % 5},i{n % 7},{1_700_000_000 + n},{'view' if n % 2 else 'save'},r{n},{n}" for n in range(90)]
+    rows[10] = rows[10].replace("u0", "")
+    content = "u,i,t,a,r,f\n" + "\n".join([*rows, *rows[40:60]]) + "\n"
+    dataset, report = run(tmp_path, content, action="a", request="r", fields={"f": "f"}, max_bad_share=0.1)
+    assert (report.empty_users, report.duplicates, dataset.num_events) == (1, 20, 89)
+    for row in dataset.read_events().to_pylist():
+        n = row["order"]
+        assert row["action"] == ("view" if n % 2 else "save")
+        assert (row["user"], row["item"], row["request"], row["f"]) == (f"u{n % 5}", f"i{n % 7}", f"r{n}", n)
+        assert row["received_ms"] == row["time_ms"] == 1000 * (1_700_000_000 + n)
+
+
+def test_versions_of_one_time_are_named_by_line_and_users_are_not_shown(tmp_path: Path) -> None:
+    users = tmp_path / "users.csv"
+    users.write_text("u,valid_from_ms,age\n2,5,30\n1,5,30\n1,6,30\n1,5,31\n")
+    with pytest.raises(DataError, match=r"one user at 5 in .*users.csv line 3 and line 5"):
+        run(tmp_path, GOOD, users=users)
+
+
+def test_a_file_of_attributes_without_rows_is_refused(tmp_path: Path) -> None:
+    items = tmp_path / "items.csv"
+    items.write_text("i,price\n")
+    with pytest.raises(DataError, match="items.csv has a header but no rows"):
+        run(tmp_path, GOOD, items=items)
+
+
+def test_names_of_datasets_come_from_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_name(Path("x/my logs")) == "my-logs"
+    assert default_name(Path("x/shop/*.csv")) == "shop"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert default_name(Path("*.csv")) == default_name(Path(".")) == "here"

@@ -86,3 +86,10 @@ def test_fields_are_listed_with_their_type_and_how_many_are_missing() -> None:
 def test_name_shares_leave_out_names_without_events() -> None:
     column = pa.chunked_array([pa.DictionaryArray.from_arrays([0, 0], ["a", "b"])])
     assert name_shares(column) == {"a": 1.0}
+
+
+def test_repeats_do_not_depend_on_how_far_apart_ids_lie() -> None:
+    near = statistics_of([(1, 5, 1), (1, 5, 2), (1, 6, 62), (1, 5, 63), (2, 5, 10)])
+    low, high = -(1 << 62), (1 << 62) + 1
+    far = statistics_of([(1, low, 1), (1, low, 2), (1, high, 62), (1, low, 63), (2, low, 10)])
+    assert far["repeats"] == near["repeats"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -97,3 +98,75 @@ def test_a_missing_file_and_a_folder_are_wrong_use(tmp_path: Path) -> None:
         inspect(tmp_path / "no.csv")
     with pytest.raises(UsageError, match="is a folder"):
         inspect(tmp_path)
+
+
+def test_where_text_stops_being_utf8_is_said(tmp_path: Path) -> None:
+    lines = b"u,i\n" + b"1,2\n" * 5
+    for bad, line in ((b"\xff,2\n", 7), (b"\xff\n", 7)):  # the second has the wrong number of fields as well
+        for content in (lines + bad, gzip.compress(lines + bad)):
+            with pytest.raises(DataError, match=f"not UTF-8 text in line {line}"):
+                read(inspect(write(tmp_path / "a.csv", content)))
+
+
+def test_a_quote_that_swallows_lines_is_refused(tmp_path: Path) -> None:
+    source = inspect(write(tmp_path / "a.csv", "u,i,n\n1,2,3\n" + '1,"2,3\n' + "1,2,3\n" * 500))
+    with pytest.raises(DataError, match="line 3 opens a quote"):
+        read(source)
+
+
+def test_a_header_without_a_line_break_has_no_rows(tmp_path: Path) -> None:
+    source = inspect(write(tmp_path / "a.csv", "u,i"))
+    assert read(source).table.num_rows == 0
+    assert read(source, as_text=["u"]).table.column_names == ["u", "i"]
+
+
+def test_parquet_is_read_group_by_group_and_an_error_names_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"u": pa.array(range(300)), "x": [f"text {n}" for n in range(300)]})
+    pq.write_table(table, path, row_group_size=100, compression="none", use_dictionary=False, write_page_checksum=True)
+    assert read(inspect(path), ["x", "u"]).table.equals(table.select(["x", "u"]))
+    data = bytearray(path.read_bytes())
+    data[data.index(b"text 150")] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="a.parquet rows 101 to 200 cannot be read"):
+        read(inspect(path))
+    assert read(inspect(path), ["u"]).table.num_rows == 300
+
+
+def test_text_in_parquet_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    binary = pa.array([b"a", b"\xff\xfe"], pa.binary())
+    pq.write_table(pa.table({"x": binary.view(pa.string())}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="rows 1 to 2 cannot be read"):
+        read(inspect(tmp_path / "a.parquet"))
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["u", "u"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="two columns named 'u'"):
+        inspect(tmp_path / "a.parquet")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataError, match="pipe.csv is no regular file"):
+        inspect(tmp_path / "pipe.csv")
+    (tmp_path / "link.csv").symlink_to("gone.csv")
+    with pytest.raises(DataError, match="link.csv is a symlink to nothing"):
+        inspect(tmp_path / "link.csv")
+
+
+@pytest.mark.parametrize("change", ["grow", "touch", "replace", "remove"])
+def test_a_file_that_is_not_what_it_was_is_refused(tmp_path: Path, change: str) -> None:
+    path = write(tmp_path / "a.csv", CSV)
+    source = inspect(path)
+    if change == "grow":
+        path.write_text(CSV + "9,3,z\n")
+    elif change == "touch":
+        os.utime(path, ns=(1, 1))
+    elif change == "replace":
+        os.replace(write(tmp_path / "b.csv", CSV), path)
+    else:
+        path.unlink()
+    expected = {"grow": "was 23 bytes, is 29", "remove": "is gone"}.get(change, "was replaced")
+    with pytest.raises(DataError, match=f"a.csv changed while it was read: it {expected}"):
+        read(source)

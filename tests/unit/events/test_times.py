@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -116,3 +117,41 @@ def test_milliseconds_of_other_types() -> None:
     assert parse_milliseconds(moment, "valid_from_ms").ms.tolist() == [MOMENT_MS]
     with pytest.raises(DataError, match="above"):
         parse_milliseconds(pa.chunked_array([pa.array([2**64 - 1], pa.uint64())]), "valid_from_ms")
+
+
+@pytest.mark.parametrize("type_", [pa.int32(), pa.uint32(), pa.int64(), pa.float64()])
+def test_seconds_of_any_width_do_not_overflow(type_: pa.DataType) -> None:
+    ms, good, unit = parse([1_700_000_000, 1_700_000_001], type_)
+    assert (ms, good, unit) == ([1_700_000_000_000, 1_700_000_001_000], [True, True], "seconds")
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([10_000_000], pa.date32()),
+        ([2**62], pa.timestamp("s")),
+        ([-(2**62)], pa.timestamp("s")),
+        ([884_541_340_800_000_000], pa.timestamp("us")),
+        ([1e300, float("inf"), float("nan"), -1.0], pa.float64()),
+        (["0001-01-01", "2300-01-01", "30000-01-01"], pa.string()),
+    ],
+)
+def test_times_out_of_range_are_no_times(values: list[Any], type_: pa.DataType) -> None:
+    ms, good, _ = parse(values, type_)
+    assert not any(good)
+    assert not any(ms)
+
+
+def test_a_mixture_names_the_first_row_of_each_unit() -> None:
+    texts = pa.chunked_array([pa.array(["soon", "1700000000", "1700000001", "1700000000000"])])
+    with pytest.raises(DataError, match="seconds from line 2, milliseconds from line 4"):
+        parse_times(texts, "when", lambda row: f"line {row + 1}")
+    numbers = pa.chunked_array([pa.array([0, 1_700_000_000_000_000, 1_700_000_000_000])])
+    with pytest.raises(DataError, match="milliseconds from row 3, microseconds from row 2"):
+        parse_times(numbers, "when")
+
+
+def test_a_time_that_swallowed_the_lines_below_it_is_refused() -> None:
+    texts = pa.chunked_array([pa.array(["1700000000", "1700000001\n1,2,1700000002"])])
+    with pytest.raises(DataError, match="row 2: the column 'when' holds a line break"):
+        parse_times(texts, "when")

@@ -1,0 +1,34 @@
+"""The public datasets that can be imported, by name.
+
+Left out: Census-Income (KDD), which is no log of events: it has neither users, items nor times.
+"""
+
+from __future__ import annotations
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import UsageError
+from tackboard.events.public.deskdrop import DESKDROP
+from tackboard.events.public.kakao_brunch import KAKAO_BRUNCH
+from tackboard.events.public.kuairand import KUAIRAND
+from tackboard.events.public.movielens import ML_1M, ML_100K
+from tackboard.events.public.open_bandit import OPEN_BANDIT
+from tackboard.events.public.publisher import PublicDataset
+from tackboard.events.public.retailrocket import RETAILROCKET
+from tackboard.events.public.sequences import SEQUENCES
+
+DATASETS = {
+    dataset.name: dataset
+    for dataset in (ML_100K, ML_1M, KAKAO_BRUNCH, *SEQUENCES, RETAILROCKET, DESKDROP, OPEN_BANDIT, KUAIRAND)
+}
+
+
+def find_public(name: str) -> PublicDataset:
+    """The dataset of that name; another name raises UsageError with the closest."""
+    if name not in DATASETS:
+        close = suggest(name, tuple(DATASETS))
+        raise UsageError(
+            f"public dataset {name!r}",
+            allowed=f"allowed: {', '.join(DATASETS)}",
+            fix=f"did you mean {close}?" if close else "see `tackboard data import --list`",
+        )
+    return DATASETS[name]

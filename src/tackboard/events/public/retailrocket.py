@@ -1,0 +1,69 @@
+"""RetailRocket, several behaviours, as the authors of MB-IMN published it in the format of MBHT.
+
+Rules: a line is a history and the item that is bought next. Each line becomes a user of its own, `train-7` or `test-7`,
+because the publisher does not say which lines belong together: a long history comes as several growing beginnings, so
+events repeat between users. Actions: 0 `buy`, 1 `cart`, 2 `view`, and 3, which nobody documents, `type_3`; the target
+is the last event, a `buy`. There are no times, only an order: times are made up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tackboard.core.errors import DataError
+from tackboard.events.public.archive import Download
+from tackboard.events.public.publisher import (
+    ORDER_ONLY_NOTE,
+    Counts,
+    PublicData,
+    PublicDataset,
+    canonical_events,
+    named,
+    order_only_times,
+)
+
+ACTIONS = ("buy", "cart", "view", "type_3")
+HEADER = "session_id:token\titem_id_list:token_seq\titem_type_list:token_seq\titem_id:token"
+
+
+def read_retailrocket(download: Download) -> PublicData:
+    """retail_beh.train.inter and retail_beh.test.inter."""
+    users: list[str] = []
+    items: list[int] = []
+    actions: list[int] = []
+    lengths: list[int] = []
+    for part in ("train", "test"):
+        name = f"retail_beh.{part}.inter"
+        lines = download.text(name).splitlines()
+        if not lines or lines[0] != HEADER:
+            raise DataError(f"{name} does not begin with the columns {HEADER!r}")
+        for number, line in enumerate(lines[1:], start=2):
+            session, history, types, target = line.split("\t")
+            line_items, line_actions = history.split(), types.split()
+            if len(line_items) != len(line_actions):
+                raise DataError(f"{name} line {number} has {len(line_items)} items and {len(line_actions)} types")
+            users.append(f"{part}-{session}")
+            items += [*map(int, line_items), int(target)]
+            actions += [*map(int, line_actions), ACTIONS.index("buy")]
+            lengths.append(len(line_items) + 1)
+    codes = np.repeat(np.arange(len(users)), lengths)
+    events = canonical_events(
+        named(codes, users),
+        pa.array(items, pa.int64()),
+        order_only_times(lengths),
+        action=named(np.array(actions), ACTIONS),
+    )
+    return PublicData(events=events)
+
+
+RETAILROCKET = PublicDataset(
+    name="retailrocket-mb",
+    title="RetailRocket: views, carts and purchases in a shop",
+    files="retail_beh.train.inter and retail_beh.test.inter, or an archive that holds them",
+    source="https://github.com/tripiggyo1/MB-IMN (dataset/retail_beh)",
+    terms="RetailRocket on Kaggle: CC BY-NC-SA 4.0, non-commercial",
+    counts=Counts(users=32_690, items=31_239, events=524_244),
+    read=read_retailrocket,
+    note=f"lines are users, and long histories come as growing beginnings; {ORDER_ONLY_NOTE}",
+)

@@ -1,0 +1,141 @@
+"""Sequences of items as four papers published them: Amazon reviews 2014 (5-core) and Last.fm.
+
+Rules: one action, `event`. S3-Rec and TiCoSeRec ship one line per user, `user item item …`, in order; SASRec and
+BERT4Rec one line per event, `user item`. Only TiCoSeRec ships times (seconds, whole days), in a second file of the same
+shape; the others have an order only, and their times are made up. S3-Rec ships item attributes as numbers: they become
+a list `attributes`. Tie rule: the order of the line. The papers numbered items each in their own way, so item 7 of one
+set is not item 7 of another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from tackboard.core.errors import DataError
+from tackboard.events.public.archive import Download
+from tackboard.events.public.publisher import (
+    ORDER_ONLY_NOTE,
+    Counts,
+    PublicData,
+    PublicDataset,
+    canonical_events,
+    order_only_times,
+)
+
+_AMAZON_TERMS = "Amazon review data (McAuley): research use; the repository states no licence for the data"
+
+
+def read_s3rec(stem: str) -> Callable[[Download], PublicData]:
+    """A reader of `stem`.txt and `stem`_item2attributes.json."""
+
+    def read(download: Download) -> PublicData:
+        lines = _lines(download, f"{stem}.txt")
+        attributes = json.loads(download.text(f"{stem}_item2attributes.json"))
+        items = {
+            "item": pa.array([int(item) for item in attributes], pa.int64()),
+            "attributes": pa.array(list(attributes.values()), pa.list_(pa.int64())),
+        }
+        return PublicData(events=_of_lines(lines, None), items=pa.table(items))
+
+    return read
+
+
+def read_ticoserec(stem: str) -> Callable[[Download], PublicData]:
+    """A reader of `stem`_item.txt and `stem`_time.txt."""
+
+    def read(download: Download) -> PublicData:
+        lines, times = _lines(download, f"{stem}_item.txt"), _lines(download, f"{stem}_time.txt")
+        shapes = [[(line[0], len(line)) for line in rows] for rows in (lines, times)]
+        if shapes[0] != shapes[1]:
+            raise DataError(f"{stem}_item.txt and {stem}_time.txt do not have the same users and lengths")
+        seconds = np.array([time for line in times for time in line[1:]], dtype=np.int64)
+        return PublicData(events=_of_lines(lines, seconds * 1000))
+
+    return read
+
+
+def read_pairs(name: str) -> Callable[[Download], PublicData]:
+    """A reader of a file of lines `user item`, all lines of a user together."""
+
+    def read(download: Download) -> PublicData:
+        pairs = np.array([line.split() for line in download.text(name).splitlines()], dtype=np.int64)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise DataError(f"{name} is not made of lines `user item`")
+        starts = np.flatnonzero(np.append(True, pairs[1:, 0] != pairs[:-1, 0]))
+        lengths = np.diff(np.append(starts, len(pairs)))
+        return PublicData(events=canonical_events(pairs[:, 0], pairs[:, 1], order_only_times(lengths)))
+
+    return read
+
+
+def _lines(download: Download, name: str) -> list[list[int]]:
+    return [[int(word) for word in line.split()] for line in download.text(name).splitlines() if line.strip()]
+
+
+def _of_lines(lines: list[list[int]], time_ms: np.ndarray | None) -> pa.Table:
+    lengths = np.array([len(line) - 1 for line in lines])
+    users = np.repeat(np.array([line[0] for line in lines], dtype=np.int64), lengths)
+    items = np.array([item for line in lines for item in line[1:]], dtype=np.int64)
+    return canonical_events(users, items, order_only_times(lengths) if time_ms is None else time_ms)
+
+
+def _s3rec(name: str, title: str, stem: str, counts: Counts, terms: str = _AMAZON_TERMS) -> PublicDataset:
+    return PublicDataset(
+        name=name,
+        title=title,
+        files=f"{stem}.txt and {stem}_item2attributes.json, or an archive that holds them",
+        source="https://github.com/RUCAIBox/CIKM2020-S3Rec (data/)",
+        terms=terms,
+        counts=counts,
+        read=read_s3rec(stem),
+        note=ORDER_ONLY_NOTE,
+    )
+
+
+def _ticoserec(name: str, title: str, stem: str, counts: Counts) -> PublicDataset:
+    return PublicDataset(
+        name=name,
+        title=title,
+        files=f"{stem}_item.txt and {stem}_time.txt, or an archive that holds them",
+        source="https://github.com/KingGugu/TiCoSeRec (data/)",
+        terms=_AMAZON_TERMS,
+        counts=counts,
+        read=read_ticoserec(stem),
+        note="times are whole days: ties keep the order of the line, which other copies of these data do not share",
+    )
+
+
+_BEAUTY, _SPORTS = Counts(22_363, 12_101, 198_502), Counts(35_598, 18_357, 296_337)
+_TOYS, _LASTFM = Counts(19_412, 11_924, 167_597), Counts(1_090, 3_646, 52_551)
+SEQUENCES = (
+    _s3rec("amazon-beauty-s3rec", "Amazon Beauty 5-core, with item attributes", "Beauty", _BEAUTY),
+    _s3rec("amazon-sports-s3rec", "Amazon Sports 5-core, with item attributes", "Sports_and_Outdoors", _SPORTS),
+    _s3rec("amazon-toys-s3rec", "Amazon Toys and Games 5-core, with item attributes", "Toys_and_Games", _TOYS),
+    _s3rec("lastfm-s3rec", "Last.fm artists, with item attributes", "LastFM", _LASTFM, terms="none stated"),
+    _ticoserec("amazon-beauty-ticoserec", "Amazon Beauty 5-core, with times", "Beauty", _BEAUTY),
+    _ticoserec("amazon-sports-ticoserec", "Amazon Sports 5-core, with times", "Sports", _SPORTS),
+    PublicDataset(
+        name="amazon-video-sasrec",
+        title="Amazon Video Games as SASRec filtered it",
+        files="Video.txt, or an archive that holds it",
+        source="https://github.com/kang205/SASRec (data/)",
+        terms=_AMAZON_TERMS,
+        counts=Counts(31_013, 23_715, 287_107),
+        read=read_pairs("Video.txt"),
+        note=ORDER_ONLY_NOTE,
+    ),
+    PublicDataset(
+        name="amazon-beauty-bert4rec",
+        title="Amazon Beauty as BERT4Rec filtered it",
+        files="beauty.txt, or an archive that holds it",
+        source="https://github.com/FeiSun/BERT4Rec (data/)",
+        terms=_AMAZON_TERMS,
+        counts=Counts(40_226, 54_542, 353_962),
+        read=read_pairs("beauty.txt"),
+        note=ORDER_ONLY_NOTE,
+    ),
+)
