@@ -254,7 +254,7 @@ FAULTS = [
           f"{INIT} --items items.csv"),
     Fault("a field that is a list", made("log", parquet(more=nested)), ("log row 1: the column 'more' has type list",),
           f"{INIT} --field more"),
-    Fault("a context that is no object", log(GOOD), ("log line 2: the context 'i0' is not JSON",),
+    Fault("a context that is no object", log(GOOD), ("log line 2: the context is not JSON",),
           f"{INIT} --context item"),
     # Wrong use, not wrong data.
     Fault("a pattern that matches nothing", log(GOOD), ("no file matches logs/*.csv",), code=WRONG_USE,

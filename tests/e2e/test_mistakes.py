@@ -211,7 +211,7 @@ MISTAKES = [
         "a context that is not JSON",
         f"{INIT} --context action",
         DATA_INVALID,
-        ("log.csv line 2: the context 'click' is not JSON", "a JSON object"),
+        ("log.csv line 2: the context is not JSON", "a JSON object"),
         log(GOOD_LOG),
     ),
     Mistake(

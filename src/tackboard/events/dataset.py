@@ -30,9 +30,10 @@ import pyarrow.parquet as pq
 
 from tackboard.core.config import suggest
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
-from tackboard.core.files import new_directory, read_json, remove_leftovers, replace_symlink, write_json_atomic
+from tackboard.core.files import new_directory, read_json, remove_leftovers, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.events.entities import entity_table, split_versions
+from tackboard.events.forgetting import promote, read_forgotten, shown_to_others, without_forgotten
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
 from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import describe
@@ -170,12 +171,20 @@ def write_dataset(
     `events` has the canonical columns in any order; ids, sort order, items, users and statistics are added here.
     Attribute tables carry a column `item` or `user`; with a column valid_from_ms (int64, ms UTC) an id may have several
     rows, each of which holds until the next. `source` says where the events came from, in the manifest.
+    Users on the dataset's list of forgotten users are left out (see forgetting.py).
     A reader sees the old `latest` or the new one, never a part.
     """
     check_name(name)
     if not events.num_rows:
         raise DataError("there are no events", fix="give a log with at least one row")
-    completed = complete_events(events)
+    folder = root / name
+    forgotten = read_forgotten(folder)
+    everyone = complete_events(events)
+    completed = without_forgotten(everyone, forgotten)
+    if not completed.num_rows:
+        raise DataError("all events are of users who were forgotten", fix="give a log with events of others")
+    if user_attributes is not None:
+        user_attributes = without_forgotten(user_attributes, forgotten)
     newest_items, item_history = split_versions("item", item_attributes)
     newest_users, user_history = split_versions("user", user_attributes)
     items = entity_table(completed, "item", newest_items)
@@ -189,9 +198,8 @@ def write_dataset(
     if user_history is not None:
         tables["user_history"] = user_history
     if impressions is not None:
-        tables["impressions"] = impressions
+        tables["impressions"] = shown_to_others(impressions, everyone, forgotten)
     layout = cut_buckets(numpy_column(completed, "user_id"), ROWS_PER_BUCKET)
-    folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
     snapshot = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + _content_hash(tables, truth)[:8]
@@ -208,7 +216,7 @@ def write_dataset(
             if truth is not None:
                 write_json_atomic(temporary / "truth.json", truth)
             write_manifest(temporary, KIND, {"name": name, "source": dict(source or {})})
-    replace_symlink(folder / LATEST, snapshot)
+    promote(final, forgotten)
     return final
 
 

@@ -85,7 +85,7 @@ def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) ->
         if problem:
             row = pc.index(array.indices, code).as_py()
             raise DataError(
-                f"{place(row)}: the context {text[:60]!r} {problem}",
+                f"{place(row)}: the context {problem}",
                 allowed='allowed: a JSON object, e.g. {"device": "phone"}, or nothing',
                 fix=f"correct the column {name!r}, or leave out --context",
             )

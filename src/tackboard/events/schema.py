@@ -107,8 +107,9 @@ def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
     distinct, first = np.unique(hashed, return_index=True)
     if len(distinct) != len(hashed):
         second = np.setdiff1d(np.arange(len(hashed)), first)[0]
-        clash = array.dictionary[int(second)].as_py()
-        raise DataError(f"{what} {clash!r} has the same 64-bit id as another", fix=f"rename one of the two {what}s")
+        # Raw ids of users stay out of messages.
+        clash = f"{what} {array.dictionary[int(second)].as_py()!r}" if what == "item" else f"one {what}"
+        raise DataError(f"{clash} has the same 64-bit id as another", fix=f"rename one of the two {what}s")
     return np.asarray(hashed[array.indices.to_numpy()], dtype=np.int64)
 
 

@@ -52,7 +52,7 @@ def _parse(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise DataError(f"the context {text[:60]!r} is no JSON object", fix="import the events again")
+        raise DataError("the context of an event is no JSON object", fix="import the events again")
     return content
 
 

@@ -83,8 +83,11 @@ def test_two_fields_of_one_name_are_refused() -> None:
 
 def test_two_strings_with_one_id_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "string_id", lambda text: 7)
-    with pytest.raises(DataError, match="same 64-bit id"):
+    with pytest.raises(DataError, match="item 'b' has the same 64-bit id"):
         ids_of(pa.chunked_array([["a", "b"]]), "item")
+    with pytest.raises(DataError, match="one user has the same 64-bit id") as caught:
+        ids_of(pa.chunked_array([["anna", "ben"]]), "user")
+    assert "anna" not in str(caught.value) and "ben" not in str(caught.value)
 
 
 def test_encode_joins_chunks_with_different_dictionaries() -> None:

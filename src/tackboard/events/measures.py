@@ -1,0 +1,217 @@
+"""What events look like, a bucket at a time: a dataset in, columns of names and of numbers out, and ways to count them.
+
+`data stats` and `data drift` look at events through this module, so that both mean the same by a gap or an hour.
+Memory is that of one bucket and of one count per item and per user: samples and counts of names are bounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.hashing import mix64
+from tackboard.events.dataset import Dataset
+from tackboard.events.schema import encode, numpy_column
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+SAMPLE_SIZE = 65_536
+MAX_NAMES = 100_000
+"""Names of a column that are counted at once; beyond, the rarest half is given up."""
+MERGE_AT = 1 << 22
+"""Ids that may wait to be counted."""
+MISSING = "(missing)"
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_DAY = r"(\d{4}-\d\d-\d\d)?"
+_RANGE = re.compile(rf"{_DAY}\.\.{_DAY}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """The events of a dataset whose time lies in [from_ms, until_ms); None is no bound."""
+
+    dataset: Dataset
+    from_ms: int | None = None
+    until_ms: int | None = None
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """user_id, time_ms and `columns`, whole users at a time, pieces without events left out."""
+        for table in self.dataset.event_chunks(list(dict.fromkeys(["time_ms", *columns]))):
+            times = numpy_column(table, "time_ms")
+            kept = np.ones(len(times), dtype=bool)
+            if self.from_ms is not None:
+                kept &= times >= self.from_ms
+            if self.until_ms is not None:
+                kept &= times < self.until_ms
+            table = table if kept.all() else table.filter(pa.array(kept))
+            if table.num_rows:
+                yield table
+
+
+def parse_range(text: str | None) -> tuple[int | None, int | None]:
+    """`2026-01-01..2026-01-31`, both days included and either left out, as ms UTC [from, until)."""
+    if text is None:
+        return None, None
+    found = _RANGE.fullmatch(text.strip())
+    try:
+        days = [None if not day else datetime.date.fromisoformat(day) for day in found.groups()] if found else []
+    except ValueError:
+        days = []
+    if not days or days == [None, None]:
+        raise UsageError(
+            f"the range {text!r}", allowed="allowed: days of UTC, e.g. 2026-01-01..2026-01-31 or 2026-02-01.."
+        )
+    first, last = (None if day is None else (day - datetime.date(1970, 1, 1)).days for day in days)
+    if first is not None and last is not None and last < first:
+        raise UsageError(f"the range {text!r} ends before it begins")
+    return None if first is None else first * DAY_MS, None if last is None else (last + 1) * DAY_MS
+
+
+def columns_of(dataset: Dataset) -> list[str]:
+    """The columns of events.parquet that the measures read."""
+    return ["time_ms", "received_ms", "action", "surface", "item_id", *dataset.fields]
+
+
+def name_columns(dataset: Dataset) -> list[str]:
+    """The measures that are names: action, surface, hour of day, and the fields of text and of truth values."""
+    return ["action", "surface", "hour", *(name for name, kind in dataset.fields.items() if kind in ("string", "bool"))]
+
+
+def number_columns(dataset: Dataset) -> list[str]:
+    """The measures that are numbers: gap_s, lateness_s, events_per_user, and the fields of numbers."""
+    numeric = (name for name, kind in dataset.fields.items() if kind in ("int", "float"))
+    return ["gap_s", "lateness_s", "events_per_user", *numeric]
+
+
+def names_in(table: pa.Table, name: str) -> dict[str, int]:
+    """How often each name occurs in a piece; `hour` is the hour of the day in UTC."""
+    if name == "hour":
+        counts = np.bincount(hours_in(table), minlength=24)
+        return {f"{hour:02d}": int(count) for hour, count in enumerate(counts) if count}
+    column = table[name]
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.string())
+    array = encode(
+        column.fill_null(MISSING) if column.null_count and not pa.types.is_dictionary(column.type) else column
+    )
+    indices = array.indices
+    missing = indices.null_count
+    counts = np.bincount(indices.drop_null().to_numpy(), minlength=len(array.dictionary))
+    found = {str(text): int(count) for text, count in zip(array.dictionary.to_pylist(), counts, strict=True) if count}
+    if missing:
+        found[MISSING] = found.get(MISSING, 0) + missing
+    return found
+
+
+def numbers_in(table: pa.Table, name: str) -> Floats:
+    """The values of a measure in a piece: seconds for gaps and lateness, NaN where a field is missing or not finite."""
+    if name == "gap_s":
+        users, times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
+        return np.asarray(np.diff(times)[users[1:] == users[:-1]] / 1000.0)
+    if name == "lateness_s":
+        return np.asarray((numpy_column(table, "received_ms") - numpy_column(table, "time_ms")) / 1000.0)
+    if name == "events_per_user":
+        return user_counts_in(table).astype(np.float64)
+    values = np.asarray(table[name].cast(pa.float64()).fill_null(np.nan).to_numpy(), dtype=np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def user_counts_in(table: pa.Table) -> Ints:
+    """Events of each user of a piece, in the order of the users."""
+    users = numpy_column(table, "user_id")
+    starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
+    return np.diff(np.append(starts, len(users)))
+
+
+def hours_in(table: pa.Table) -> Ints:
+    """The hour of the day, UTC, of each event."""
+    return np.asarray(numpy_column(table, "time_ms") % DAY_MS // HOUR_MS)
+
+
+class Sample:
+    """At most `SAMPLE_SIZE` of the values that are added, each as likely as any other, the same ones every time."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        self._limit = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+        self._values: Floats = np.zeros(0)
+        self._keys: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+
+    def add(self, values: Floats) -> None:
+        """Offers values; NaN is passed over."""
+        values = values[~np.isnan(values)]
+        keys = mix64(np.arange(self.num_seen, self.num_seen + len(values)), 1) if len(values) else self._keys[:0]
+        self.num_seen += len(values)
+        drawn = keys <= self._limit
+        self._values = np.concatenate([self._values, values[drawn]])
+        self._keys = np.concatenate([self._keys, keys[drawn]])
+        while len(self._values) > SAMPLE_SIZE:
+            self._limit >>= np.uint64(1)
+            drawn = self._keys <= self._limit
+            self._values, self._keys = self._values[drawn], self._keys[drawn]
+
+    def quantiles(self, shares: Sequence[float]) -> Floats:
+        """Quantiles of what was drawn; none without values."""
+        return np.quantile(self._values, shares) if len(self._values) else np.zeros(0)
+
+
+class NameCounts:
+    """Counts of names. Exact up to `MAX_NAMES` different ones; beyond, the rarest are given up now and then."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def add(self, counts: dict[str, int]) -> None:
+        """Adds what a piece holds."""
+        self.counts.update(counts)
+        if len(self.counts) > MAX_NAMES:
+            self.counts = Counter(dict(self.counts.most_common(MAX_NAMES // 2)))
+
+    def top(self, number: int) -> list[str]:
+        """The most frequent names, ties by name."""
+        return sorted(self.counts, key=lambda name: (-self.counts[name], name))[:number]
+
+
+class IdCounts:
+    """Counts of int64 ids: one number per id that occurs."""
+
+    def __init__(self) -> None:
+        self._ids: list[Ints] = []
+        self._counts: list[Ints] = []
+        self._waiting = 0
+
+    def add(self, ids: Ints) -> None:
+        """Adds one to each of `ids`, which may repeat."""
+        unique, counts = np.unique(ids, return_counts=True)
+        self._ids.append(unique)
+        self._counts.append(counts)
+        self._waiting += len(unique)
+        if self._waiting > MERGE_AT:
+            self._merge()
+
+    def result(self) -> tuple[Ints, Ints]:
+        """The ids, sorted, and how often each was added."""
+        self._merge()
+        return self._ids[0], self._counts[0]
+
+    def _merge(self) -> None:
+        nothing = np.zeros(0, dtype=np.int64)
+        ids, place = np.unique(np.concatenate([nothing, *self._ids]), return_inverse=True)
+        counts = np.zeros(len(ids), dtype=np.int64)
+        np.add.at(counts, place, np.concatenate([nothing, *self._counts]))
+        self._ids, self._counts, self._waiting = [ids], [counts], 0
+
+
+def require_events(part: Slice, num_events: int) -> None:
+    """Raises DataError where a slice turned out to hold nothing."""
+    if not num_events:
+        raise DataError(f"{part.dataset.path} has no event in this range", fix="give another range, or none")

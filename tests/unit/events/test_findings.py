@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+
+from tackboard.events.findings import ROWS_NAMED, RULES, Findings
+
+
+def test_the_same_rule_at_the_same_place_is_one_finding() -> None:
+    findings = Findings()
+    findings.add_rows("null", "events.parquet", np.array([3, 4]), "user")
+    findings.add_rows("null", "events.parquet", np.arange(100, 110), "user")
+    findings.add_rows("null", "events.parquet", np.array([7]), "item")
+    findings.add_rows("null", "events.parquet", np.zeros(0, dtype=np.int64), "time_ms")
+    user, item = findings.sorted()
+    assert (user.count, user.rows, user.wrong) == (12, (3, 4, 100, 101, 102), "rows have no user")
+    assert len(user.rows) == ROWS_NAMED
+    assert (item.count, item.rows) == (1, (7,))
+    assert user.text == "error    events.parquet: 12 rows have no user (row 3, 4, 100, 101, 102)"
+
+
+def test_errors_come_first() -> None:
+    findings = Findings()
+    findings.add("heavy-user", "events.parquet", "50.0%")
+    findings.add("file-missing", "items.parquet")
+    findings.add("long-history", "events.parquet", "16,000", count=3)
+    assert [finding.severity for finding in findings.sorted()] == ["error", "warning", "warning"]
+    assert [finding.text for finding in findings.sorted()] == [
+        "error    items.parquet: the file is missing",
+        "warning  events.parquet: one user has 50.0% of the events",
+        "warning  events.parquet: 3 users have more than 16,000 events",
+    ]
+    assert findings.has(("file-missing",), "items.parquet")
+    assert not findings.has(("file-missing",), "events.parquet")
+
+
+def test_every_rule_says_what_to_do() -> None:
+    for rule in RULES.values():
+        assert rule.fix and rule.severity in ("error", "warning")
+        assert rule.wrong.count("{}") <= 1
