@@ -42,6 +42,8 @@ PRELOADED = (
     "tackboard.train.trainer",
     "tackboard.recipes.registry",
     "tackboard.features.backfill",
+    "tackboard.data.requests",
+    "tackboard.events.importer",
 )
 """What a trial would import; importing starts no threads, running would."""
 

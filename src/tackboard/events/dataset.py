@@ -2,7 +2,9 @@
 
     datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json layout.json MANIFEST.json
                                   and, where attributes change with time, item_history.parquet user_history.parquet
-                                  and, for synthetic worlds, impressions.parquet truth.json
+                                  and, where it is known what was shown, impressions.parquet
+                                  and, for synthetic worlds, truth.json
+                                  and, once labelled, requests.parquet labels.json
                                   and, after a backfill, features.parquet features.json
     datasets/<name>/latest        -> the newest snapshot
 
@@ -145,7 +147,7 @@ class Dataset:
         return _read(path, None) if path.exists() else None
 
     def read_impressions(self) -> pa.Table | None:
-        """What each request showed (request, position, item_id), or None where it is not known."""
+        """What each request showed (request, position, item_id, perhaps user_id and time_ms), or None if not known."""
         path = self.path / "impressions.parquet"
         return _read(path, None) if path.exists() else None
 

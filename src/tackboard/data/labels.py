@@ -1,0 +1,335 @@
+"""Labels: what was shown and what was done in, for every impression and label 1, 0 or not known yet out.
+
+The rules, which docs/labels.md tells with an example:
+
+    joined        an action counts for the impression of its user, request and item, if
+                  0 <= time of the action - time of the impression <= the action's window
+    repeated      several such actions make one positive
+    late          an action after its window makes no positive
+    early         an action before its impression makes no positive
+    not shown     an action whose request did not show its item makes no positive
+    negative      shown, window closed by the end of the log, no action
+    unknown       shown, window still open at the end of the log, no action yet: neither positive nor negative
+
+The end of the log is its largest received_ms; a window is closed when the end lies past its last millisecond. An item
+that a request showed twice is one impression, at the first position and the first time. Every action and impression
+that these rules set aside is counted. Works on one bucket of users, in arrays; memory is that of the bucket.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tackboard.core.errors import UsageError
+from tackboard.core.hashing import string_id
+from tackboard.core.keyed_random import bits
+from tackboard.events.columns import one_array
+from tackboard.events.impressions import NO_POSITION, common_codes, positions_of
+from tackboard.events.schema import NAMES, encode, numpy_column
+
+UNKNOWN = -1
+"""A label that is not known yet, where labels are numbers; in files it is null."""
+UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+MAX_WINDOW_MS = 36_500 * UNITS_MS["d"]
+_WINDOW = re.compile(r"(\d{1,15})(ms|s|m|h|d)")
+
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """One action, and for how long after an impression it counts."""
+
+    action: str
+    window_ms: int
+
+    @property
+    def column(self) -> str:
+        """Its column in requests.parquet."""
+        return f"label_{self.action}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelConfig:
+    """Which labels to make, and of which candidates."""
+
+    labels: tuple[Label, ...]
+    """Actions and their windows, one or more; kept sorted by action."""
+    shown: str | None = None
+    """The action that means shown; None where the dataset has impressions of its own."""
+    negatives: int | None = None
+    """Most negatives to keep per request, drawn at random; None keeps all."""
+    seed: int = 0
+    """Key of that draw."""
+
+    def __post_init__(self) -> None:
+        # The order in which labels are given must not make another snapshot.
+        object.__setattr__(self, "labels", tuple(sorted(self.labels, key=lambda label: label.action)))
+        actions = [label.action for label in self.labels]
+        if not actions:
+            raise UsageError("no label", fix="give one or more, e.g. --label save=7d --label click=30m")
+        doubles = [action for action in actions if actions.count(action) > 1]
+        if doubles:
+            raise UsageError(f"two labels of the action {doubles[0]}", fix="give each action one window")
+        if self.shown in actions:
+            raise UsageError(
+                f"--shown {self.shown} and --label {self.shown}: everything shown would be positive",
+                fix="leave one of them out",
+            )
+        if self.negatives is not None and self.negatives < 1:
+            raise UsageError(f"--negatives {self.negatives}", allowed="allowed: 1 or more; without it all are kept")
+
+
+def parse_label(text: str) -> Label:
+    """`save=7d` → Label("save", 604_800_000). Anything else raises UsageError."""
+    action, _, window = text.rpartition("=")
+    if not action:
+        raise UsageError(f"--label {text}", allowed="allowed: ACTION=WINDOW, e.g. --label save=7d")
+    found = _WINDOW.fullmatch(window)
+    window_ms = int(found.group(1)) * UNITS_MS[found.group(2)] if found else 0
+    if not 1 <= window_ms <= MAX_WINDOW_MS:
+        raise UsageError(
+            f"--label {text}: the window {window!r}",
+            allowed="allowed: a whole number and ms, s, m (minutes), h or d, from 1ms to 36500d",
+            fix=f"for example --label {action}=7d",
+        )
+    return Label(action, window_ms)
+
+
+@dataclasses.dataclass
+class LabelCounts:
+    """Of one label. The first three are impressions, before negatives are drawn; the others are actions.
+
+    Every action of the label is in exactly one of `positives` (the first for its impression) and the last five.
+    """
+
+    positives: int = 0
+    negatives: int = 0
+    not_known_yet: int = 0
+    actions_repeated: int = 0
+    actions_late: int = 0
+    actions_early: int = 0
+    actions_not_shown: int = 0
+    actions_without_request: int = 0
+
+
+@dataclasses.dataclass
+class Counts:
+    """What a label job met. `candidates` + `negatives_left_out` + `impressions_repeated` is what was shown in all."""
+
+    requests: int = 0
+    candidates: int = 0
+    negatives_left_out: int = 0
+    impressions_repeated: int = 0
+    impressions_without_request: int = 0
+    impressions_without_user: int = 0
+    labels: dict[str, LabelCounts] = dataclasses.field(default_factory=dict)
+
+
+def requests_schema(labels: Sequence[Label], request_type: pa.DataType) -> pa.Schema:
+    """The columns of requests.parquet."""
+    fields = [
+        ("request", request_type),
+        ("user_id", pa.int64()),
+        ("time_ms", pa.int64()),
+        ("surface", NAMES),
+        ("item_id", pa.list_(pa.int64())),
+        ("position", pa.list_(pa.int32())),
+        ("weight", pa.list_(pa.float32())),
+    ]
+    return pa.schema([*fields, *((label.column, pa.list_(pa.int8())) for label in labels)])
+
+
+def label_bucket(config: LabelConfig, impressions: pa.Table, events: pa.Table, end_ms: int, counts: Counts) -> pa.Table:
+    """Requests with their labelled candidates, sorted by (user_id, time_ms, request); adds to `counts`.
+
+    `impressions` (`impressions.COLUMNS`, each with a request) and `events` (user_id, item_id, time_ms, request, action,
+    surface; in the dataset's order) are those of the same whole users. Candidates lie by position, then by time.
+    """
+    keys = _Keys(impressions, events)
+    shown = _distinct(impressions, keys)
+    counts.impressions_repeated += impressions.num_rows - len(shown.row)
+    labels = {label.action: _label(label, shown, keys, events, end_ms, counts) for label in config.labels}
+    # Requests by user, time and request; candidates by position, time and item.
+    order = np.lexsort((shown.item, shown.time, shown.position, shown.request, shown.request_ms, shown.user))
+    shown = shown.take(order)
+    labels = {action: values[order] for action, values in labels.items()}
+    request_of, _ = _runs(shown.request)
+    requests = one_array(impressions["request"]).take(pa.array(shown.row))
+    weight, keep = np.ones(len(order), dtype=np.float32), np.ones(len(order), dtype=bool)
+    if config.negatives is not None:
+        stacked = np.stack(list(labels.values()))
+        negative = ~(stacked == 1).any(axis=0) & (stacked == 0).any(axis=0)
+        draw = bits(config.seed, shown.user, _numbers(requests), shown.item) if len(order) else np.zeros(0, np.uint64)
+        keep, weight = _draw_negatives(negative, request_of, draw, shown.item, config.negatives)
+        counts.negatives_left_out += int((~keep).sum())
+        shown, weight, requests = shown.take(np.flatnonzero(keep)), weight[keep], requests.filter(pa.array(keep))
+        labels = {action: values[keep] for action, values in labels.items()}
+    _, starts = _runs(shown.request)
+    counts.requests += len(starts)
+    counts.candidates += len(shown.item)
+    offsets = pa.array(np.append(starts, len(shown.item)).astype(np.int32))
+
+    def grouped(values: pa.Array) -> pa.ListArray:
+        return pa.ListArray.from_arrays(offsets, values)
+
+    position = pa.array(shown.position, mask=shown.position == NO_POSITION).cast(pa.int32())
+    columns: list[Any] = [
+        requests.take(pa.array(starts)),
+        pa.array(shown.user[starts]),
+        pa.array(shown.request_ms[starts]),
+        _surfaces(events, keys.of_events, shown.request[starts]),
+        grouped(pa.array(shown.item)),
+        grouped(position),
+        grouped(pa.array(weight)),
+        *(grouped(pa.array(values, mask=values == UNKNOWN)) for values in labels.values()),
+    ]
+    return pa.table(columns, schema=requests_schema(config.labels, impressions.schema.field("request").type))
+
+
+class _Keys:
+    """Requests as numbers common to impressions and events, ordered by (user, request); -1 is an event without one."""
+
+    def __init__(self, impressions: pa.Table, events: pa.Table) -> None:
+        of_impressions, of_events = common_codes(impressions["request"], events["request"])
+        users = np.concatenate([numpy_column(impressions, "user_id"), numpy_column(events, "user_id")])
+        ranks = _ranks(users, np.concatenate([of_impressions, of_events]))
+        self.of_impressions = ranks[: len(of_impressions)]
+        self.of_events = np.where(of_events < 0, -1, ranks[len(of_impressions) :])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """Distinct impressions [M]: `request` a number of `_Keys`, `row` a row of the table they were read from."""
+
+    user: Ints
+    request: Ints
+    request_ms: Ints
+    item: Ints
+    time: Ints
+    position: Ints
+    row: Ints
+
+    def take(self, chosen: Ints) -> _Shown:
+        return _Shown(*(getattr(self, field.name)[chosen] for field in dataclasses.fields(self)))
+
+
+def _distinct(impressions: pa.Table, keys: _Keys) -> _Shown:
+    """One impression per request and item, ordered by both: the first position, the first time."""
+    items, times = numpy_column(impressions, "item_id"), numpy_column(impressions, "time_ms")
+    order = np.lexsort((items, keys.of_impressions))
+    requests, items = keys.of_impressions[order], items[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (requests[1:] != requests[:-1]) | (items[1:] != items[:-1])
+    starts = np.flatnonzero(new)
+    time = np.minimum.reduceat(times[order], starts) if len(starts) else times
+    position = np.minimum.reduceat(positions_of(impressions)[order], starts) if len(starts) else items
+    request_of, request_starts = _runs(requests[starts])
+    request_ms = np.minimum.reduceat(time, request_starts)[request_of] if len(starts) else times
+    return _Shown(
+        user=numpy_column(impressions, "user_id")[order[starts]],
+        request=requests[starts],
+        request_ms=request_ms,
+        item=items[starts],
+        time=time,
+        position=position,
+        row=order[starts],
+    )
+
+
+def _label(label: Label, shown: _Shown, keys: _Keys, events: pa.Table, end_ms: int, counts: Counts) -> NDArray[np.int8]:
+    """1, 0 or UNKNOWN for each of `shown`, which is ordered by request and item."""
+    chosen = np.flatnonzero(pc.equal(events["action"], label.action).to_numpy())
+    count = counts.labels.setdefault(label.action, LabelCounts())
+    with_request = chosen[keys.of_events[chosen] >= 0]
+    count.actions_without_request += len(chosen) - len(with_request)
+    items, times = numpy_column(events, "item_id")[with_request], numpy_column(events, "time_ms")[with_request]
+    impression = _find(shown, keys.of_events[with_request], items)
+    found = impression >= 0
+    count.actions_not_shown += int((~found).sum())
+    impression = impression[found]
+    after_ms = times[found] - shown.time[impression]
+    early, late = after_ms < 0, after_ms > label.window_ms
+    count.actions_early += int(early.sum())
+    count.actions_late += int(late.sum())
+    joined = impression[~early & ~late]
+    values = np.where(end_ms - shown.time > label.window_ms, 0, UNKNOWN).astype(np.int8)
+    values[joined] = 1
+    num_positive = int((values == 1).sum())
+    count.actions_repeated += len(joined) - num_positive
+    count.positives += num_positive
+    count.negatives += int((values == 0).sum())
+    count.not_known_yet += int((values == UNKNOWN).sum())
+    return values
+
+
+def _find(shown: _Shown, requests: Ints, items: Ints) -> Ints:
+    """The impression of each (request, item), or -1."""
+    num_shown = len(shown.item)
+    ranks = _ranks(np.concatenate([shown.request, requests]), np.concatenate([shown.item, items]))
+    impression_of = np.full(len(ranks), -1, dtype=np.int64)
+    impression_of[ranks[:num_shown]] = np.arange(num_shown)
+    return impression_of[ranks[num_shown:]]
+
+
+def _draw_negatives(
+    negative: NDArray[np.bool_], request_of: Ints, draw: NDArray[np.uint64], item: Ints, most: int
+) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+    """Which candidates to keep, and the weight of each: of a request's negatives the `most` with the smallest draw.
+
+    A kept negative weighs as many as there were per kept one, so that sums over negatives stay what they were.
+    """
+    keep, weight = ~negative, np.ones(len(negative), dtype=np.float32)
+    chosen = np.flatnonzero(negative)
+    chosen = chosen[np.lexsort((item[chosen], draw[chosen], request_of[chosen]))]
+    run_of, starts = _runs(request_of[chosen])
+    sizes = np.diff(np.append(starts, len(chosen)))
+    place = np.arange(len(chosen)) - starts[run_of] if len(chosen) else chosen
+    keep[chosen[place < most]] = True
+    weight[chosen] = (sizes / np.minimum(sizes, most))[run_of]
+    return keep, weight
+
+
+def _surfaces(events: pa.Table, requests: Ints, wanted: Ints) -> pa.Array:
+    """The surface of the first event of each of the `wanted` requests, null where it has no event."""
+    surface = encode(events["surface"])
+    known, first = np.unique(requests, return_index=True)
+    place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
+    if not len(known):
+        return pa.nulls(len(wanted), NAMES)
+    codes = pa.array(first[place], mask=known[place] != wanted)
+    return surface.take(codes).cast(NAMES)
+
+
+def _numbers(requests: pa.Array) -> Ints:
+    """Request ids as int64, as randomness is keyed by."""
+    if pa.types.is_integer(requests.type):
+        return np.asarray(requests.to_numpy())
+    encoded = requests.dictionary_encode()
+    hashed = np.array([string_id(text) for text in encoded.dictionary.to_pylist()], dtype=np.int64)
+    return np.asarray(hashed[encoded.indices.to_numpy()])
+
+
+def _ranks(first: Ints, second: Ints) -> Ints:
+    """The place of each pair among the distinct pairs, in order."""
+    order = np.lexsort((second, first))
+    new = np.zeros(len(order), dtype=np.int64)
+    new[1:] = (first[order][1:] != first[order][:-1]) | (second[order][1:] != second[order][:-1])
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.cumsum(new)
+    return ranks
+
+
+def _runs(values: Ints) -> tuple[Ints, Ints]:
+    """For each value the number of its run of equal values, and where each run starts."""
+    new = np.ones(len(values), dtype=bool)
+    new[1:] = values[1:] != values[:-1]
+    return np.cumsum(new) - 1, np.flatnonzero(new)

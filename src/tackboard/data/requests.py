@@ -1,0 +1,154 @@
+"""The request-grouped layout: a dataset and label rules in, a new snapshot with requests.parquet out.
+
+    requests.parquet   one row per request: request, user_id, time_ms, surface, and its candidates in lists of one
+                       length: item_id, position, weight, label_<action> (1, 0, null = not known yet)
+    labels.json        the rules, what they were applied to, and counts of all that they met
+    layout.json        gains `requests`: which rows belong to the users of which bucket
+
+A user's history lies once in events.parquet, however many requests and candidates refer to it. Rows are sorted by
+(user_id, time_ms, request), so that a bucket's requests belong to the users of the same bucket of events. Decided: the
+history of a request is assembled when it is read, and never stored per request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tackboard.core.errors import DataError
+from tackboard.core.files import reach, read_json, write_json_atomic
+from tackboard.core.progress import Progress
+from tackboard.data.labels import Counts, Label, LabelConfig, LabelCounts, label_bucket, requests_schema
+from tackboard.events.dataset import EVENTS, Dataset
+from tackboard.events.impressions import IMPRESSIONS, Impressions, check_action, open_impressions
+from tackboard.events.layout import FILE_NAME as LAYOUT
+from tackboard.events.layout import Layout
+from tackboard.events.staging import check_newest, derive_snapshot
+
+REQUESTS = "requests.parquet"
+LABELS = "labels.json"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """What a label job made: the snapshot, the rules, the end of the log and the counts."""
+
+    path: Path
+    config: LabelConfig
+    end_ms: int
+    counts: Counts
+
+
+def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False) -> Labelled:
+    """Makes a snapshot of `dataset`, the newest one, with labelled requests, and points `latest` at it.
+
+    Where the snapshot has exactly these labels already, it stays. Labels of other rules are replaced. Wrong rules raise
+    UsageError, a dataset that does not say what was shown DataError; then, and after a kill, the old one is in use.
+    """
+    check_newest(dataset)
+    for label in config.labels:
+        check_action(dataset, label.action, f"--label {label.action}")
+    inputs = _inputs(dataset)
+    stored = read_labels(dataset.path)
+    if stored is not None and stored.config == config and _stored(dataset.path)["inputs"] == inputs:
+        return stored
+    rules = _rules(config)
+    with contextlib.closing(open_impressions(dataset, config.shown)) as impressions:
+
+        def fill(staging: Path) -> None:
+            end_ms = max(int(chunk["received_ms"].to_numpy().max()) for chunk in dataset.event_chunks(["received_ms"]))
+            with Progress("labelling", total=dataset.num_events, unit="events", quiet=quiet) as progress:
+                layout, counts = _write_rows(dataset, config, impressions, end_ms, staging / REQUESTS, progress)
+            layout.write(staging)
+            content = {"version": VERSION, **rules, "inputs": inputs, "end_ms": end_ms}
+            write_json_atomic(staging / LABELS, content | {"counts": dataclasses.asdict(counts)})
+
+        path = derive_snapshot(dataset, "labels", rules, replaced=(REQUESTS, LABELS, LAYOUT), fill=fill)
+    result = read_labels(path)
+    assert result is not None
+    return result
+
+
+def read_labels(snapshot: Path) -> Labelled | None:
+    """The labels of a snapshot folder as labels.json tells them, or None where it has none."""
+    content = _stored(snapshot)
+    if not content:
+        return None
+    labels = tuple(Label(action, window_ms) for action, window_ms in content["labels"].items())
+    counted = {action: LabelCounts(**count) for action, count in content["counts"]["labels"].items()}
+    return Labelled(
+        path=snapshot,
+        config=LabelConfig(labels=labels, **{key: content[key] for key in ("shown", "negatives", "seed")}),
+        end_ms=content["end_ms"],
+        counts=Counts(**{**content["counts"], "labels": counted}),
+    )
+
+
+def _stored(snapshot: Path) -> dict[str, Any]:
+    path = snapshot / LABELS
+    content = dict(read_json(path)) if path.exists() else {}
+    if content.get("version", 0) > VERSION:
+        raise DataError(f"{path} has version {content['version']}", allowed=f"allowed: up to {VERSION}")
+    return content
+
+
+def _rules(config: LabelConfig) -> dict[str, Any]:
+    windows = {label.action: label.window_ms for label in config.labels}
+    return {"labels": windows, "shown": config.shown, "negatives": config.negatives, "seed": config.seed}
+
+
+def _inputs(dataset: Dataset) -> dict[str, str]:
+    """The SHA-256 of the files that labels are made of."""
+    return {str(e["name"]): str(e["sha256"]) for e in dataset.manifest["files"] if e["name"] in (EVENTS, IMPRESSIONS)}
+
+
+def _write_rows(
+    dataset: Dataset, config: LabelConfig, impressions: Impressions, end_ms: int, path: Path, progress: Progress
+) -> tuple[Layout, Counts]:
+    """Writes requests.parquet bucket by bucket, each as one row group, or as several where it showed very much."""
+    reach(f"{REQUESTS}:before-write")
+    stored = pq.read_schema(dataset.events_path)
+    names = ["item_id", "time_ms", "request", "action", "surface"]
+    if config.shown is not None and "position" in stored.names:
+        names.append("position")
+    counts = Counts(labels={label.action: LabelCounts() for label in config.labels})
+    num_rows: list[int] = []
+    with pq.ParquetWriter(path, requests_schema(config.labels, stored.field("request").type)) as writer:
+        for bucket, events in enumerate(dataset.event_chunks(names)):
+            num_rows.append(0)
+            for shown, done in impressions.of_bucket(bucket, events):
+                requests = label_bucket(config, shown, done, end_ms, counts)
+                if requests.num_rows:
+                    writer.write_table(requests, row_group_size=requests.num_rows)
+                num_rows[-1] += requests.num_rows
+                reach(f"{REQUESTS}:after-group")
+                progress.advance(done.num_rows)
+    reach(f"{REQUESTS}:after-write")
+    counts.impressions_without_request = impressions.without_request
+    counts.impressions_without_user = impressions.without_user
+    if not counts.requests:
+        raise DataError(
+            f"no impression of {dataset.path} has a request and a user",
+            allowed=f"without a request: {impressions.without_request:,}; without a user: {impressions.without_user:,}",
+            fix="check the columns given to `tackboard init` by --request and --user",
+        )
+    offsets = np.concatenate([[0], np.cumsum(num_rows)]).astype(np.int64)
+    layout = dataset.layout
+    return Layout(layout.first_users, {**layout.offsets, "requests": offsets}), counts
+
+
+def read_requests(dataset: Dataset) -> pa.Table:
+    """requests.parquet as a whole. A dataset without labels raises DataError."""
+    path = dataset.path / REQUESTS
+    if not path.exists():
+        raise DataError(
+            f"{dataset.path} has no labelled requests", fix=f"tackboard data label {dataset.path} --label ACTION=WINDOW"
+        )
+    return pq.read_table(path)

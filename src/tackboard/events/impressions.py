@@ -1,0 +1,310 @@
+"""What was shown: a user's file of impressions in, rows by bucket out.
+
+    impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these
+                          request, position, item_id                      of a synthetic world
+
+Where a table has no user and time, they are those of the first event of its request. Where there is no table, the
+events of one action (`--shown view`) are the impressions. A request belongs to a user: two users' requests of one id
+are two requests. Nothing is dropped in silence: rows without a request or a user are counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.events.columns import Place, one_array, parse_ids, parse_positions, parse_requests
+from tackboard.events.dataset import Dataset
+from tackboard.events.entities import VALID_FROM
+from tackboard.events.layout import Layout, RowReader
+from tackboard.events.logs import Log, find_logs, read_log
+from tackboard.events.schema import id_type, ids_of, numpy_column
+from tackboard.events.tabular import inspect
+from tackboard.events.times import parse_times
+
+IMPRESSIONS = "impressions.parquet"
+COLUMNS = ("user_id", "time_ms", "request", "position", "item_id")
+NO_POSITION = 1 << 31
+"""Stands for a missing position where positions are compared: after all others."""
+ROWS_PER_PART = 1 << 19
+"""Impressions that are worked on at a time."""
+ROWS_NAMED = 3
+"""Offending rows that a refusal names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A user's impressions: a table of COLUMNS, sorted by them; whom and what they name; how many rows were dropped."""
+
+    table: pa.Table
+    users: pa.Array
+    """Distinct users, as the events have them."""
+    items: pa.Array
+    """Distinct items, likewise."""
+    num_dropped: int
+
+
+def parse_impressions(
+    paths: Sequence[Path], columns: Mapping[str, str], events: pa.Table, max_bad_share: float
+) -> Shown:
+    """Reads a user's files of impressions.
+
+    `columns` says which of the files' columns is `user`, `item`, `time`, `request` and, where there is one, `position`;
+    else a column of that name is taken, if the first file has it. Ids and requests get the types of `events`. A row
+    without a usable user, item, time or request is dropped; more than `max_bad_share` of them raise DataError.
+    """
+    if "request" not in columns or "request" not in events.column_names:
+        raise UsageError("--impressions without --request", fix="name the column of request ids: --request COLUMN")
+    files = find_logs(paths)
+    wanted = {f"--{name}": columns[name] for name in ("user", "item", "time", "request")}
+    has = inspect(files[0]).columns
+    position = next((name for name in (columns.get("position"), "position") if name in has), None)
+    log = read_log(files, wanted, {} if position is None else {"position": position})
+
+    def raw(name: str) -> tuple[pa.ChunkedArray, str]:
+        return log.columns[columns[name]], columns[name]
+
+    user, item = (
+        parse_ids(*raw(kind), wanted=id_type(events.schema.field(kind).type), place=log.place_of)
+        for kind in ("user", "item")
+    )
+    times = parse_times(*raw("time"), log.place_of)
+    requests = parse_requests(*raw("request"), log.place_of)
+    requests = _as_type(requests, events.schema.field("request").type, columns["request"], log.place_of)
+    good = ~user.empty & ~item.empty & times.good & requests.is_valid().to_numpy(zero_copy_only=False)
+    _check_loss(log, good, max_bad_share)
+    keep = pa.array(good)
+    places = pa.nulls(len(good), pa.int32())
+    if position is not None:
+        places, _ = parse_positions(log.columns[position], position, log.place_of)
+    users, items = user.values.filter(keep), item.values.filter(keep)
+    table = pa.table(
+        {
+            "user_id": ids_of(users, "user"),
+            "time_ms": times.ms[good],
+            "request": requests.filter(keep),
+            "position": places.filter(keep),
+            "item_id": ids_of(items, "item"),
+        }
+    )
+    keys = [numpy_column(table, "item_id"), positions_of(table), *common_codes(table["request"])]
+    order = np.lexsort((*keys, numpy_column(table, "time_ms"), numpy_column(table, "user_id")))
+    num_dropped = log.num_rows + log.num_malformed - table.num_rows
+    return Shown(table.take(pa.array(order)), users.unique(), items.unique(), num_dropped)
+
+
+def with_ids(attributes: pa.Table | None, kind: str, ids: pa.Array) -> pa.Table:
+    """`attributes` of `kind` (`item` or `user`) that list `ids` too: what was only shown is known, without attributes.
+
+    Where attributes change with time, theirs hold from the beginning.
+    """
+    if attributes is None:
+        return pa.table({kind: ids})
+    listed = np.isin(ids_of(ids, kind), ids_of(attributes[kind], kind))
+    new = ids.filter(pa.array(~listed))
+    columns = [new if name == kind else pa.nulls(len(new), attributes[name].type) for name in attributes.column_names]
+    if VALID_FROM in attributes.column_names:
+        columns[attributes.column_names.index(VALID_FROM)] = pa.array(np.zeros(len(new), dtype=np.int64))
+    return pa.concat_tables([attributes, pa.table(columns, names=attributes.column_names).cast(attributes.schema)])
+
+
+def _check_loss(log: Log, good: NDArray[np.bool_], max_bad_share: float) -> None:
+    num_rows, num_bad = log.num_rows + log.num_malformed, int((~good).sum()) + log.num_malformed
+    if num_bad < num_rows and num_bad <= max_bad_share * num_rows:
+        return
+    places = [*map(log.place_of, np.flatnonzero(~good)[:ROWS_NAMED].tolist()), *log.malformed_places(ROWS_NAMED)]
+    raise DataError(
+        f"{num_bad:,} of {num_rows:,} rows of {log.title} have no usable user, item, time or request"
+        + (f": {', '.join(places[:ROWS_NAMED])}" if places else ""),
+        allowed=f"allowed: at most {max_bad_share:.1%} of the rows (--max-bad-share)",
+        fix="correct these rows, check the column names given, or allow a larger share",
+    )
+
+
+@dataclasses.dataclass
+class Impressions:
+    """Impressions of a dataset, bucket by bucket. `without_request` and `without_user` count what cannot be placed."""
+
+    shown: str | None
+    table: pa.Table | None
+    reader: RowReader | None
+    offsets: NDArray[np.int64] | None
+    without_request: int = 0
+    without_user: int = 0
+
+    def of_bucket(self, bucket: int, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """COLUMNS of the bucket's impressions, each with a request, and the events of the same users; whole users.
+
+        `events` are those of the bucket. Where few impressions lead to an action, a bucket has very many of them; so
+        they come in parts of ROWS_PER_PART, or of one user who has more. Every event comes once.
+        """
+        if self.shown is not None:
+            yield self._with_request(_shown_events(events, self.shown)), events
+            return
+        assert self.offsets is not None
+        first, end = int(self.offsets[bucket]), int(self.offsets[bucket + 1])
+        users, num_before = numpy_column(events, "user_id"), 0
+        rows = self._read(first, min(first + ROWS_PER_PART, end))
+        first += rows.num_rows
+        while first < end:
+            # The last user may go on in the next part.
+            of_rows = numpy_column(rows, "user_id")
+            num_whole = int(np.searchsorted(of_rows, of_rows[-1]))
+            if num_whole:
+                num_events = int(np.searchsorted(users, of_rows[-1])) - num_before
+                yield self._with_request(rows.slice(0, num_whole)), events.slice(num_before, num_events)
+                num_before += num_events
+            more = self._read(first, min(first + ROWS_PER_PART, end))
+            first += more.num_rows
+            rows = pa.concat_tables([rows.slice(num_whole), more])
+        yield self._with_request(rows), events.slice(num_before)
+
+    def _read(self, first: int, last: int) -> pa.Table:
+        if self.reader is not None:
+            return self.reader.read([(first, last)], COLUMNS)
+        assert self.table is not None
+        return self.table.slice(first, last - first)
+
+    def _with_request(self, rows: pa.Table) -> pa.Table:
+        known = rows.filter(pc.is_valid(rows["request"]))
+        self.without_request += rows.num_rows - known.num_rows
+        return known
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self.reader is not None:
+            self.reader.close()
+
+
+def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
+    """The impressions of `dataset`: the events of the action `shown`, or else its impressions.parquet.
+
+    Without either, or where the events do not say to which request they belong, raises DataError.
+    """
+    event_types = pq.read_schema(dataset.events_path)
+    if "request" not in event_types.names:
+        raise DataError(
+            f"the events of {dataset.path} have no request: actions cannot be joined to what was shown",
+            fix="import the log again with `tackboard init … --request COLUMN`",
+        )
+    if shown is not None:
+        check_action(dataset, shown, f"--shown {shown}")
+        return Impressions(shown=shown, table=None, reader=None, offsets=None)
+    path = dataset.path / IMPRESSIONS
+    if not path.exists():
+        raise DataError(
+            f"{dataset.path} does not say what was shown",
+            allowed="either import the log again with `tackboard init … --impressions FILE`",
+            fix="or name the action that means shown, e.g. --shown view",
+        )
+    try:
+        types = pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+    if types.field("request").type != event_types.field("request").type:
+        raise DataError(
+            f"request is {types.field('request').type} in {IMPRESSIONS}",
+            allowed=f"allowed: {event_types.field('request').type}, as in the events",
+        )
+    if "user_id" in types.names:
+        reader = RowReader(path)
+        return Impressions(shown=None, table=None, reader=reader, offsets=_offsets(path, dataset.layout))
+    table, num_unknown = _placed(dataset)
+    offsets = dataset.layout.with_rows("impressions", numpy_column(table, "user_id")).offsets["impressions"]
+    return Impressions(shown=None, table=table, reader=None, offsets=offsets, without_user=num_unknown)
+
+
+def common_codes(*columns: pa.ChunkedArray | pa.Array) -> list[NDArray[np.int64]]:
+    """Numbers that compare like the values of all `columns` together: equal where they are, smaller where they are.
+
+    The columns have one type, int64 or string; strings compare by their UTF-8 bytes. A null is -1.
+    """
+    arrays = [one_array(column) for column in columns]
+    encoded = pa.concat_arrays(arrays).dictionary_encode()
+    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
+    codes = np.empty(len(order) + 1, dtype=np.int64)
+    codes[order] = np.arange(len(order))
+    codes[-1] = -1
+    rows = codes[encoded.indices.fill_null(len(order)).to_numpy()]
+    return np.split(rows, np.cumsum([len(array) for array in arrays])[:-1])
+
+
+def positions_of(table: pa.Table) -> NDArray[np.int64]:
+    """The column position, NO_POSITION where it is null."""
+    return np.asarray(table["position"].cast(pa.int64()).fill_null(NO_POSITION).to_numpy())
+
+
+def check_action(dataset: Dataset, action: str, option: str) -> None:
+    """Raises UsageError unless events of `dataset` have that action."""
+    if action not in dataset.actions:
+        close = suggest(action, dataset.actions)
+        raise UsageError(
+            f"{option}: no event of {dataset.name} has the action {action!r}",
+            allowed=f"actions in the dataset: {', '.join(dataset.actions[:40])}",
+            fix=f"did you mean {close}?" if close else "",
+        )
+
+
+def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
+    """Request ids as the events have them; text that is no whole number is no id where theirs are numbers."""
+    if requests.type == wanted:
+        return requests
+    if pa.types.is_string(wanted):
+        return requests.cast(pa.string())
+    numbers = parse_ids(pa.chunked_array([requests]), name, "int64", place)
+    return pa.array(numbers.values.to_numpy(), mask=numbers.empty)
+
+
+def _shown_events(events: pa.Table, shown: str) -> pa.Table:
+    rows = events.filter(pc.equal(events["action"], shown))
+    if "position" not in rows.column_names:
+        rows = rows.append_column("position", pa.nulls(rows.num_rows, pa.int32()))
+    return rows.select(list(COLUMNS))
+
+
+def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
+    """Where each bucket's impressions begin in the file, found by reading the users a row group at a time."""
+    counts = np.zeros(layout.num_buckets, dtype=np.int64)
+    previous: int | None = None
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                users = file.read_row_group(group, columns=["user_id"])["user_id"].to_numpy()
+                if (np.diff(users) < 0).any() or (previous is not None and len(users) and users[0] < previous):
+                    raise CorruptFileError(f"{path} is not sorted by user_id")
+                previous = int(users[-1]) if len(users) else previous
+                counts += np.bincount(layout.buckets_of(users), minlength=layout.num_buckets)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _placed(dataset: Dataset) -> tuple[pa.Table, int]:
+    """The impressions of a world with the user and time of their request's first event, and how many have none.
+
+    Decided: in memory as a whole. Only synthetic worlds are written without users.
+    """
+    table = dataset.read_impressions()
+    assert table is not None
+    events = dataset.read_events(["request", "user_id", "time_ms"])
+    events = events.filter(pc.is_valid(events["request"]))
+    of_events, of_rows = common_codes(events["request"], table["request"])
+    users, times = numpy_column(events, "user_id"), numpy_column(events, "time_ms")
+    order = np.lexsort((users, times, of_events))
+    codes, first = np.unique(of_events[order], return_index=True)
+    place = np.minimum(np.searchsorted(codes, of_rows), max(len(codes) - 1, 0))
+    known = (codes[place] == of_rows) & (of_rows >= 0) if len(codes) else np.zeros(len(of_rows), dtype=bool)
+    chosen = order[first][place[known]] if len(codes) else np.zeros(0, dtype=np.int64)
+    rows = table.filter(pa.array(known))
+    rows = rows.append_column("user_id", pa.array(users[chosen])).append_column("time_ms", pa.array(times[chosen]))
+    sorted_rows = np.lexsort((positions_of(rows), of_rows[known], times[chosen], users[chosen]))
+    return rows.select(list(COLUMNS)).take(pa.array(sorted_rows)), int((~known).sum())
