@@ -36,6 +36,28 @@ def test_dataset_version_1() -> None:
     assert dataset.read_items().num_rows == dataset.num_items
 
 
+def test_labelled_dataset_with_buckets() -> None:
+    """layout.json 1, labels.json 1: fourteen requests of four users, in buckets of five events."""
+    from tackboard.batch import HashConfig
+    from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
+    from tackboard.data.requests import read_labels
+    from tackboard.events.dataset import open_dataset
+
+    path = GOLDEN / "dataset-v1-requests"
+    assert open_dataset(path).layout.num_buckets == 4
+    labels = read_labels(path)
+    assert labels is not None
+    assert (labels.counts.requests, labels.counts.candidates, labels.counts.labels["view"].positives) == (14, 29, 9)
+    config = RequestConfig(dataset=str(path), max_history=4, tokens_per_step=30, window_buckets=2)
+    steps = RequestSteps(RequestSource(config), config, HashConfig(num_hashes=2, num_rows=100), seed=0)
+    batch = steps[0]
+    assert batch.labels["view"].tolist() == [1, 0, 1, 0, 1, 0, 0, 0]
+    assert batch.known["save"].tolist() == [False] * 6 + [True, False]
+    assert batch.weights.tolist() == [1, 2, 1, 2, 1, 2, 1, 2]
+    assert batch.histories.lengths().tolist() == [2, 1, 1, 2]
+    assert batch.request_ms.tolist() == [1_700_000_000_000 + 60_000 * minute for minute in (2, 1, 5, 6)]
+
+
 def test_checkpoint_version_1() -> None:
     from tackboard.checkpoint.store import load_checkpoint
     from tackboard.events.vocabulary import Vocabulary
