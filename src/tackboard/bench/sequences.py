@@ -1,0 +1,305 @@
+"""`tackboard bench sequences`: what the user-sequence store takes for a write and a read, embedded and on Redis.
+
+A folder comes in; each engine gets the same users there, is checked and then measured, one after the other. A user's
+events are read back and compared with what was appended before anything is timed. Each figure is of one client that
+waits for every answer; what an acknowledgement means stands beside it, because that is what an append pays for.
+
+    append    one event a call, and 100 or 1,000 events of many users a call: events per second, time of a call;
+              the work of moving events from buffers into chunks is in it
+    read      users of 256 and of 16,000 events; the last 256 or all; two columns or all: reads per second, time, bytes
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tackboard.bench.sequences_redis import RedisServer
+from tackboard.core.errors import TackboardError
+from tackboard.core.files import write_text_atomic
+from tackboard.core.progress import say
+from tackboard.core.rundir import describe_environment
+from tackboard.events.sequence_store.config import StoreConfig
+from tackboard.events.sequence_store.interface import SequenceStore
+from tackboard.events.sequence_store.opening import create_store
+from tackboard.events.sequence_store.values import Values, object_array, same_columns, take
+from tackboard.flow.outcome import describe_hardware, hardware_words
+from tackboard.report.svg import percentile
+
+SEED = 20261115
+FIELDS = {"request": "int", "position": "int", "dwell_ms": "float", "is_paid": "bool"}
+TWO = ["item_id", "action"]
+SHORT, LONG = 256, 16_000
+ENGINES = {
+    "sqlite_full": "SQLite, synchronous=full",
+    "sqlite_normal": "SQLite, synchronous=normal",
+    "redis_always": "Redis, appendfsync=always",
+    "redis_everysec": "Redis, appendfsync=everysec",
+}
+SKIPPED = "skipped: no redis-server"
+APPENDS = {"append_1": 1, "append_100": 100, "append_1000": 1000}
+READS: dict[str, tuple[int, int | None, list[str] | None]] = {
+    "read_256_two": (SHORT, SHORT, TWO),
+    "read_256_all": (SHORT, SHORT, None),
+    "read_16000_last_256_two": (LONG, SHORT, TWO),
+    "read_16000_last_256_all": (LONG, SHORT, None),
+    "read_16000_two": (LONG, None, TWO),
+    "read_16000_all": (LONG, None, None),
+}
+"""Name → events of the user, how many are read (None: all), columns (None: all nine)."""
+WORDS = {
+    "append_1": "append one event",
+    "append_100": "append 100 events of many users",
+    "append_1000": "append 1,000 events of many users",
+    "read_256_two": "256 events, 2 columns",
+    "read_256_all": "256 events, all columns",
+    "read_16000_last_256_two": "last 256 of 16,000, 2 columns",
+    "read_16000_last_256_all": "last 256 of 16,000, all columns",
+    "read_16000_two": "all 16,000, 2 columns",
+    "read_16000_all": "all 16,000, all columns",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    num_short: int
+    """Users with 256 events, who are also appended to."""
+    num_long: int
+    """Users with 16,000 events."""
+    num_calls: int
+    """Single appends, and reads of each kind; larger calls are made fewer times."""
+
+
+FULL, QUICK = Sizes(num_short=1000, num_long=20, num_calls=2000), Sizes(num_short=20, num_long=1, num_calls=20)
+
+
+def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
+    """Measures every engine, with its files in `folder`. Raises TackboardError where one gives back other values."""
+    sizes = QUICK if quick else FULL
+    load = os.getloadavg()[0]
+    engines: dict[str, Any] = {}
+    for name, words in ENGINES.items():
+        if name.startswith("redis") and not RedisServer.is_installed():
+            engines[name] = SKIPPED
+            continue
+        say(words)
+        with _store(name, folder / name) as store:
+            engines[name] = _measure_one(store, sizes)
+    environment = describe_environment()
+    return {
+        "bench": "sequences",
+        "quick": quick,
+        "num_columns": len(StoreConfig(fields=FIELDS).columns),
+        "num_users": {str(SHORT): sizes.num_short, str(LONG): sizes.num_long},
+        "engines": engines,
+        "load_before": round(load, 2),
+        "hardware": describe_hardware(),
+        "python": environment["python"],
+        "packages": environment["packages"],
+        "commit": environment["commit"],
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+@contextmanager
+def _store(name: str, folder: Path) -> Iterator[SequenceStore]:
+    """An empty store of one engine and setting."""
+    folder.mkdir(parents=True)
+    engine, _, setting = name.partition("_")
+    config = StoreConfig(fields=FIELDS)
+    if engine == "sqlite":
+        with create_store(folder / "sequences.db", config, synchronous=setting) as store:
+            yield store
+        return
+    with RedisServer(folder, appendfsync=setting) as server, create_store(server.url, config) as store:
+        yield store
+
+
+def _measure_one(store: SequenceStore, sizes: Sizes) -> dict[str, Any]:
+    draw = np.random.default_rng(SEED)
+    users = {SHORT: range(sizes.num_short), LONG: range(10**6, 10**6 + sizes.num_long)}
+    for num_events, ids in users.items():
+        for user in ids:
+            columns = events(draw, num_events)
+            store.append(user, columns)
+            check(store, user, columns)
+    figures: dict[str, Any] = {"durability": store.durability()}
+    for name, (num_events, last, fields) in READS.items():
+        ids = users[num_events]
+        num_calls = max(10, sizes.num_calls // (10 if last is None else 1))
+        before = store.num_bytes_read
+        seconds = _time(_reader(store, ids, fields, last), num_calls)
+        figures[name] = {
+            **_spread(seconds, "reads_per_s", 1),
+            # The first call is made twice: once to warm up.
+            "bytes_per_read": round((store.num_bytes_read - before) / (num_calls + 1)),
+        }
+    _fill_buffers(store, sizes, draw)
+    for name, size in APPENDS.items():
+        figures[name] = _measure_appends(store, size, sizes, draw)
+    return figures
+
+
+def _reader(
+    store: SequenceStore, users: Sequence[int], fields: list[str] | None, last: int | None
+) -> Callable[[int], Any]:
+    return lambda number: store.read(users[number % len(users)], fields, last=last)
+
+
+def _fill_buffers(store: SequenceStore, sizes: Sizes, draw: np.random.Generator) -> None:
+    """Fills each user's buffer to another height, as it is after a while; else all would be merged at the same time."""
+    users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
+    if len(users):
+        store.append_many(users, events(draw, len(users), 1_800_000_000_000))
+
+
+def _measure_appends(store: SequenceStore, size: int, sizes: Sizes, draw: np.random.Generator) -> dict[str, Any]:
+    """Appends of `size` events of as many random users, newer than all before them."""
+    num_calls = max(5, sizes.num_calls // (1 if size == 1 else size // 25))
+    calls = []
+    start = 1_900_000_000_000 + size * 10**12
+    for number in range(num_calls + 1):
+        users = draw.integers(0, sizes.num_short, size)
+        # A call's events span less than this, so that none is older than those of the call before.
+        calls.append((users, events(draw, size, start + number * 10**8)))
+    plain = [(int(users[0]), _rows(columns)) for users, columns in calls] if size == 1 else []
+    num_before = store.stats()["num_events"]
+
+    def append(number: int) -> None:
+        # One event comes as a request brings it, a batch as a log does.
+        if size == 1:
+            store.append(*plain[number])
+        else:
+            store.append_many(*calls[number])
+
+    append(0)
+    seconds = _time(lambda number: append(number + 1), num_calls, warm=False)
+    num_added = store.stats()["num_events"] - num_before
+    if num_added != size * (num_calls + 1):
+        raise TackboardError(f"{num_added} of {size * (num_calls + 1)} appended events are there")
+    return _spread(seconds, "events_per_s", size)
+
+
+def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000_000_000) -> dict[str, Values]:
+    """Made-up events in the order of their time: ids of 62 bits, eight actions, four surfaces, four fields."""
+    times = start_ms + np.cumsum(draw.integers(1, 60_000, num_events))
+    names = {kind: object_array([f"{kind} {number}" for number in range(8)]) for kind in ("action", "surface")}
+    return {
+        "item_id": Values(draw.integers(-(2**62), 2**62, num_events)),
+        "action": Values(draw.integers(0, 8, num_events), None, names["action"]),
+        "surface": Values(draw.integers(0, 4, num_events), None, names["surface"]),
+        "time_ms": Values(times),
+        "received_ms": Values(times + draw.integers(0, 5000, num_events)),
+        "request": Values(draw.integers(0, 2**40, num_events)),
+        "position": Values(draw.integers(0, 50, num_events), draw.random(num_events) < 0.9),
+        "dwell_ms": Values(draw.random(num_events) * 1e5),
+        "is_paid": Values(draw.random(num_events) < 0.1),
+    }
+
+
+def check(store: SequenceStore, user: int, columns: Mapping[str, Values]) -> None:
+    """Raises TackboardError unless the store gives back exactly what was appended, whole and in part."""
+    for last in (None, SHORT):
+        for fields in (list(columns), TWO):
+            found = store.read(user, fields, last=last).columns
+            part = take(columns, slice(0 if last is None else -last, None))
+            if not same_columns(found, {name: part[name] for name in fields}):
+                raise TackboardError("the sequence store gave back other events than were appended")
+
+
+def _rows(columns: Mapping[str, Values]) -> list[dict[str, Any]]:
+    lists = {name: column.to_pylist() for name, column in columns.items()}
+    return [{name: lists[name][row] for name in lists} for row in range(len(columns["item_id"]))]
+
+
+def _time(call: Callable[[int], Any], num_calls: int, *, warm: bool = True) -> list[float]:
+    """Seconds of each call, one after the other."""
+    if warm:
+        call(0)
+    seconds = []
+    for number in range(num_calls):
+        started = time.perf_counter()
+        call(number)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _spread(seconds: list[float], rate: str, size: int) -> dict[str, Any]:
+    return {
+        rate: round(size * len(seconds) / sum(seconds)),
+        "us_p50": round(percentile(seconds, 50) * 1e6, 1),
+        "us_p99": round(percentile(seconds, 99) * 1e6, 1),
+        "num_calls": len(seconds),
+    }
+
+
+# ---- for people ----
+
+
+def table_lines(result: Mapping[str, Any]) -> list[str]:
+    """Everything that was measured, as lines of text."""
+    lines = []
+    for name, words in ENGINES.items():
+        figures = result["engines"][name]
+        if isinstance(figures, str):
+            lines.append(f"{words}: {figures}")
+            continue
+        lines.append(figures["durability"])
+        lines.append(f"  {'':<34}{'per second':>12}{'p50 µs':>10}{'p99 µs':>10}{'bytes':>10}")
+        for case, case_words in WORDS.items():
+            values = _row(figures[case])
+            lines.append(f"  {case_words:<34}" + values[0].rjust(12) + "".join(value.rjust(10) for value in values[1:]))
+    return lines
+
+
+def _row(figure: Mapping[str, Any]) -> list[str]:
+    rate = figure.get("events_per_s", figure.get("reads_per_s", 0))
+    size = figure.get("bytes_per_read")
+    return [f"{rate:,}", f"{figure['us_p50']:,.0f}", f"{figure['us_p99']:,.0f}", "" if size is None else f"{size:,}"]
+
+
+def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
+    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
+    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
+    lines = [
+        "# User sequences: embedded and on Redis",
+        "",
+        f"`tackboard bench sequences{' --quick' if result['quick'] else ''}`, {result['date']}, "
+        f"commit {result['commit'] or 'unknown'}.",
+        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {packages}.",
+        "",
+        f"{result['num_users'][str(SHORT)]:,} users of {SHORT} events and {result['num_users'][str(LONG)]:,} of "
+        f"{LONG:,}, {result['num_columns']} columns; values compared before they were timed. One client, which waits "
+        "for every answer; Redis on the same machine, by loopback. Appends are events per second, reads calls per "
+        "second; times are those of a call; bytes are what a read fetched from the engine. Load of the machine before "
+        f"(1 minute): {result['load_before']:g}.",
+    ]
+    for name, words in ENGINES.items():
+        figures = result["engines"][name]
+        lines += ["", f"## {words}", ""]
+        if isinstance(figures, str):
+            lines.append(f"{figures.capitalize()}.")
+            continue
+        lines += [
+            f"{figures['durability']}.",
+            "",
+            "| measured | per second | p50 µs | p99 µs | bytes | calls |",
+            "|---|--:|--:|--:|--:|--:|",
+            *(
+                f"| {case_words} | {' | '.join(_row(figures[case]))} | {figures[case]['num_calls']:,} |"
+                for case, case_words in WORDS.items()
+            ),
+        ]
+    path = results / f"sequences_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(path, "\n".join(lines) + "\n")
+    return path

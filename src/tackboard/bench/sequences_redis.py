@@ -1,0 +1,74 @@
+"""A Redis server of one's own, for benches and tests: started on a free port of loopback, gone when it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tackboard.core.errors import UsageError
+
+START_S = 20.0
+
+
+class RedisServer:
+    """A `redis-server` whose files lie in `folder`; `appendfsync` as Redis spells it, or `off` for memory alone."""
+
+    def __init__(self, folder: Path, *, appendfsync: str = "off") -> None:
+        if not RedisServer.is_installed():
+            raise UsageError("there is no redis-server", fix="apt-get install redis-server")
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = int(found.getsockname()[1])
+        self.folder = folder
+        self._options = ["--appendonly", "no"]
+        if appendfsync != "off":
+            self._options = ["--appendonly", "yes", "--appendfsync", appendfsync]
+        self.start()
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether this machine has the program."""
+        return shutil.which("redis-server") is not None
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Starts it, again after `kill`, and waits until it answers."""
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        self._process = subprocess.Popen(
+            [*command, "--save", "", *self._options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                connection.sendall(b"PING\r\n")
+                if connection.recv(64).startswith(b"+PONG"):
+                    return
+            time.sleep(0.01)
+        self.kill()
+        raise UsageError(f"redis-server did not answer within {START_S:.0f} s")
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

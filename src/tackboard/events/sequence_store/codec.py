@@ -1,0 +1,210 @@
+"""What lies in the store, as bytes: a column of a chunk, a buffered event, and the directory of a user's chunks.
+
+A column is a header, a bitmap where something is missing, and its values in the narrowest unsigned type that holds
+their distance from the smallest; a string column brings its own dictionary, so that what a user typed is deleted with
+the user. A buffered event is everything but its times, in a form in which two events are equal exactly where their
+bytes are. All numbers are little-endian. Bytes that cannot be what they should be raise CorruptFileError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.errors import CorruptFileError
+from tackboard.events.sequence_store.values import DTYPES, Columns, Integers, Values, object_array
+
+FORMAT_VERSION = 1
+_HEADER = struct.Struct("<4sIq")
+"""Kind, width of a value in bytes, whether a bitmap follows, unused; number of values; the smallest value."""
+_KINDS = ("int", "float", "bool", "string", "name")
+_WIDTHS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_HEAD = struct.Struct("<4q")
+CHUNK_FIELDS = ("id", "num_events", "first_ms", "last_ms", "max_received_ms")
+"""What the directory says of each chunk; the columns of `Head.chunks`."""
+ID, NUM_EVENTS, FIRST_MS, LAST_MS, MAX_RECEIVED_MS = range(len(CHUNK_FIELDS))
+_NO_CHUNKS = np.empty((0, len(CHUNK_FIELDS)), dtype=np.int64)
+_ROW_TYPES = {"int": ("q", "<i8"), "float": ("d", "<f8"), "bool": ("?", "?"), "string": ("I", "<u4")}
+
+
+def encode_column(kind: str, column: Values) -> bytes:
+    """One column of a chunk as bytes."""
+    values, base, dictionary = column.values, 0, b""
+    bitmap = b""
+    if column.present is not None:
+        bitmap = np.packbits(column.present, bitorder="little").tobytes()
+        # What stands under a missing entry is undefined; it must not widen the type.
+        values = np.where(column.present, values, values.dtype.type(0))
+    if kind == "string":
+        values, dictionary = _used_texts(values, column)
+    if kind == "float":
+        data, width = values.astype("<f8", copy=False), 8
+    elif kind == "bool":
+        data, width = values.astype("<u1", copy=False), 1
+    else:
+        base = int(values.min()) if len(values) else 0
+        distance = values.view(np.uint64) - np.uint64(base & 0xFFFF_FFFF_FFFF_FFFF)
+        largest = int(distance.max()) if len(values) else 0
+        width = 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4 if largest < 1 << 32 else 8
+        data = distance.astype(_WIDTHS[width])
+    head = _HEADER.pack(bytes((_KINDS.index(kind), width, bool(bitmap), 0)), len(values), base)
+    return b"".join((head, bitmap, data.tobytes(), dictionary))
+
+
+def decode_column(data: bytes) -> Values:
+    """The inverse of `encode_column`."""
+    try:
+        (kind, width, has_bitmap, _), count, base = _HEADER.unpack_from(data)
+        place, present = _HEADER.size, None
+        if has_bitmap:
+            num_bytes = (count + 7) // 8
+            bits = np.frombuffer(data, np.uint8, num_bytes, place)
+            present = np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
+            place += num_bytes
+        name = _KINDS[kind]
+        if name in ("float", "bool"):
+            dtype: Any = "<f8" if name == "float" else np.bool_
+            return Values(np.frombuffer(data, dtype, count, place), present)
+        values = np.frombuffer(data, _WIDTHS[width], count, place).astype(np.int64)
+        if base:
+            values += base
+        if name != "string":
+            return Values(values, present)
+        return Values(values, present, _texts_at(data, place + width * count))
+    except (struct.error, ValueError, IndexError, KeyError, UnicodeDecodeError):
+        raise CorruptFileError(
+            "a column of the sequence store cannot be read",
+            fix="restore the store, or make it again with `tackboard sequences append`",
+        ) from None
+
+
+def _used_texts(codes: Integers, column: Values) -> tuple[Integers, bytes]:
+    """Codes into the strings that occur, and those strings as bytes."""
+    assert column.dictionary is not None
+    known: dict[str, int] = {}
+    texts = column.dictionary
+    if len(texts):
+        distinct, inverse = np.unique(codes, return_inverse=True)
+        merged = np.array([known.setdefault(str(texts[code]), len(known)) for code in distinct], dtype=np.int64)
+        codes = merged[inverse]
+    encoded = [text.encode("utf-8", "surrogatepass") for text in known]
+    lengths = np.array([len(text) for text in encoded], dtype="<u4")
+    return codes, b"".join((struct.pack("<I", len(encoded)), lengths.tobytes(), *encoded))
+
+
+def _texts_at(data: bytes, place: int) -> NDArray[np.object_]:
+    (count,) = struct.unpack_from("<I", data, place)
+    ends = np.frombuffer(data, "<u4", count, place + 4).astype(np.int64).cumsum()
+    start = place + 4 + 4 * count
+    if count and start + int(ends[-1]) != len(data):
+        raise ValueError("the strings do not fill the column")
+    bounds = [start, *(ends + start).tolist()]
+    return object_array([data[low:high].decode("utf-8", "surrogatepass") for low, high in itertools.pairwise(bounds)])
+
+
+class RowCodec:
+    """Buffered events as bytes, one string of bytes each: item, action, surface and the fields of one store."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self.fields = dict(fields)
+        self._struct = struct.Struct("<qIIQ" + "".join(_ROW_TYPES[kind][0] for kind in fields.values()))
+        names = [("item_id", "<i8"), ("action", "<u4"), ("surface", "<u4"), ("present", "<u8")]
+        self._dtype = np.dtype(names + [(f"field_{name}", _ROW_TYPES[kind][1]) for name, kind in fields.items()])
+
+    def pack(self, columns: Columns) -> list[bytes]:
+        """Every event of `columns`; actions and surfaces are the store's codes."""
+        present = np.zeros(len(columns["item_id"]), dtype=np.int64)
+        lists = [columns[name].values.tolist() for name in ("item_id", "action", "surface")]
+        tails: list[list[bytes]] = []
+        for bit, (name, kind) in enumerate(self.fields.items()):
+            column = columns[name]
+            there = column.present
+            present |= 1 << bit if there is None else there.astype(np.int64) << bit
+            values = column.values if there is None else np.where(there, column.values, column.values.dtype.type(0))
+            if kind != "string":
+                lists.append(values.tolist())
+                continue
+            texts = [b"" if text is None else text.encode("utf-8", "surrogatepass") for text in column.to_pylist()]
+            lists.append([len(text) for text in texts])
+            tails.append(texts)
+        lists.insert(3, present.tolist())
+        rows = [self._struct.pack(*row) for row in zip(*lists, strict=True)]
+        return [b"".join(parts) for parts in zip(rows, *tails, strict=True)] if tails else rows
+
+    def unpack(self, rows: Sequence[bytes]) -> dict[str, Values]:
+        """The inverse of `pack`."""
+        size = self._struct.size
+        fixed = np.frombuffer(b"".join([row[:size] for row in rows]), self._dtype)
+        if len(fixed) != len(rows):
+            raise CorruptFileError("a buffered event of the sequence store cannot be read", fix="restore the store")
+        columns = {name: Values(fixed[name].astype(np.int64)) for name in ("item_id", "action", "surface")}
+        starts = np.full(len(rows), size, dtype=np.int64)
+        for bit, (name, kind) in enumerate(self.fields.items()):
+            there = (fixed["present"] >> np.uint64(bit)) & np.uint64(1) == 1
+            present = None if there.all() else there
+            values = fixed[f"field_{name}"].astype(DTYPES[kind])
+            if kind != "string":
+                columns[name] = Values(values, present)
+                continue
+            ends = starts + values
+            texts = [
+                row[low:high].decode("utf-8", "surrogatepass")
+                for row, low, high in zip(rows, starts.tolist(), ends.tolist(), strict=True)
+            ]
+            starts = ends
+            columns[name] = Values(np.arange(len(rows), dtype=np.int64), present, object_array(texts))
+        return columns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of a user without reading an event."""
+
+    num_recent: int = 0
+    """Events in the buffer."""
+    num_late: int = 0
+    """Those of them that are older than an event in a chunk."""
+    next_arrival: int = 0
+    """Number that the next buffered event gets; equal times are ordered by it."""
+    next_chunk: int = 0
+    """Number that the next chunk gets; numbers rise along the sequence and never come again."""
+    chunks: Integers = dataclasses.field(default_factory=lambda: _NO_CHUNKS)
+    """The chunks, oldest first [k, 5]; see CHUNK_FIELDS."""
+
+    @property
+    def num_chunked(self) -> int:
+        """Events in chunks."""
+        return int(self.chunks[:, NUM_EVENTS].sum())
+
+    @property
+    def num_events(self) -> int:
+        """Events in chunks and in the buffer, those beyond the cap included."""
+        return self.num_chunked + self.num_recent
+
+    @property
+    def chunked_until_ms(self) -> int:
+        """The newest time in a chunk, or -1."""
+        return int(self.chunks[-1, LAST_MS]) if len(self.chunks) else -1
+
+    def to_bytes(self) -> bytes:
+        """The head as bytes."""
+        numbers = _HEAD.pack(self.num_recent, self.num_late, self.next_arrival, self.next_chunk)
+        return numbers + self.chunks.astype("<i8", copy=False).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Head:
+        """The inverse of `to_bytes`."""
+        try:
+            num_recent, num_late, next_arrival, next_chunk = _HEAD.unpack_from(data)
+            chunks = _NO_CHUNKS
+            if len(data) > _HEAD.size:
+                chunks = np.frombuffer(data, "<i8", -1, _HEAD.size).reshape(-1, len(CHUNK_FIELDS))
+            return cls(num_recent, num_late, next_arrival, next_chunk, chunks)
+        except (struct.error, ValueError):
+            raise CorruptFileError("a user of the sequence store cannot be read", fix="restore the store") from None

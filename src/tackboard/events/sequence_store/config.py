@@ -1,0 +1,80 @@
+"""Settings of a sequence store, fixed when it is made, and the names and kinds of its columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tackboard.core.config import suggest
+from tackboard.core.errors import CorruptFileError, UsageError
+from tackboard.events.schema import FIELD_KINDS, FIELD_NAME_RULE, RESERVED_NAMES, is_field_name
+
+BUILT_IN = {"item_id": "int", "action": "name", "surface": "name", "time_ms": "int", "received_ms": "int"}
+"""Columns that every store has, and their kinds; a name is a string that repeats."""
+KINDS = tuple(dict.fromkeys(FIELD_KINDS.values()))
+MAX_FIELDS = 60
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """What a store holds of an event, and how much of a user."""
+
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Further columns: name → `int`, `float`, `bool` or `string`. `request` and `position` are declared here too."""
+    max_events: int = 16_000
+    """Most events kept of a user; the oldest are dropped."""
+    max_recent: int = 64
+    """Most events of a user in the buffer, which is read whole; then they move into chunks of columns."""
+    chunk_events: int = 1024
+    """Most events in a chunk: of a column, so many values are read at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_events", "max_recent", "chunk_events"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)}", allowed="allowed: 1 or more")
+        if len(self.fields) > MAX_FIELDS:
+            raise UsageError(f"{len(self.fields)} fields", allowed=f"allowed: at most {MAX_FIELDS}")
+        for name, kind in self.fields.items():
+            if not is_field_name(name) or (name in RESERVED_NAMES and name not in ("request", "position")):
+                raise UsageError(f"a field named {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}, and no name of ours")
+            if kind not in KINDS:
+                raise UsageError(f"the field {name} is {kind!r}", allowed=f"allowed: {', '.join(KINDS)}")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Every column and its kind, in the order in which they are numbered on disk."""
+        return {**BUILT_IN, **self.fields}
+
+    @property
+    def recent_limit(self) -> int:
+        """Most events in the buffer; never more than are kept at all."""
+        return min(self.max_recent, self.max_events)
+
+    def require(self, names: Iterable[str]) -> list[str]:
+        """`names`, each once, or UsageError naming the one that the store does not have."""
+        wanted = list(dict.fromkeys(names))
+        known = self.columns
+        for name in wanted:
+            if name not in known:
+                close = suggest(name, known)
+                raise UsageError(
+                    f"the store has no field {name!r}",
+                    allowed=f"its fields: {', '.join(known)}",
+                    fix=f"did you mean {close}?" if close else "",
+                )
+        return wanted
+
+    def to_json(self) -> str:
+        """The settings as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> StoreConfig:
+        """The inverse of `to_json`."""
+        try:
+            content: dict[str, Any] = json.loads(text)
+            return cls(**content)
+        except (ValueError, TypeError):
+            raise CorruptFileError("the settings of the sequence store cannot be read") from None

@@ -1,0 +1,229 @@
+"""How a user's sequence changes: what is held and what is new in, the bytes to write and to delete out.
+
+A sequence is a list of chunks, whose events are in order and do not overlap, and a buffer of recent events that may
+lie anywhere. New events go into the buffer; when it is full it is merged with the chunks that it reaches into, so an
+event that is minutes late costs one chunk. Decided: equal times keep the order of arrival, a duplicate is an event
+equal in everything but received_ms, and beyond the cap whole chunks are deleted, which readers never see because they
+stop at the cap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tackboard.events.sequence_store.codec import (
+    FIRST_MS,
+    ID,
+    LAST_MS,
+    NUM_EVENTS,
+    Head,
+    RowCodec,
+    decode_column,
+    encode_column,
+)
+from tackboard.events.sequence_store.config import StoreConfig
+from tackboard.events.sequence_store.values import Columns, Integers, Mask, Values, join, num_rows, take
+
+Blobs = Mapping[tuple[str, int], bytes]
+"""Columns of chunks as bytes, by (column, chunk)."""
+Load = Callable[[Sequence[str], Sequence[int]], Blobs]
+"""Reads columns of chunks."""
+RecentRow = tuple[int, bytes, int, int]
+"""A buffered event: time_ms, everything but its times, received_ms, arrival."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class State:
+    """A user as the store holds it."""
+
+    head: Head
+    recent: Columns | None
+    """The buffered events by (time, arrival); None where there are none."""
+    load: Load
+
+
+@dataclasses.dataclass(slots=True)
+class Change:
+    """What to write of a user."""
+
+    head: Head
+    add_recent: Sequence[RecentRow] = ()
+    clear_recent: bool = False
+    """Delete every buffered event, before any is added."""
+    put: dict[tuple[str, int], bytes] = dataclasses.field(default_factory=dict)
+    drop_chunks: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left of the user."""
+        return self.head.num_events == 0
+
+
+def recent_columns(rows: Sequence[RecentRow], codec: RowCodec) -> dict[str, Values] | None:
+    """Buffered events as columns, by (time, arrival)."""
+    if not rows:
+        return None
+    rows = sorted(rows, key=lambda row: (row[0], row[3]))
+    columns = codec.unpack([row[1] for row in rows])
+    columns["time_ms"] = Values(np.array([row[0] for row in rows], dtype=np.int64))
+    columns["received_ms"] = Values(np.array([row[2] for row in rows], dtype=np.int64))
+    return columns
+
+
+def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
+    """What appending `new` events, in the order of their arrival, changes, and how many were duplicates."""
+    buffered = _buffer(state, new, config, codec)
+    if buffered is not None:
+        return buffered
+    return _merge(state, new, config, codec)
+
+
+def replace_change(state: State, columns: Columns | None, config: StoreConfig) -> Change:
+    """Makes `columns`, which are in order and without duplicates, all that the user has."""
+    old = state.head
+    drop = [int(chunk) for chunk in old.chunks[:, ID]]
+    head = Head(next_arrival=old.next_arrival, next_chunk=old.next_chunk)
+    if columns is None or not num_rows(columns):
+        return Change(head, clear_recent=True, drop_chunks=drop)
+    head, put = _chunked(head, take(columns, slice(-config.max_events, None)), config)
+    return Change(head, clear_recent=True, put=put, drop_chunks=drop)
+
+
+def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
+    """Everything the user has, in order, within the cap; None where there is nothing."""
+    parts = _chunk_columns(state, range(len(state.head.chunks)), config)
+    if state.recent is not None:
+        parts.append({name: state.recent[name] for name in config.columns})
+    if not parts:
+        return None
+    columns = join(parts)
+    ordered = take(columns, np.argsort(columns["time_ms"].values, kind="stable"))
+    return take(ordered, slice(-config.max_events, None))
+
+
+def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, Values], int]:
+    """Events of several parts in order; of duplicates the first stays. Also how many were dropped."""
+    columns = join(parts)
+    times = columns["time_ms"].values
+    if (times[1:] < times[:-1]).any():
+        columns = take(columns, np.argsort(times, kind="stable"))
+    duplicate = duplicates(columns, codec)
+    num_dropped = int(duplicate.sum())
+    return (take(columns, ~duplicate) if num_dropped else columns), num_dropped
+
+
+def duplicates(columns: Columns, codec: RowCodec) -> Mask:
+    """Which events, sorted by time, equal an earlier one in everything but received_ms."""
+    times = columns["time_ms"].values
+    found = np.zeros(len(times), dtype=np.bool_)
+    same = times[1:] == times[:-1]
+    if not same.any():
+        return found
+    # Only events of one time can be equal, and few share a time.
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    seen: set[tuple[int, bytes]] = set()
+    for place, key in zip(
+        tied.tolist(), zip(times[tied].tolist(), codec.pack(take(columns, tied)), strict=True), strict=True
+    ):
+        found[place] = key in seen
+        seen.add(key)
+    return found
+
+
+def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int] | None:
+    """The change where `new` fits into the buffer, or None where it has to be merged."""
+    head, times = state.head, new["time_ms"].values
+    late = times < head.chunked_until_ms
+    if head.num_recent + len(times) > config.recent_limit:
+        return None
+    if (head.num_late or late.any()) and head.num_events + len(times) > config.max_events:
+        # Readers count the cap from the oldest chunk: beyond it, nothing in the buffer may be older than a chunk.
+        return None
+    if (times <= head.chunked_until_ms).any() and times_in_chunks(head, state.load, times):
+        return None
+    known = set()
+    if state.recent is not None:
+        known = set(zip(state.recent["time_ms"].values.tolist(), codec.pack(state.recent), strict=True))
+    rows: list[RecentRow] = []
+    num_late = 0
+    received = new["received_ms"].values.tolist()
+    for number, key in enumerate(zip(times.tolist(), codec.pack(new), strict=True)):
+        if key not in known:
+            known.add(key)
+            rows.append((*key, received[number], head.next_arrival + len(rows)))
+            num_late += bool(late[number])
+    if not rows:
+        return None, len(times)
+    changed = dataclasses.replace(
+        head,
+        num_recent=head.num_recent + len(rows),
+        num_late=head.num_late + num_late,
+        next_arrival=head.next_arrival + len(rows),
+    )
+    return Change(changed, add_recent=rows), len(times) - len(rows)
+
+
+def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
+    """Whether some event in a chunk has one of these times, so that it may be the same event."""
+    touched = [
+        int(chunk[ID]) for chunk in head.chunks if ((times >= chunk[FIRST_MS]) & (times <= chunk[LAST_MS])).any()
+    ]
+    for blob in load(["time_ms"], touched).values() if touched else ():
+        held = decode_column(blob).values
+        if (held.take(np.searchsorted(held, times), mode="clip") == times).any():
+            return True
+    return False
+
+
+def _merge(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
+    """Merges the buffer and `new` with the chunks they reach into."""
+    head, chunks = state.head, state.head.chunks
+    oldest = int(new["time_ms"].values.min())
+    if state.recent is not None:
+        oldest = min(oldest, int(state.recent["time_ms"].values[0]))
+    first = int(np.searchsorted(chunks[:, LAST_MS], oldest))
+    if first == len(chunks) and first and chunks[-1, NUM_EVENTS] < config.chunk_events:
+        first -= 1  # The last chunk is filled up before another is begun.
+    parts = _chunk_columns(state, range(first, len(chunks)), config)
+    if state.recent is not None:
+        parts.append({name: state.recent[name] for name in config.columns})
+    num_before = sum(num_rows(part) for part in parts)
+    parts.append({name: new[name] for name in config.columns})
+    columns, num_duplicates = merge_columns(parts, codec)
+    if num_rows(columns) == num_before:
+        return None, num_duplicates
+    dropped = [int(chunk) for chunk in chunks[first:, ID]]
+    columns = take(columns, slice(-config.max_events, None))
+    kept = chunks[:first]
+    excess = int(kept[:, NUM_EVENTS].sum()) + num_rows(columns) - config.max_events
+    num_gone = int(np.searchsorted(np.cumsum(kept[:, NUM_EVENTS]), excess, side="right")) if excess > 0 else 0
+    dropped += [int(chunk) for chunk in kept[:num_gone, ID]]
+    base = Head(next_arrival=head.next_arrival, next_chunk=head.next_chunk, chunks=kept[num_gone:])
+    changed, put = _chunked(base, columns, config)
+    return Change(changed, clear_recent=True, put=put, drop_chunks=dropped), num_duplicates
+
+
+def _chunked(head: Head, columns: Columns, config: StoreConfig) -> tuple[Head, dict[tuple[str, int], bytes]]:
+    """`head` with new chunks of `columns` after its own, and their bytes."""
+    put: dict[tuple[str, int], bytes] = {}
+    entries = []
+    chunk = head.next_chunk
+    for start in range(0, num_rows(columns), config.chunk_events):
+        part = take(columns, slice(start, start + config.chunk_events))
+        times = part["time_ms"].values
+        entries.append((chunk, len(times), times[0], times[-1], part["received_ms"].values.max()))
+        for name, kind in config.columns.items():
+            put[name, chunk] = encode_column(kind, part[name])
+        chunk += 1
+    chunks = np.concatenate([head.chunks, np.array(entries, dtype=np.int64)])
+    return dataclasses.replace(head, next_chunk=chunk, chunks=chunks), put
+
+
+def _chunk_columns(state: State, places: Sequence[int], config: StoreConfig) -> list[dict[str, Values]]:
+    """Every column of the chunks at `places` of the directory."""
+    ids = [int(state.head.chunks[place, ID]) for place in places]
+    blobs = state.load(list(config.columns), ids) if ids else {}
+    return [{name: decode_column(blobs[name, chunk]) for name in config.columns} for chunk in ids]

@@ -1,0 +1,53 @@
+"""A store by its address: `redis://host:port/db?prefix=name`, or the path of an SQLite file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tackboard.core.errors import UsageError
+from tackboard.events.sequence_store.config import StoreConfig
+from tackboard.events.sequence_store.interface import SequenceStore
+from tackboard.events.sequence_store.redis import RedisStore, create_redis
+from tackboard.events.sequence_store.sqlite import SqliteStore, create_sqlite
+
+REDIS_SCHEMES = ("redis://", "rediss://")
+
+
+def open_store(url: str | Path, *, synchronous: str = "full") -> SequenceStore:
+    """Opens the store at a path or URL. A store that is not there raises UsageError, a file that is none DataError.
+
+    `synchronous` is SQLite's: `full`, or `normal`. What Redis keeps, its server decides (appendfsync).
+    """
+    text = _checked(url)
+    if text.startswith(REDIS_SCHEMES):
+        return RedisStore(text)
+    return SqliteStore(Path(text), synchronous=synchronous)
+
+
+def create_store(url: str | Path, config: StoreConfig | None = None, *, synchronous: str = "full") -> SequenceStore:
+    """Makes an empty store and opens it. One that exists raises UsageError."""
+    text = _checked(url)
+    settings = config or StoreConfig()
+    if text.startswith(REDIS_SCHEMES):
+        create_redis(text, settings)
+    else:
+        create_sqlite(Path(text), settings)
+    return open_store(text, synchronous=synchronous)
+
+
+def store_exists(url: str | Path) -> bool:
+    """Whether something is at the address of a store, be it one or not."""
+    text = _checked(url)
+    if text.startswith(REDIS_SCHEMES):
+        return RedisStore.exists(text)
+    return Path(text).exists()
+
+
+def _checked(url: str | Path) -> str:
+    text = str(url)
+    if "://" in text and not text.startswith(REDIS_SCHEMES):
+        raise UsageError(
+            f"a store at {text.partition('://')[0]}://…",
+            allowed="allowed: redis://host:port/db?prefix=name, or the path of a file",
+        )
+    return text

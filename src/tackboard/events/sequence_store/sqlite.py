@@ -1,0 +1,441 @@
+"""The embedded engine: one SQLite file, nothing to set up.
+
+    users      user → head: how many events are where, and the directory of chunks
+    recent     user, time, event → received, arrival: the buffer; its key finds duplicates
+    columns    user, column, chunk → bytes: a read of one column touches no other
+    names      actions and surfaces by number
+    forgotten  salted digest of a user → when it was forgotten
+    meta       settings, notes
+
+Decided: write-ahead log and synchronous=FULL, so a commit is on the disk before it is acknowledged; one writer at a
+time, who waits for the other; readers never wait. secure_delete is on for every connection, so that no free page holds
+what was deleted; before `forget` returns, the write-ahead log is emptied and unused bytes are set to zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tackboard.core.errors import CorruptFileError, DataError, StorageError, TackboardError, UsageError
+from tackboard.core.files import fsync_path, reach, remove_leftovers
+from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
+from tackboard.events.sequence_store.config import StoreConfig
+from tackboard.events.sequence_store.interface import Appended, Edit, SequenceStore, visible
+from tackboard.events.sequence_store.merging import Change, Load, State, append_change, recent_columns, times_in_chunks
+from tackboard.events.sequence_store.scrubbing import zero_unallocated
+from tackboard.events.sequence_store.selection import Query, select
+from tackboard.events.sequence_store.values import Columns, Integers, Values, take
+
+APPLICATION_ID = 0x54425351  # "TBSQ": what makes an SQLite file a sequence store
+PAGE_BYTES = 4096
+BUSY_S = 30.0
+"""How long a writer waits for another before it gives up."""
+POLL_S = 0.0005
+"""How often a writer looks whether the other is done."""
+USERS_PER_STEP = 32
+STEP_S = 0.02
+"""Work on many users is committed after so many of them, or after so long: others wait no longer."""
+SYNCHRONOUS = {"full": "synced to disk before it is acknowledged", "normal": "may be lost when the machine loses power"}
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE names (kind TEXT, code INTEGER, name TEXT, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+CREATE TABLE forgotten (digest BLOB PRIMARY KEY, forgotten_ms INTEGER) WITHOUT ROWID;
+CREATE TABLE users (user_id INTEGER PRIMARY KEY, head BLOB);
+CREATE TABLE recent (user_id INTEGER, time_ms INTEGER, event BLOB, received_ms INTEGER, arrival INTEGER,
+    PRIMARY KEY (user_id, time_ms, event)) WITHOUT ROWID;
+CREATE TABLE columns (user_id INTEGER, number INTEGER, chunk INTEGER, data BLOB,
+    PRIMARY KEY (user_id, number, chunk)) WITHOUT ROWID;
+"""
+_ADD_RECENT = "INSERT OR IGNORE INTO recent VALUES (?, ?, ?, ?, ?)"
+_PUT_HEAD = "INSERT OR REPLACE INTO users VALUES (?, ?)"
+
+
+def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYTES) -> None:
+    """Makes an empty store at `path`, whole or not at all; an existing file raises UsageError."""
+    if path.exists():
+        raise UsageError(f"{path} exists already", fix="open it, or choose another path")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent, path.name)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with explained(path), contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA page_size = {page_bytes}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            connection.executescript(_SCHEMA)
+            connection.execute("INSERT INTO meta VALUES ('config', ?), ('salt', ?)", (config.to_json(), _new_salt()))
+            connection.execute("PRAGMA journal_mode = WAL")
+        fsync_path(temporary)
+        reach("sequences:before-create")
+        try:
+            # Unlike a rename, a link does not replace what another process has made meanwhile.
+            os.link(temporary, path)
+        except FileExistsError:
+            raise UsageError(f"{path} exists already", fix="open it, or choose another path") from None
+        fsync_path(path.parent)
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
+
+
+class SqliteStore(SequenceStore):
+    """A store in one file. `synchronous`: `full`, or `normal` for a log that can be replayed after a power cut."""
+
+    def __init__(self, path: Path, *, synchronous: str = "full", busy_s: float = BUSY_S) -> None:
+        if synchronous not in SYNCHRONOUS:
+            raise UsageError(f"synchronous {synchronous!r}", allowed=f"allowed: {', '.join(SYNCHRONOUS)}")
+        self.path, self.url, self.synchronous, self.busy_s = path, str(path), synchronous, busy_s
+        self._db = _connect(path, synchronous, busy_s)
+        with explained(path):
+            settings = dict(self._db.execute("SELECT key, value FROM meta WHERE key IN ('config', 'salt')"))
+        if settings.keys() != {"config", "salt"}:
+            raise CorruptFileError(f"{path} has lost its settings", fix="restore it, or make it again")
+        super().__init__(StoreConfig.from_json(settings["config"]), settings["salt"])
+        self._numbers = {name: number for number, name in enumerate(self.config.columns)}
+
+    def close(self) -> None:
+        self._db.close()
+
+    def durability(self) -> str:
+        return f"SQLite, write-ahead log, synchronous={self.synchronous}: {SYNCHRONOUS[self.synchronous]}"
+
+    def user_ids(self) -> Integers:
+        with explained(self.path):
+            return np.array(
+                [row[0] for row in self._db.execute("SELECT user_id FROM users ORDER BY user_id")], np.int64
+            )
+
+    def stats(self) -> dict[str, Any]:
+        num_users = num_events = num_recent = 0
+        with explained(self.path):
+            for (data,) in self._db.execute("SELECT head FROM users"):
+                head = Head.from_bytes(data)
+                num_users += 1
+                num_events += min(head.num_events, self.config.max_events)
+                num_recent += head.num_recent
+            (num_forgotten,) = self._db.execute("SELECT count(*) FROM forgotten").fetchone()
+        sizes = [self.path.with_name(self.path.name + suffix) for suffix in ("", "-wal")]
+        return {
+            "engine": "sqlite",
+            "format_version": FORMAT_VERSION,
+            "num_users": num_users,
+            "num_events": num_events,
+            "num_buffered": num_recent,
+            "num_forgotten_users": num_forgotten,
+            "num_bytes": sum(path.stat().st_size for path in sizes if path.exists()),
+            "durability": self.durability(),
+        }
+
+    def note(self, key: str) -> str | None:
+        with explained(self.path):
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"note:{key}",)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_note(self, key: str, text: str | None) -> None:
+        with self._writing():
+            if text is None:
+                self._db.execute("DELETE FROM meta WHERE key = ?", (f"note:{key}",))
+            else:
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"note:{key}", text))
+
+    def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
+        with explained(self.path):
+            if self._db.execute("SELECT 1 FROM forgotten LIMIT 1").fetchone() is None:
+                return {}
+            found = {}
+            for user in user_ids:
+                query = "SELECT forgotten_ms FROM forgotten WHERE digest = ?"
+                row = self._db.execute(query, (self.digest(user),)).fetchone()
+                if row is not None:
+                    found[user] = int(row[0])
+            return found
+
+    def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
+        waiting = [int(user) for user in user_ids]
+        done = 0
+        while done < len(waiting):
+            started = time.monotonic()
+            with self._writing():
+                for user in waiting[done : done + USERS_PER_STEP]:
+                    change = edit(user, self._state(user, self._head(user)))
+                    if change is not None:
+                        self._apply(user, change)
+                    done += 1
+                    if time.monotonic() - started > STEP_S:
+                        break
+            if done < len(waiting):
+                # Whoever waits looks now and then: the lock must be free for a while.
+                time.sleep(min(0.005, time.monotonic() - started))
+
+    def _append(self, users: list[tuple[int, Integers]], columns: Columns) -> Appended:
+        columns = self.coded(columns)
+        times, received = columns["time_ms"].values.tolist(), columns["received_ms"].values.tolist()
+        packed = self.codec.pack(columns)
+        num_forgotten = num_duplicates = 0
+        with self._writing():
+            forgotten = self.forgotten_ms([user for user, _ in users])
+            for user, places in users:
+                kept, num_refused = visible(columns, places, forgotten.get(user))
+                num_forgotten += num_refused
+                if not len(kept):
+                    continue
+                head = self._head(user)
+                moments = columns["time_ms"].values[kept]
+                if self._fits(user, head, moments):
+                    arrival, num_late = head.next_arrival, int((moments < head.chunked_until_ms).sum())
+                    rows = [(user, times[p], packed[p], received[p], arrival + n) for n, p in enumerate(kept.tolist())]
+                    num_added = self._db.executemany(_ADD_RECENT, rows).rowcount
+                    num_duplicates += len(rows) - num_added
+                    if num_added:
+                        changed = Head(
+                            head.num_recent + num_added,
+                            head.num_late + num_late,
+                            arrival + len(rows),
+                            head.next_chunk,
+                            head.chunks,
+                        )
+                        self._db.execute(_PUT_HEAD, (user, changed.to_bytes()))
+                    continue
+                change, num_doubles = append_change(
+                    self._state(user, head), take(columns, kept), self.config, self.codec
+                )
+                num_duplicates += num_doubles
+                if change is not None:
+                    self._apply(user, change)
+        return Appended(len(times) - num_duplicates - num_forgotten, num_duplicates, num_forgotten)
+
+    def _fits(self, user_id: int, head: Head, times: Integers) -> bool:
+        """Whether events can simply be put into the buffer, whose key finds the duplicates among them.
+
+        There must be room, no event in a chunk may have one of their times, and beyond the cap none may be late.
+        """
+        if head.num_recent + len(times) > self.config.recent_limit:
+            return False
+        oldest, until = int(times.min()), head.chunked_until_ms
+        if (head.num_late or oldest < until) and head.num_events + len(times) > self.config.max_events:
+            return False
+        return oldest > until or not times_in_chunks(head, self._loader(user_id), times)
+
+    def _read(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
+        with explained(self.path):
+            # One transaction: between two statements, a writer may move the buffer into a chunk.
+            self._db.execute("BEGIN")
+            try:
+                return [self._read_one(user, query) for user in user_ids]
+            finally:
+                self._db.execute("ROLLBACK")
+
+    def _read_one(self, user_id: int, query: Query) -> dict[str, Values]:
+        state = self._state(user_id, self._head(user_id))
+        reading = select(state.head, state.recent, query, self.config)
+        try:
+            request = next(reading)
+            while True:
+                request = reading.send(state.load(*request))
+        except StopIteration as end:
+            columns: dict[str, Values] = end.value
+            return columns
+
+    def _forget(self, user_id: int, at_ms: int) -> int:
+        with self._writing():
+            num_events = min(self._head(user_id).num_events, self.config.max_events)
+            for table in ("columns", "recent", "users"):
+                self._db.execute(f"DELETE FROM {table} WHERE user_id = ?", (user_id,))
+            self._db.execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (self.digest(user_id), at_ms))
+        self._scrub()
+        return num_events
+
+    def _scrub(self) -> None:
+        """Leaves nothing of what was deleted: not in the write-ahead log, not in unused bytes of the file."""
+        deadline = time.monotonic() + self.busy_s
+        wal = self.path.with_name(self.path.name + "-wal")
+        with explained(self.path):
+            while True:
+                busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy:
+                    self._lock()
+                    try:
+                        # Nobody may have written between the two: then the file alone holds everything.
+                        if not wal.exists() or wal.stat().st_size == 0:
+                            (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
+                            reach("sequences:before-scrub")
+                            zero_unallocated(self.path, page_bytes)
+                            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('scrubbed', ?)", (time.time_ns(),))
+                            self._db.execute("COMMIT")
+                            break
+                    finally:
+                        if self._db.in_transaction:
+                            self._db.execute("ROLLBACK")
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"what was deleted is still in {wal}: somebody reads or writes without a pause",
+                        fix="run the command again when they are done",
+                    )
+                time.sleep(POLL_S)
+        # Like everybody else, this connection must forget the pages that it remembers.
+        self._db.close()
+        self._db = _connect(self.path, self.synchronous, self.busy_s)
+
+    def _read_names(self, kind: str) -> list[str]:
+        with explained(self.path):
+            rows = self._db.execute("SELECT code, name FROM names WHERE kind = ? ORDER BY code", (kind,)).fetchall()
+        return [name for _, name in rows]
+
+    def _add_names(self, kind: str, names: Sequence[str]) -> None:
+        with self._writing():
+            for name in names:
+                # In one statement, so that two writers never give one number twice.
+                self._db.execute(
+                    "INSERT OR IGNORE INTO names SELECT ?, count(*), ? FROM names WHERE kind = ?", (kind, name, kind)
+                )
+
+    def _head(self, user_id: int) -> Head:
+        row = self._db.execute("SELECT head FROM users WHERE user_id = ?", (user_id,)).fetchone()
+        return Head() if row is None else Head.from_bytes(row[0])
+
+    def _state(self, user_id: int, head: Head) -> State:
+        rows = []
+        if head.num_recent:
+            rows = self._db.execute(
+                "SELECT time_ms, event, received_ms, arrival FROM recent WHERE user_id = ?", (user_id,)
+            ).fetchall()
+            self.num_bytes_read += sum(len(row[1]) for row in rows)
+        return State(head, recent_columns(rows, self.codec), self._loader(user_id))
+
+    def _loader(self, user_id: int) -> Load:
+        def load(names: Sequence[str], chunks: Sequence[int]) -> dict[tuple[str, int], bytes]:
+            found: dict[tuple[str, int], bytes] = {}
+            for name in names:
+                query = "SELECT chunk, data FROM columns WHERE user_id = ? AND number = ? AND chunk BETWEEN ? AND ?"
+                for chunk, data in self._db.execute(query, (user_id, self._numbers[name], chunks[0], chunks[-1])):
+                    found[name, chunk] = data
+                    self.num_bytes_read += len(data)
+            if len(found) < len(names) * len(chunks):
+                raise CorruptFileError(f"{self.path} lacks a chunk that it should hold", fix="restore it")
+            return found
+
+        return load
+
+    def _apply(self, user_id: int, change: Change) -> None:
+        if change.clear_recent:
+            self._db.execute("DELETE FROM recent WHERE user_id = ?", (user_id,))
+        reach("sequences:after-delete")
+        for chunk in change.drop_chunks:
+            self._db.executemany(
+                "DELETE FROM columns WHERE user_id = ? AND number = ? AND chunk = ?",
+                [(user_id, number, chunk) for number in self._numbers.values()],
+            )
+        self._db.executemany(_ADD_RECENT, [(user_id, *row) for row in change.add_recent])
+        self._db.executemany(
+            "INSERT INTO columns VALUES (?, ?, ?, ?)",
+            [(user_id, self._numbers[name], chunk, data) for (name, chunk), data in change.put.items()],
+        )
+        reach("sequences:after-insert")
+        if change.is_empty:
+            self._db.execute("DELETE FROM users WHERE user_id = ?", (user_id,))
+        else:
+            self._db.execute(_PUT_HEAD, (user_id, change.head.to_bytes()))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction that is committed when the block ends; the lock is taken at once, so it never has to be."""
+        with explained(self.path):
+            self._lock()
+            try:
+                yield
+                reach("sequences:before-commit")
+                self._db.execute("COMMIT")
+                reach("sequences:after-commit")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _lock(self) -> None:
+        """Begins a transaction that may write, when no other one does.
+
+        SQLite itself looks less and less often, in the end ten times a second, and somebody who writes without a pause
+        would hardly ever be met between two transactions.
+        """
+        deadline = time.monotonic() + self.busy_s
+        self._db.execute("PRAGMA busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    self._db.execute("BEGIN IMMEDIATE")
+                    return
+                except sqlite3.OperationalError as error:
+                    # The lower byte: there are several ways of being busy, and the others are in the upper ones.
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                        raise
+                time.sleep(POLL_S)
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {int(self.busy_s * 1000)}")
+
+
+def _connect(path: Path, synchronous: str, busy_s: float) -> sqlite3.Connection:
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is no file" if path.exists() else f"{path} does not exist",
+            allowed="allowed: a sequence store",
+            fix=f"make one with `tackboard sequences append {path} FILE`",
+        )
+    with explained(path):
+        # By a URI that never creates: `connect` would make an empty file of a misspelt name.
+        uri = f"file:{path.resolve().as_posix().replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
+        try:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            if application != APPLICATION_ID:
+                raise DataError(f"{path} is an SQLite file, but no sequence store", allowed="allowed: a sequence store")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > FORMAT_VERSION:
+                raise DataError(
+                    f"{path} has format version {version}",
+                    allowed=f"allowed: up to {FORMAT_VERSION}",
+                    fix="use a newer tackboard",
+                )
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            connection.execute("PRAGMA secure_delete = ON")
+            connection.execute("PRAGMA cache_size = -16384")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _new_salt() -> bytes:
+    return secrets.token_bytes(32)
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turns SQLite's errors into ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _explain(path, error) from error
+
+
+def _explain(path: Path, error: sqlite3.Error) -> TackboardError:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith("SQLITE_NOTADB"):
+        return DataError(f"{path} is no sequence store: {error}", allowed="allowed: a sequence store")
+    if name.startswith("SQLITE_CORRUPT"):
+        return CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make it again")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StorageError(f"{path} was locked for too long by another writer", fix="run the command again")
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return StorageError(
+            f"{path}: {error}", fix="check the disk's room and the permissions of the file and its folder"
+        )
+    return TackboardError(f"{path}: {type(error).__name__}: {error}")
