@@ -15,7 +15,7 @@ help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 	@echo "  Another Python:    make demo PYTHON=python3.12"
 
-install: ## Make .venv with the core packages (GROUP=demo, dev or distributed for more)
+install: ## Make .venv with the core packages (GROUP=demo, dev, distributed or ray for more)
 	$(INSTALL) $(GROUP) --command "make install"
 
 demo: ## Synthetic world, training, evaluation, export, server, scores, report.html
@@ -41,7 +41,7 @@ check: ## Lint, format, types, import contract, rules, documentation
 distributed: ## Add TorchRec and FBGEMM to .venv
 	$(INSTALL) distributed --command "make distributed"
 
-rivals: ## Polars, pandas and Feast in an environment of their own, for `tackboard bench features`
+rivals: ## What `tackboard bench features` and `bench loader` are compared with, in an environment of its own
 	$(INSTALL) core --command "make rivals"
 	@.venv/bin/python scripts/install_rivals.py
 

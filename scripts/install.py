@@ -1,6 +1,6 @@
 """Makes `.venv` in this checkout and installs one group of packages into it.
 
-In: the group (core, demo, dev, distributed), pyproject.toml, requirements/, and whatever pip is configured to use.
+In: the group (core, demo, dev, distributed, ray), pyproject.toml, requirements/, and whatever pip is configured to use.
 Out: a working `.venv` with the package in editable mode, and a stamp that makes the next run return at once.
 
 Decided:
@@ -30,7 +30,7 @@ STAMP = os.path.join(VENV, ".tackboard-stamp.json")
 MARKER = os.path.join(VENV, ".tackboard-installing")
 LOG = os.path.join(VENV, "install.log")
 SUPPORTED = ((3, 11), (3, 12))
-GROUPS = ("core", "demo", "dev", "distributed")
+GROUPS = ("core", "demo", "dev", "distributed", "ray")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BUILD_REQUIREMENTS = ("hatchling",)
 PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input")

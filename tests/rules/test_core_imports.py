@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = (
     "typer", "click", "rich", "uvicorn", "httptools", "orjson", "prometheus_client", "tritonclient", "gevent",
-    "torchrec", "fbgemm_gpu", "ray", "triton", "polars", "pandas", "scipy", "matplotlib", "psutil",
+    "torchrec", "fbgemm_gpu", "ray", "redis", "triton", "polars", "pandas", "scipy", "matplotlib", "psutil",
 )  # fmt: skip
 PROGRAM = """
 import importlib, pkgutil, sys

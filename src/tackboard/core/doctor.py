@@ -83,6 +83,10 @@ OPTIONAL = (
         packages=("fbgemm-gpu-cpu", "fbgemm-gpu"), purpose="fused embedding tables", repair=REPAIR_DISTRIBUTED
     ),
     OptionalPart(packages=("triton",), purpose="GPU kernels", repair=".venv/bin/pip install triton==3.7.1"),
+    OptionalPart(packages=("ray",), purpose="batches prepared on a cluster", repair="make install GROUP=ray"),
+    OptionalPart(
+        packages=("redis",), purpose="the sequence store on Redis", repair=".venv/bin/pip install redis==8.1.0"
+    ),
     OptionalPart(packages=("tritonclient",), purpose="the client of the demo", repair="make install GROUP=demo"),
     OptionalPart(packages=("pytest",), purpose="tests and checks", repair="make install GROUP=dev"),
 )

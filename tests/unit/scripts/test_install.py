@@ -252,6 +252,7 @@ def test_pins_cover_every_group_and_carry_no_local_suffix(install: ModuleType) -
         *project["dependencies"],
         *project["optional-dependencies"]["demo"],
         *project["optional-dependencies"]["dev"],
+        *project["optional-dependencies"]["ray"],
     ]
     names = {install.normalised(line.split(">")[0].split("[")[0]) for line in lines} | {"pip", "hatchling"}
     pins = {build: install.read_pins(Path(install.constraint_file(build)).read_text()) for build in ("cpu", "cuda")}
