@@ -131,6 +131,8 @@ class Counts:
     impressions_repeated: int = 0
     impressions_without_request: int = 0
     impressions_without_user: int = 0
+    events_in_future: int = 0
+    """Events whose received time lies more than a day in the future: they do not move the end of the log."""
     labels: dict[str, LabelCounts] = dataclasses.field(default_factory=dict)
 
 

@@ -74,8 +74,8 @@ class StepPlan:
         if tokens_per_step < 2 * longest:
             raise ConfigError(
                 f"data.tokens_per_step = {tokens_per_step}",
-                allowed=f"allowed: at least {2 * longest}, twice the longest segment",
-                fix="raise data.tokens_per_step or lower data.max_length",
+                allowed=f"allowed: at least {2 * longest}, twice the tokens of the longest",
+                fix="raise data.tokens_per_step, or lower what is read at most (data.max_length, data.max_history)",
             )
         self._bucket_tokens = bucket_tokens
         self._seed = seed

@@ -39,10 +39,12 @@ from tackboard.features.feature_set import FeatureSet
 from tackboard.features.plan import CANDIDATE
 from tackboard.features.standard import HISTORY, check_finite, standard_features
 from tackboard.features.tables import find_ids, load_entities
-from tackboard.features.views import View, visible_before
+from tackboard.features.views import View, Visibility
 
 REQUESTS = "requests.parquet"
 LABEL = "label_"
+EVENTS_AT_ONCE = 1 << 21
+"""Events of histories that are looked at together when they are counted."""
 MAX_HISTORY = 16_000
 """Events of a user that the sequence store keeps, and the most that a request may read."""
 
@@ -141,12 +143,6 @@ class RequestSource:
             self.counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
         return RequestTable.from_arrow(table, self.labels)
 
-    def visible(self, sequences: Sequences, requests: RequestTable) -> View:
-        """The newest events that each request sees."""
-        owners = find_ids(sequences.user_ids, requests.user_ids)
-        view = visible_before(sequences.events.received, sequences.offsets, owners, requests.times)
-        return view.newest(self.max_history)
-
     def compute(self, sequences: Sequences, requests: RequestTable) -> dict[str, Column]:
         """Every feature but the history: a value per request, or per candidate where the feature is of that level."""
         if self._plan is None:
@@ -167,6 +163,35 @@ class RequestSource:
         return bool(self.features.plan.nodes[self.features.plan.features[name]].level == CANDIDATE)
 
 
+class Histories:
+    """The newest events that requests see, of users whose events lie end to end."""
+
+    def __init__(
+        self,
+        received: NDArray[np.int64],
+        user_ids: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        max_history: int,
+    ) -> None:
+        self._visibility = Visibility(received, offsets)
+        self._user_ids = user_ids
+        self._max_history = max_history
+
+    def view(self, user_ids: NDArray[np.int64], request_ms: NDArray[np.int64]) -> View:
+        """The newest events that were received strictly before each request."""
+        owners = find_ids(self._user_ids, user_ids)
+        return self._visibility.view(owners, request_ms, self._max_history).newest(self._max_history)
+
+    def tokens(self, requests: RequestTable) -> NDArray[np.int64]:
+        """Events and candidates of each request. Requests are looked at some at a time, so that memory is bounded."""
+        lengths = np.diff(requests.offsets)
+        at_once = max(1, EVENTS_AT_ONCE // self._max_history)
+        for first in range(0, len(lengths), at_once):
+            part = slice(first, first + at_once)
+            lengths[part] += self.view(requests.user_ids[part], requests.times[part]).lengths
+        return lengths
+
+
 class RequestWindow:
     """The requests of some buckets in the order in which they are read, and the events behind their histories."""
 
@@ -180,8 +205,10 @@ class RequestWindow:
         """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`)."""
         self._sequences = source.events.read(buckets)
         self._requests = source.read_requests(buckets)
-        self._view = source.visible(self._sequences, self._requests)
-        self._order, self._bounds = deal(self._view.lengths + np.diff(self._requests.offsets))
+        self._histories = Histories(
+            self._sequences.events.received, self._sequences.user_ids, self._sequences.offsets, source.max_history
+        )
+        self._order, self._bounds = deal(self._histories.tokens(self._requests))
         self._num_events = len(self._sequences.item_ids)
         self._items = DistinctItems(np.concatenate([self._sequences.item_ids, self._requests.item_ids]), hashing)
         columns = source.compute(self._sequences, self._requests)
@@ -192,13 +219,7 @@ class RequestWindow:
         """The batch of the window's step number `place`."""
         rows = self._order[self._bounds[place] : self._bounds[place + 1]]
         table = self._requests
-        view = View(
-            self._view.index,
-            self._view.starts[rows],
-            self._view.ends[rows],
-            self._view.segments[rows],
-            self._view.bounds,
-        )
+        view = self._histories.view(table.user_ids[rows], table.times[rows])
         events = view.events_of_rows() if len(rows) else np.zeros(0, dtype=np.int64)
         counts = np.diff(table.offsets)[rows]
         candidates = ranges(table.offsets[:-1][rows], counts)
@@ -278,11 +299,9 @@ def count_tokens(source: RequestSource, *, quiet: bool = True) -> tuple[NDArray[
             table = source.events.read_columns(spans, ["user_id", "received_ms"])
             users = numpy_column(table, "user_id")
             starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
-            requests = source.read_requests(np.array([bucket]))
-            owners = find_ids(users[starts], requests.user_ids)
             offsets = np.append(starts, len(users)).astype(np.int64)
-            view = visible_before(numpy_column(table, "received_ms"), offsets, owners, requests.times)
-            lengths = view.newest(source.max_history).lengths + np.diff(requests.offsets)
+            histories = Histories(numpy_column(table, "received_ms"), users[starts], offsets, source.max_history)
+            lengths = histories.tokens(source.read_requests(np.array([bucket])))
             tokens[bucket], longest = lengths.sum(), max(longest, int(lengths.max(initial=0)))
             progress.advance(table.num_rows)
     if not tokens.any():

@@ -29,6 +29,7 @@ from tackboard.events.dataset import EVENTS, Dataset
 from tackboard.events.impressions import IMPRESSIONS, Impressions, check_action, open_impressions
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import Layout
+from tackboard.events.measures import newest_time
 from tackboard.events.staging import check_newest, derive_snapshot
 
 REQUESTS = "requests.parquet"
@@ -63,9 +64,10 @@ def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False)
     with contextlib.closing(open_impressions(dataset, config.shown)) as impressions:
 
         def fill(staging: Path) -> None:
-            end_ms = max(int(chunk["received_ms"].to_numpy().max()) for chunk in dataset.event_chunks(["received_ms"]))
+            end_ms, num_future = newest_time(dataset, "received_ms")
             with Progress("labelling", total=dataset.num_events, unit="events", quiet=quiet) as progress:
                 layout, counts = _write_rows(dataset, config, impressions, end_ms, staging / REQUESTS, progress)
+            counts.events_in_future = num_future
             layout.write(staging)
             content = {"version": VERSION, **rules, "inputs": inputs, "end_ms": end_ms}
             write_json_atomic(staging / LABELS, content | {"counts": dataclasses.asdict(counts)})

@@ -113,7 +113,7 @@ class Sequences(UserRanges):
             num_candidates=0,
             request_of=None,
             request_ms=None,
-            event_times=self.events.times[chosen],
+            event_times=self.events.times.take(chosen),
             visible=View(None, offsets[:-1], offsets[1:], np.arange(num_rows), offsets),
             columns={("event", name): column.take(chosen) for name, column in self.events.columns.items()},
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
+from tackboard.core.errors import UsageError
 from tackboard.data.plan import StepPlan
 
 Batch = TypeVar("Batch")
@@ -33,6 +34,8 @@ class NumberedSteps(Generic[Batch]):
     """Step number → batch, or one rank's share of it."""
 
     def __init__(self, plan: StepPlan, *, rank: int = 0, world_size: int = 1) -> None:
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} of {world_size}", allowed="allowed: 0 up to the number of processes")
         self.plan = plan
         self.rank = rank
         self.world_size = world_size
@@ -43,6 +46,8 @@ class NumberedSteps(Generic[Batch]):
         raise NotImplementedError
 
     def __getitem__(self, step: int) -> Batch:
+        if step < 0:
+            raise UsageError(f"step {step}", allowed="allowed: 0 or more; steps of all epochs are numbered through")
         epoch, number, place = self.plan.locate(step)
         if self._last is None or self._last[0] != (epoch, number):
             self._last = None  # Let go of the old window before the new one is made.

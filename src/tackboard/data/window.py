@@ -35,29 +35,31 @@ class DistinctItems:
         encoded = pa.array(item_ids).dictionary_encode()
         found = encoded.dictionary.to_numpy()
         order = np.argsort(found)
-        place = np.empty(len(order), dtype=np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
         self.ids = found[order]
-        self.codes: NDArray[np.int32] = place[encoded.indices.to_numpy()]
+        # 64 bits throughout: NumPy would turn shorter indices into them at every use.
+        self.codes: NDArray[np.int64] = place.take(encoded.indices.to_numpy())
         """The position of each event's item among `ids` [N]."""
-        self._rows = item_rows(self.ids, hashing)
+        self._rows = item_rows(self.ids, hashing).numpy()
         shares = np.zeros(len(self.ids), dtype=np.float32) if frequencies is None else frequencies.log_share(self.ids)
-        self._log_q = torch.from_numpy(shares)
-        self._scratch = np.empty(len(self.ids), dtype=np.int32)
+        self._log_q = shares
+        self._scratch = np.empty(len(self.ids), dtype=np.int64)
 
-    def of(self, codes: NDArray[np.int32]) -> dict[str, torch.Tensor]:
+    def of(self, codes: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """`items`, `item_ids`, `item_rows` and `item_log_q` of a batch whose events have these codes."""
-        scratch, positions = self._scratch, np.arange(len(codes), dtype=np.int32)
+        # `take` and `compress` do what indexing does, several times faster for arrays of this size.
+        scratch, positions = self._scratch, np.arange(len(codes))
         scratch[codes] = positions
-        distinct = codes[scratch[codes] == positions]
-        distinct.sort()
-        scratch[distinct] = np.arange(len(distinct), dtype=np.int32)
-        chosen = torch.from_numpy(distinct)
+        found = codes.compress(scratch.take(codes) == positions).astype(np.int32)
+        found.sort()  # 32 bits sort in half the time.
+        distinct = found.astype(np.int64)
+        scratch[distinct] = positions[: len(distinct)]
         return {
-            "items": torch.from_numpy(scratch[codes].astype(np.int64)),
-            "item_ids": torch.from_numpy(self.ids[distinct]),
-            "item_rows": self._rows.index_select(0, chosen),
-            "item_log_q": self._log_q.index_select(0, chosen),
+            "items": torch.from_numpy(scratch.take(codes)),
+            "item_ids": torch.from_numpy(self.ids.take(distinct)),
+            "item_rows": torch.from_numpy(self._rows.take(distinct, axis=0)),
+            "item_log_q": torch.from_numpy(self._log_q.take(distinct)),
         }
 
 
@@ -72,14 +74,13 @@ class Window:
         hashing: HashConfig,
         frequencies: ItemFrequencies,
     ) -> None:
-        history = sequences.histories(segments.starts, segments.lengths)
-        fields = dict(history.fields or {})
         events = ranges(segments.starts, segments.lengths)
+        fields = dict(sequences.histories_of(events, offsets_of(segments.lengths)).fields or {})
         self._bounds = bounds
         self._offsets = offsets_of(segments.lengths)
         self._items = DistinctItems(fields.pop("item").values, hashing, frequencies)
         self._users = torch.from_numpy(sequences.user_ids[segments.users])
-        self._is_positive = torch.from_numpy(sequences.is_positive[events])
+        self._is_positive = torch.from_numpy(sequences.is_positive.take(events))
         self._columns = {name: feature_tensor(field) for name, field in fields.items()}
         self._request = {name: feature_tensor(column.take(events)) for name, column in sequences.request.items()}
 

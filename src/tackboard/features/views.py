@@ -74,6 +74,13 @@ class View:
             self._expanded = places, rows
         return self._expanded
 
+    def is_everything(self, num_events: int) -> bool:
+        """Whether the rows' events, end to end, are all `num_events` in their order."""
+        starts, ends = self.starts, self.ends
+        if self.index is not None or not len(starts) or starts[0] != 0 or ends[-1] != num_events:
+            return False
+        return bool((starts[1:] == ends[:-1]).all())
+
     def events_of_rows(self) -> Positions:
         """Positions of the events of every row, end to end."""
         if len(self.starts) == 1:
@@ -235,40 +242,72 @@ def first_above(values: NDArray[Any], starts: Positions, ends: Positions, wanted
     return np.where(largest, ends, first_at_least(values, starts, ends, np.where(largest, wanted, wanted + 1)))
 
 
-def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
-    """What each request sees: events of its owner (a range of `offsets`, or -1) received strictly before it.
+class Visibility:
+    """What requests see of events: those of their user that were received strictly before them.
 
-    Where events arrive in the order in which they happened, that is the head of the owner's range. A request in whose
-    head some event came late gets a segment of its own, with the late ones left out.
+    `received` [events] lie end to end, those of owner o from offsets[o] to offsets[o + 1]. Where events arrive in the
+    order in which they happened, a request sees the head of its owner's range, found by a search. What a request in
+    whose head some event came late sees is listed one by one. Treated as immutable.
     """
-    known = owners >= 0
-    safe = np.where(known, owners, 0)
-    none = np.zeros(len(owners), dtype=np.int64)
-    if len(offsets) == 1:
-        return View(None, none, none, none, np.zeros(2, dtype=np.int64))
-    starts = np.where(known, offsets[safe], 0)
-    limits = np.where(known, offsets[safe + 1], 0)
-    in_order = np.ones(max(0, len(received) - 1), dtype=np.bool_)
-    in_order[:] = received[1:] >= received[:-1]
-    borders = offsets[1:-1]
-    in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
-    if in_order.all():
-        return View(None, starts, first_at_least(received, starts, limits, request_ms), safe, offsets)
-    # The smallest received time from here to the end of the range rises along it, so it can be searched.
-    ends = first_at_least(_running(received, offsets, np.minimum, -1), starts, limits, request_ms)
-    latest = _running(received, offsets, np.maximum, 1)
-    late = np.flatnonzero((ends > starts) & (latest[np.maximum(ends - 1, 0)] >= request_ms))
-    if not len(late):
-        return View(None, starts, ends, safe, offsets)
-    lengths = (ends - starts)[late]
-    events, rows = ranges(starts[late], lengths), np.repeat(np.arange(len(late)), lengths)
-    seen = received[events] < request_ms[late][rows]
-    events, counts = events[seen], np.bincount(rows[seen], minlength=len(late))
-    extra = len(received) + offsets_of(counts.astype(np.int64))
-    starts[late], ends[late], safe = extra[:-1], extra[1:], safe.copy()
-    safe[late] = len(offsets) - 1 + np.arange(len(late))
-    index = np.concatenate([np.arange(len(received), dtype=np.int64), events])
-    return View(index, starts, ends, safe, np.concatenate([offsets[:-1], extra]))
+
+    def __init__(self, received: Positions, offsets: Positions) -> None:
+        self._received = received
+        self._offsets = offsets
+        in_order = np.ones(max(0, len(received) - 1), dtype=np.bool_)
+        in_order[:] = received[1:] >= received[:-1]
+        borders = offsets[1:-1]
+        in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
+        self._in_order = bool(in_order.all())
+        if not self._in_order:
+            # The smallest received time from here to the end of the range rises along it, so it can be searched.
+            self._earliest = _running(received, offsets, np.minimum, -1)
+            self._latest = _running(received, offsets, np.maximum, 1)
+
+    def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
+        """What each request sees; `owners` are -1 for users without events.
+
+        With `newest` the oldest events may be left out, as long as so many are there: `view.newest(newest)` is the same
+        as without, and a request with late events lists a few times as many and not all that its user has.
+        """
+        offsets, received = self._offsets, self._received
+        known = owners >= 0
+        safe = np.where(known, owners, 0)
+        none = np.zeros(len(owners), dtype=np.int64)
+        if len(offsets) == 1:
+            return View(None, none, none, none, np.zeros(2, dtype=np.int64))
+        starts = np.where(known, offsets[safe], 0)
+        limits = np.where(known, offsets[safe + 1], 0)
+        if self._in_order:
+            return View(None, starts, first_at_least(received, starts, limits, request_ms), safe, offsets)
+        ends = first_at_least(self._earliest, starts, limits, request_ms)
+        late = np.flatnonzero((ends > starts) & (self._latest[np.maximum(ends - 1, 0)] >= request_ms))
+        if not len(late):
+            return View(None, starts, ends, safe, offsets)
+        events, counts = self._listed(starts[late], ends[late], request_ms[late], newest)
+        extra = len(received) + offsets_of(counts)
+        starts[late], ends[late], safe = extra[:-1], extra[1:], safe.copy()
+        safe[late] = len(offsets) - 1 + np.arange(len(late))
+        index = np.concatenate([np.arange(len(received), dtype=np.int64), events])
+        return View(index, starts, ends, safe, np.concatenate([offsets[:-1], extra]))
+
+    def _listed(
+        self, starts: Positions, ends: Positions, request_ms: Positions, newest: int | None
+    ) -> tuple[Positions, Positions]:
+        """(events in [start, end) received before each request, end to end; how many each request has)."""
+        lengths = ends - starts if newest is None else np.minimum(ends - starts, 2 * newest)
+        while True:
+            events, rows = ranges(ends - lengths, lengths), np.repeat(np.arange(len(ends)), lengths)
+            seen = self._received[events] < request_ms[rows]
+            counts = np.bincount(rows[seen], minlength=len(ends)).astype(np.int64)
+            short = (lengths < ends - starts) & (counts < (newest or 0))
+            if not short.any():
+                return events[seen], counts
+            lengths = np.where(short, np.minimum(ends - starts, 4 * lengths), lengths)
+
+
+def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
+    """What each request sees, of events that are looked at once; see `Visibility`."""
+    return Visibility(received, offsets).view(owners, request_ms)
 
 
 def _running(values: Positions, offsets: Positions, combine: Any, direction: int) -> Positions:

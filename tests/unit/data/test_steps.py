@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tackboard.core.errors import DataError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.data.plan import StepPlan
 from tackboard.data.steps import NumberedSteps
 
@@ -101,3 +101,11 @@ def test_an_error_in_a_worker_reaches_the_trainer_at_its_step(num_workers: int) 
         for number, _ in steps.iterate(range(20), num_workers):
             seen.append(number)
     assert seen == [number for number in range(20) if steps.plan.locate(number)[:2] == (0, 0)]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(3, 3), (-1, 2), (0, 0), (7, 2)])
+def test_a_rank_that_cannot_be_is_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(UsageError, match=f"rank {rank} of {world_size}"):
+        WordSteps(9, rank=rank, world_size=world_size)
+    with pytest.raises(UsageError, match="step -1"):
+        _ = WordSteps(9)[-1]

@@ -38,6 +38,15 @@ def test_users_without_events_have_a_bucket_too() -> None:
     assert requests.offsets["requests"].tolist() == [0, 3, 3, 6]
 
 
+def test_users_that_lie_far_apart(tmp_path: Path) -> None:
+    """Ids of strings fill all 64 bits: the difference of two may not fit."""
+    users = np.array([-(2**63), -(2**62), 2**62, 2**63 - 1])
+    cut_buckets(users, 1).write(tmp_path)
+    again = read_layout(tmp_path, tmp_path / "events.parquet")
+    assert again.first_users.tolist() == users.tolist()
+    assert again.buckets_of(users).tolist() == [0, 1, 2, 3]
+
+
 def test_a_layout_survives_the_disk_and_nonsense_does_not(tmp_path: Path) -> None:
     layout = cut_buckets(np.array([1, 1, 2, 2**62]), 2).with_rows("requests", np.array([2, 2]))
     layout.write(tmp_path)

@@ -16,7 +16,6 @@ from tackboard.core import files
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.manifest import read_manifest, verify_manifest
 from tackboard.events.dataset import Dataset, open_dataset
-from tackboard.features import backfill as module
 from tackboard.features.backfill import Backfilled, backfill
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, differing_rows

@@ -14,6 +14,7 @@ from tackboard.features.views import (
     INT64_MAX,
     INT64_MIN,
     View,
+    Visibility,
     coded,
     first_above,
     first_at_least,
@@ -198,3 +199,21 @@ def test_codes_tell_keys_apart_at_the_ends_of_int64(keys: list[int], wanted: lis
         *numbers.tolist()
     }
     assert sorted(code_of, key=lambda key: code_of[key]) == sorted(code_of)
+
+
+@given(logs(), st.integers(1, 4))
+def test_the_newest_of_what_is_seen_is_found_without_listing_all(log: Log, count: int) -> None:
+    visibility = Visibility(log.received, log.offsets)
+    view = visibility.view(log.owners, log.request_ms, count).newest(count)
+    places = np.split(view.events_of_rows(), np.cumsum(view.lengths)[:-1]) if len(log.seen) else []
+    assert [place.tolist() for place in places] == [seen[-count:] for seen in log.seen]
+
+
+def test_a_long_history_with_late_events_is_not_listed_whole() -> None:
+    times = np.arange(100_000)
+    received = times + np.where(times % 7 == 0, 500, 0)
+    requests = np.arange(50_000, 50_100)
+    view = Visibility(received, np.array([0, 100_000])).view(np.zeros(100, dtype=np.int64), requests, 8)
+    assert view.index is not None and len(view.index) < 100_000 + 100 * 64
+    expected = [times[received < moment][-8:].tolist() for moment in requests]
+    assert view.newest(8).events_of_rows().reshape(100, 8).tolist() == expected

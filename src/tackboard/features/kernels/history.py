@@ -520,7 +520,7 @@ def collect(frame: Frame, view: View, column: Column) -> Column:
     column = _all_events(column, frame)
     return Column(
         column.type.in_list(),
-        column.values[view.events_of_rows()],
+        column.values if view.is_everything(len(column.values)) else column.values[view.events_of_rows()],
         offsets=offsets_of(view.lengths),
         dictionary=column.dictionary,
     )
