@@ -1,4 +1,4 @@
-"""Runs contenders of the features bench over one small world, each in a process of its own, as the bench does."""
+"""Runs contenders of the features and the loader bench over little data, each in a process of its own."""
 
 import os
 import subprocess
@@ -11,6 +11,9 @@ import pytest
 from tackboard.bench import features
 from tackboard.bench.features_compare import differences
 from tackboard.bench.features_data import QUICK, batch_world, online_world, read_table
+from tackboard.bench.loader import Entry, Runner
+from tackboard.bench.loader_check import Reference
+from tackboard.bench.loader_data import POSITIVE, Setting, prepare, write_made_up
 
 PARTS = {"batch": "batch", "online": "online", "unprepared": "online"}
 
@@ -54,3 +57,29 @@ def same_as_ours(worlds: Path) -> Callable[[str, str], None]:
             assert differences(table, read_table(other)) == []
 
     return check
+
+
+@pytest.fixture(scope="session")
+def loader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the rivals of the loader read, of a small made-up dataset."""
+    root = tmp_path_factory.mktemp("loader-bench")
+    snapshot = write_made_up(root, "small", num_events=6_000, num_items=300, mean_length=40, seed=3)
+    setting = Setting(dataset=str(snapshot), positive_actions=POSITIVE, max_length=32, tokens_per_step=512)
+    prepare(setting, root / "rivals")
+    return root / "rivals"
+
+
+@pytest.fixture
+def loader_differences(loader_folder: Path) -> Callable[[str, str], list[str]]:
+    """A function of (module, variant): what differs from our batches in those of a rival, run as the bench does."""
+    if not features.RIVALS_PYTHON.exists():
+        pytest.skip("the rivals are not installed: make rivals")
+
+    def differences(module: str, variant: str) -> list[str]:
+        runner = Runner(loader_folder, features.RIVALS_PYTHON)
+        found = runner.run(Entry(module, variant, ""), "check")
+        assert "failed" not in found, found
+        assert 0 < found["most_tokens"] <= 512
+        return Reference(Setting.read(loader_folder)).differences(loader_folder / f"{module}_{variant}_check.npz")
+
+    return differences

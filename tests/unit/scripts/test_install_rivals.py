@@ -49,22 +49,31 @@ def test_numpy_and_arrow_are_those_of_the_package() -> None:
     rivals, ours = pins(ROOT / "requirements" / "rivals.txt"), pins(ROOT / "requirements" / "constraints-cpu.txt")
     for name in ("numpy", "pyarrow", "tzdata"):
         assert rivals[name] == ours[name], name
-    assert {"polars", "pandas", "feast"} <= set(rivals)
+    assert {"polars", "pandas", "feast", "datasets", "ray"} <= set(rivals)
+    assert rivals["ray"] == ours["ray"]
     assert "torch" not in rivals
 
 
 def test_rivals_are_never_dependencies() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     dependencies = text[text.index("dependencies") : text.index("[project.scripts]")]
-    assert not re.search(r"polars|pandas|feast", dependencies)
+    assert not re.search(r"polars|pandas|feast|datasets", dependencies)
 
 
 def test_it_is_made_once(install: ModuleType, commands: list[list[str]]) -> None:
     assert install.main() == 0
     assert [command[1:3] for command in commands] == [["-m", "venv"], ["-I", "-m"], ["-I", "-c"]]
     assert "--no-deps" in commands[1]
+    assert all(name in commands[2][-1] for name in ("datasets", "ray", "torch"))
     assert install.main() == 0
     assert len(commands) == 3
+
+
+def test_torch_is_lent_after_their_own_packages(install: ModuleType, commands: list[list[str]]) -> None:
+    assert install.main() == 0
+    (path,) = install.VENV.glob("lib/python*/site-packages/*.pth")
+    folder = Path(path.read_text().strip())
+    assert (folder / "torch").is_dir() and len(commands) == 3
 
 
 def test_another_list_of_packages_makes_it_anew(

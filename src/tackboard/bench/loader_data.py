@@ -1,0 +1,210 @@
+"""Data for `tackboard bench loader`: a made-up dataset, and what the rivals of the loader read.
+
+In: a seed and a number of events, or a dataset of the user's. Out: a snapshot, and beside it a folder for the rivals:
+
+    examples.parquet   one row per training segment, its events in list columns, row groups as large as our buckets
+    examples.arrow     the same, uncompressed: what Hugging Face `datasets` keeps in its cache
+    items.npz          every item's id, its rows in the tables, and its log share of the positives
+    setting.json       what was asked for, and the names of actions
+
+Decided: rivals are given what ours works out while it reads: the split, the segments, actions as numbers, the hash rows
+and shares of all items. Making these files is not timed. Nobody is slow here for want of preparation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tackboard.batch import HashConfig, item_rows
+from tackboard.core import keyed_random
+from tackboard.core.files import write_text_atomic
+from tackboard.core.hashing import mix64
+from tackboard.data.index import index_training
+from tackboard.data.loader import DataConfig
+from tackboard.data.plan import cut_segments
+from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.events.dataset import write_dataset
+from tackboard.events.schema import NAMES
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import offsets_of, ranges
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.standard import DEFAULT_READS, features_for_model
+
+ACTIONS = ("click", "hide", "save", "view")
+ACTION_SHARES = (0.25, 0.04, 0.09, 0.62)
+POSITIVE = ("click", "save")
+SURFACES = ("home", "related", "search")
+START_MS = 1_790_000_000_000
+MEAN_GAP_MS = 1_800_000
+SIGMA = 1.4
+"""Spread of the log of events per user: a tenth of the users has more than half of the events."""
+EXAMPLE_COLUMNS = ("item", "action", "surface", "time", "is_positive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What every contender is asked for."""
+
+    dataset: str
+    positive_actions: tuple[str, ...]
+    max_length: int = 64
+    tokens_per_step: int = 4096
+    window_buckets: int = 8
+    num_buckets: int = 1
+    """Buckets of the dataset; `prepare` fills in this and what follows."""
+    actions: tuple[str, ...] = ()
+    surfaces: tuple[str, ...] = ()
+    num_hashes: int = 8
+    num_rows: int = 1_000_000
+    seed: int = 1
+
+    @property
+    def hashing(self) -> HashConfig:
+        """How items become table rows."""
+        return HashConfig(num_hashes=self.num_hashes, num_rows=self.num_rows)
+
+    @property
+    def config(self) -> DataConfig:
+        """The same for our loader."""
+        return DataConfig(
+            dataset=self.dataset,
+            positive_actions=self.positive_actions,
+            max_length=self.max_length,
+            tokens_per_step=self.tokens_per_step,
+            window_buckets=self.window_buckets,
+        )
+
+    def window_rows(self, num_examples: int) -> int:
+        """Examples in a window, for rivals that do not know of buckets; `num_examples` are those of the dataset."""
+        return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
+
+    def features(self) -> Callable[[Vocabulary], FeatureSet]:
+        """What a model reads that does not say what it reads."""
+        return functools.partial(_standard, max_history=self.max_length)
+
+    def open(self) -> SequenceSource:
+        """The dataset as our loader reads it."""
+        return open_sequences(self.dataset, self.positive_actions, features=self.features())
+
+    @classmethod
+    def read(cls, folder: Path) -> Setting:
+        """The setting that `prepare` wrote."""
+        content: dict[str, Any] = json.loads((folder / "setting.json").read_text(encoding="utf-8"))
+        for name in ("positive_actions", "actions", "surfaces"):
+            content[name] = tuple(content[name])
+        return cls(**content)
+
+
+def _standard(vocabulary: Vocabulary, max_history: int) -> FeatureSet:
+    return features_for_model(DEFAULT_READS, vocabulary, max_history)
+
+
+def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int) -> pa.Table:
+    """`num_events` canonical events, sorted by user and time: few users with many, items by a power law."""
+    num_users = max(1, num_events // mean_length)
+    weights = np.exp(SIGMA * keyed_random.normal(seed, 1, np.arange(num_users)))
+    bounds = np.append(0, np.round(np.cumsum(weights) * (num_events / weights.sum()))).astype(np.int64)
+    bounds[-1] = num_events
+    lengths = np.diff(bounds)
+    users = np.repeat(np.arange(num_users, dtype=np.int64), lengths)
+    draws = keyed_random.bits(seed, 2, np.arange(num_events))
+    # One draw for three things: 32, 16 and 8 bits of it.
+    item_draw = (draws >> np.uint64(32)).astype(np.float64) * 2.0**-32
+    action_draw = ((draws >> np.uint64(16)) & np.uint64(0xFFFF)).astype(np.float64) * 2.0**-16
+    surfaces = ((draws >> np.uint64(8)) & np.uint64(0xFF)).astype(np.int32) % len(SURFACES)
+    ranks = np.minimum((np.exp(item_draw * np.log(num_items + 1)) - 1).astype(np.int64), num_items - 1)
+    # Ids without an order of their own, as real ones are.
+    names = (mix64(np.arange(num_items, dtype=np.int64), 7) >> np.uint64(2)).view(np.int64)
+    gaps = ((mix64(draws.view(np.int64), 3) >> np.uint64(32)) % np.uint64(2 * MEAN_GAP_MS)).astype(np.int64)
+    elapsed = np.cumsum(gaps)
+    times = START_MS + elapsed - np.repeat(elapsed[np.minimum(bounds[:-1], num_events - 1)], lengths)
+    actions = np.searchsorted(np.cumsum(ACTION_SHARES)[:-1], action_draw, side="right").astype(np.int32)
+
+    def named(codes: Any, words: tuple[str, ...]) -> pa.Array:
+        return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(words)).cast(NAMES)
+
+    return pa.table(
+        {
+            "user": users,
+            "item": names[ranks],
+            "action": named(actions, ACTIONS),
+            "surface": named(surfaces, SURFACES),
+            "time_ms": times,
+            "received_ms": times,
+            "order": np.arange(num_events, dtype=np.int64),
+        }
+    )
+
+
+def write_made_up(root: Path, name: str, *, num_events: int, num_items: int, mean_length: int, seed: int) -> Path:
+    """The snapshot of a made-up dataset."""
+    return write_dataset(root, name, made_up_events(num_events, num_items, mean_length, seed))
+
+
+def prepare(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Writes the files of the rivals into `folder`, a few buckets at a time; returns counts and sizes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = setting.open()
+    index = index_training(source, setting.max_length)
+    np.savez(
+        folder / "items.npz",
+        item_ids=source.catalogue,
+        log_q=index.frequencies.log_share(source.catalogue),
+        rows=item_rows(source.catalogue, setting.hashing).numpy(),
+    )
+    num_examples = _write_examples(setting, source, folder)
+    known = {
+        "dataset": str(source.dataset.path.resolve()),
+        "num_buckets": source.num_buckets,
+        "actions": source.vocabulary.actions,
+        "surfaces": source.vocabulary.surfaces,
+    }
+    write_text_atomic(folder / "setting.json", json.dumps(dataclasses.asdict(setting) | known))
+    return {
+        "num_events": source.dataset.num_events,
+        "num_users": source.dataset.num_users,
+        "num_items": source.dataset.num_items,
+        "num_buckets": source.num_buckets,
+        "num_examples": num_examples,
+        "num_tokens": int(index.bucket_tokens.sum()),
+        "events_bytes": source.dataset.events_path.stat().st_size,
+        "examples_bytes": (folder / "examples.parquet").stat().st_size,
+    }
+
+
+def _write_examples(setting: Setting, source: SequenceSource, folder: Path) -> int:
+    """The examples of each bucket as one row group; returns how many there are."""
+    schema = examples_of(setting, source, 0).schema
+    num_examples = 0
+    with (
+        pq.ParquetWriter(folder / "examples.parquet", schema) as parquet,
+        pa.ipc.new_stream(folder / "examples.arrow", schema) as arrow,
+    ):
+        for bucket in range(source.num_buckets):
+            table = examples_of(setting, source, bucket)
+            if table.num_rows:
+                parquet.write_table(table, row_group_size=table.num_rows)
+                arrow.write_table(table)
+            num_examples += table.num_rows
+    return num_examples
+
+
+def examples_of(setting: Setting, source: SequenceSource, bucket: int) -> pa.Table:
+    """The training segments of a bucket: `user_id`, and a list column for each of EXAMPLE_COLUMNS."""
+    sequences = source.read([bucket])
+    segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, setting.max_length)
+    fields = dict(sequences.histories(segments.starts, segments.lengths).fields or {})
+    values = {name: fields[name].values for name in ("item", "action", "surface", "time")}
+    values["is_positive"] = sequences.is_positive[ranges(segments.starts, segments.lengths)]
+    offsets = pa.array(offsets_of(segments.lengths), type=pa.int32())
+    lists = {name: pa.ListArray.from_arrays(offsets, pa.array(values[name])) for name in EXAMPLE_COLUMNS}
+    return pa.table({"user_id": sequences.user_ids[segments.users], **lists})
