@@ -1,0 +1,125 @@
+"""`tackboard bench feeding`: batches per second on the host, and what is left of a step when a GPU waits for them.
+
+A step is a number of matrix products that take about as long as a step of pretraining 8 layers of width 512 on 65,536
+tokens. Three ways of bringing the batch to the device are compared, with a loss that is read every step (the host then
+waits for the GPU, as a trainer does) and with one that is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.bench.loader_data import write_made_up
+from tackboard.data.loader import DataConfig, TrainingSteps
+from tackboard.data.prefetch import on_device
+from tackboard.data.source import open_sequences
+from tackboard.features.standard import DEFAULT_READS, features_for_model
+
+STEP_MS = 31.6
+WORKERS = (0, 1, 2, 4, 8)
+WAYS = ("copied", "pinned", "ahead")
+"""Pageable memory; pinned memory; pinned memory, a batch ahead on a stream of its own (`prefetch.on_device`)."""
+
+
+def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step: int) -> dict[str, Any]:
+    """Both measurements on a dataset, or on a made-up one in `folder`."""
+    if data is None:
+        data = write_made_up(
+            folder, "made-up", num_events=num_events, num_items=500_000, mean_length=200, seed=20261115
+        )
+    max_length = min(256, tokens_per_step // 2)
+    source = open_sequences(data, features=lambda names: features_for_model(DEFAULT_READS, names, max_length))
+    config = DataConfig(dataset=str(data), max_length=max_length, tokens_per_step=tokens_per_step)
+    steps = TrainingSteps(source, config, HashConfig(num_hashes=8, num_rows=20_000_000), seed=0)
+    num_steps = min(steps.plan.steps_per_epoch, 256)
+    return {
+        "bench": "feeding",
+        "num_events": source.dataset.num_events,
+        "tokens_per_step": tokens_per_step,
+        "num_steps": num_steps,
+        "host": measure_host(steps, num_steps),
+        "device": measure_device(steps, num_steps),
+    }
+
+
+def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, float]]:
+    """Million tokens per second of wall time and of CPU time, by the number of workers."""
+    found = {}
+    for workers in WORKERS:
+        batches = steps.iterate(range(num_steps), workers)
+        next(batches)
+        wall, cpu, tokens = time.perf_counter(), time.process_time(), 0
+        for _, batch in batches:
+            tokens += batch.num_events
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        found[str(workers)] = {"per_s": round(tokens / wall / 1e6, 2), "per_cpu_s": round(tokens / cpu / 1e6, 2)}
+    return found
+
+
+def measure_device(steps: TrainingSteps, num_steps: int) -> dict[str, Any] | None:
+    """Milliseconds of a step, by workers, way and whether the loss is read; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    device = torch.device("cuda")
+    work = _busy(device)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(50):
+        work()
+    torch.cuda.synchronize()
+    found: dict[str, Any] = {"compute_alone_ms": round((time.perf_counter() - started) * 20, 2)}
+    for workers in WORKERS[:-1]:
+        for way in WAYS:
+            for reads_loss in (False, True):
+                batches = _brought(steps.iterate(range(num_steps), workers), way, device)
+                key = f"{workers} workers, {way}{', loss read' if reads_loss else ''}"
+                found[key] = round(_ms_per_step(batches, work, reads_loss=reads_loss), 2)
+    return found
+
+
+def _brought(
+    batches: Iterator[tuple[int, SequenceBatch]], way: str, device: torch.device
+) -> Iterator[tuple[int, SequenceBatch]]:
+    if way == "ahead":
+        return on_device(batches, device)
+    return ((number, (batch.pin_memory() if way == "pinned" else batch).to(device)) for number, batch in batches)
+
+
+def _ms_per_step(batches: Iterator[tuple[int, SequenceBatch]], work: Callable[[], None], *, reads_loss: bool) -> float:
+    next(batches)
+    torch.cuda.synchronize()
+    started, count = time.perf_counter(), 0
+    for _, batch in batches:
+        work()
+        loss = batch.item_rows.sum()
+        if reads_loss:
+            loss.item()
+        count += 1
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - started) / count
+
+
+def _busy(device: torch.device) -> Callable[[], None]:
+    """Work of about STEP_MS on the device."""
+    matrix = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    result = torch.empty_like(matrix)
+    for repeat in (10, 100):  # The first time warms up.
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(repeat):
+            torch.mm(matrix, matrix, out=result)
+        torch.cuda.synchronize()
+        each_ms = 1000 * (time.perf_counter() - started) / repeat
+    count = max(1, round(STEP_MS / each_ms))
+
+    def work() -> None:
+        for _ in range(count):
+            torch.mm(matrix, matrix, out=result)
+
+    return work
