@@ -31,6 +31,9 @@ data_app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, 
 features_app = typer.Typer(
     help="Define features once: check, explain, compute, document.", no_args_is_help=True, rich_markup_mode=None
 )
+sequences_app = typer.Typer(
+    help="Keep users' histories: append, read, correct.", no_args_is_help=True, rich_markup_mode=None
+)
 bench_app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -40,7 +43,17 @@ def _register() -> None:
         return
     from tackboard.cli import (
         bench_features,
+        bench_feeding,
+        bench_loader,
+        bench_sequences,
         bench_skeleton,
+        data_check,
+        data_drift,
+        data_forget,
+        data_import,
+        data_label,
+        data_retain,
+        data_stats,
         data_synth,
         demo,
         doctor,
@@ -53,6 +66,12 @@ def _register() -> None:
         features_replay,
         init,
         score,
+        sequences_append,
+        sequences_correct,
+        sequences_create,
+        sequences_read,
+        sequences_retain,
+        sequences_stats,
         serve,
         train,
         verify,
@@ -61,12 +80,26 @@ def _register() -> None:
     app.command("init")(init.init)
     app.add_typer(data_app, name="data")
     data_app.command("synth")(data_synth.data_synth)
+    data_app.command("import")(data_import.data_import)
+    data_app.command("label")(data_label.data_label)
+    data_app.command("check")(data_check.data_check)
+    data_app.command("stats")(data_stats.data_stats)
+    data_app.command("drift")(data_drift.data_drift)
+    data_app.command("forget")(data_forget.data_forget)
+    data_app.command("retain")(data_retain.data_retain)
     app.add_typer(features_app, name="features")
     features_app.command("check")(features_check.features_check)
     features_app.command("explain")(features_explain.features_explain)
     features_app.command("backfill")(features_backfill.features_backfill)
     features_app.command("docs")(features_docs.features_docs)
     features_app.command("replay")(features_replay.features_replay)
+    app.add_typer(sequences_app, name="sequences")
+    sequences_app.command("create")(sequences_create.sequences_create)
+    sequences_app.command("append")(sequences_append.sequences_append)
+    sequences_app.command("read")(sequences_read.sequences_read)
+    sequences_app.command("correct")(sequences_correct.sequences_correct)
+    sequences_app.command("stats")(sequences_stats.sequences_stats)
+    sequences_app.command("retain")(sequences_retain.sequences_retain)
     app.command("train")(train.train)
     app.command("evaluate")(evaluate.evaluate)
     app.command("export")(export.export)
@@ -78,6 +111,9 @@ def _register() -> None:
     app.add_typer(bench_app, name="bench")
     bench_app.command("skeleton")(bench_skeleton.bench_skeleton)
     bench_app.command("features")(bench_features.bench_features)
+    bench_app.command("feeding")(bench_feeding.bench_feeding)
+    bench_app.command("sequences")(bench_sequences.bench_sequences)
+    bench_app.command("loader")(bench_loader.bench_loader)
 
 
 def _print_version(asked: bool) -> None:
