@@ -56,7 +56,7 @@ def test_a_user_is_forgotten_and_nothing_that_is_made_later_holds_them(tackboard
     assert forgotten["datasets"][0]["snapshots"][0]["num_users"] == 1
     spec = str(Path(__file__).parents[2] / "examples" / "features.py")
     refused = tackboard("features", "backfill", spec, "--data", DATASET, cwd=place)
-    assert refused.code == 3 and "still holds 1 users who were forgotten" in refused.err
+    assert refused.code == 3 and "still holds 1 user on the list of forgotten users" in refused.err
     assert len(refused.err.splitlines()) <= 3 and "tackboard data retain" in refused.err
     retained = told(tackboard, "data", "retain", DATASET, "--prune", cwd=place)
     assert (retained["num_forgotten_removed"], retained["removed"]) == (1, [before.path.name])

@@ -20,7 +20,7 @@ def data_check(
     """Look for what is wrong with a dataset: files, types, ranges, duplicates, time travel. Repairs nothing."""
     import dataclasses
 
-    from tackboard.core.errors import DataError
+    from tackboard.core.errors import DataError, counted
     from tackboard.events.quality import check_dataset
 
     report = check_dataset(dataset, max_user_share=max_user_share)
@@ -37,12 +37,13 @@ def data_check(
         typer.echo(json.dumps(answer))
     else:
         typer.echo(
-            f"{report.path}: {report.num_events:,} events, {report.num_users:,} users, {report.num_items:,} items"
+            f"{report.path}: {counted(report.num_events, 'event')}, {counted(report.num_users, 'user')}, "
+            f"{counted(report.num_items, 'item')}"
         )
         for finding in report.findings:
             typer.echo(f"{finding.text}\n         {finding.fix}")
         rows = "; rows are counted from 0" if any(finding.rows for finding in report.findings) else ""
-        typer.echo(f"{report.num_errors} errors, {report.num_warnings} warnings{rows}")
+        typer.echo(f"{counted(report.num_errors, 'error')}, {counted(report.num_warnings, 'warning')}{rows}")
     if report.num_errors:
         first = report.findings[0]
         raise DataError(f"{report.path / first.file}: {first.text.partition(': ')[2]}", fix=first.fix)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -17,11 +19,12 @@ def data_forget(
     """Forget a user: remove them from stores now, and from the next snapshot of each dataset."""
     import sys
 
-    from tackboard.core.errors import UsageError
+    from tackboard.core.errors import UsageError, counted
+    from tackboard.core.progress import say
     from tackboard.events.forgetting import dataset_folder, forget_users, user_ids_of
 
-    names = [name for word in user for name in (sys.stdin.read().splitlines() if word == "-" else [word])]
-    names = [name for name in names if name.strip()]
+    words = [name for word in user for name in (sys.stdin.read().splitlines() if word == "-" else [word])]
+    names = list(dict.fromkeys(name.strip() for name in words if name.strip()))
     if not names:
         raise UsageError("no user to forget", fix="tackboard data forget --user U --data datasets/NAME")
     if not data and not store:
@@ -30,34 +33,65 @@ def data_forget(
         )
     folders = [dataset_folder(path) for path in data]
     # The lists first: whatever stops us after them, the next snapshot is written without these users.
-    remains = forget_users(names, folders)
-    ids = [user_id for name in names for user_id in user_ids_of(name)]
-    num_removed = {_without_password(url): _forget_in_store(url, ids) for url in store}
-    if json_output:
-        answer = {
-            "num_users": len(names),
-            "datasets": [
-                {
-                    "dataset": str(folder),
-                    "snapshots": [
-                        {"snapshot": str(one.snapshot), "num_users": one.num_users, "num_events": one.num_events}
-                        for one in found
-                    ],
-                }
-                for folder, found in zip(folders, remains, strict=True)
-            ],
-            "stores": [{"store": url, "num_events_removed": removed} for url, removed in num_removed.items()],
-        }
-        typer.echo(json.dumps(answer))
-        return
-    for url, removed in num_removed.items():
-        typer.echo(f"{url}: {removed:,} events removed")
-    for folder, found in zip(folders, remains, strict=True):
-        typer.echo(f"{folder}: {len(names)} users will be in no further snapshot")
-        for one in found:
-            typer.echo(f"  {one.snapshot.name} still holds {one.num_users:,} forgotten, with {one.num_events:,} events")
-        if found:
-            typer.echo(f"  make one without them, and remove these: tackboard data retain {folder} --prune")
+    listed = forget_users(names, folders)
+    ids_of = {name: user_ids_of(name) for name in names}
+    removed = [_forget_in_store(url, [user_id for ids in ids_of.values() for user_id in ids]) for url in store]
+
+    def num_found(found: Collection[int]) -> int:
+        return sum(not set(ids).isdisjoint(found) for ids in ids_of.values())
+
+    everywhere = {user_id for found in (*(one.found for one in listed), *removed) for user_id in found}
+    answer = {
+        "num_users": len(names),
+        "num_found": num_found(everywhere),
+        "datasets": [
+            {
+                "dataset": str(folder),
+                "num_found": num_found(one.found),
+                "snapshots": [
+                    {"snapshot": str(rest.snapshot), "num_users": rest.num_users, "num_events": rest.num_events}
+                    for rest in one.remains
+                ],
+            }
+            for folder, one in zip(folders, listed, strict=True)
+        ],
+        "stores": [
+            {
+                "store": _without_password(url),
+                "num_found": num_found(events),
+                "num_events_removed": sum(events.values()),
+            }
+            for url, events in zip(store, removed, strict=True)
+        ],
+    }
+    typer.echo(json.dumps(answer) if json_output else "\n".join(_summary(answer)))
+    if num_lost := len(names) - num_found(everywhere):
+        given = counted(len(names), "user")
+        say(f"warning: found in none of these: {num_lost:,} of {given} given; look whether the ids are right")
+
+
+def _summary(answer: dict[str, Any]) -> list[str]:
+    from tackboard.core.errors import counted
+
+    num_users = answer["num_users"]
+    lines = [
+        f"{one['store']}: {counted(one['num_events_removed'], 'event')} removed, "
+        f"of {one['num_found']:,} of {counted(num_users, 'user')}"
+        for one in answer["stores"]
+    ]
+    for one in answer["datasets"]:
+        lines.append(
+            f"{one['dataset']}: {counted(num_users, 'user')} will be in no further snapshot; "
+            f"{one['num_found']:,} found in those there are"
+        )
+        for rest in one["snapshots"]:
+            name = rest["snapshot"].rpartition("/")[2]
+            lines.append(
+                f"  {name} still holds {rest['num_users']:,} forgotten, with {counted(rest['num_events'], 'event')}"
+            )
+        if one["snapshots"]:
+            lines.append(f"  make one without them, and remove these: tackboard data retain {one['dataset']} --prune")
+    return lines
 
 
 def _without_password(url: str) -> str:
@@ -65,11 +99,13 @@ def _without_password(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
 
 
-def _forget_in_store(url: str, user_ids: list[int]) -> int:
+def _forget_in_store(url: str, user_ids: list[int]) -> dict[int, int]:
+    """The users who had events in the store, each with how many were removed."""
     from tackboard.events.sequence_store import open_store
 
     opened = open_store(url)
     try:
-        return sum(int(opened.forget(user_id)) for user_id in user_ids)
+        removed = {user_id: int(opened.forget(user_id)) for user_id in user_ids}
     finally:
         opened.close()
+    return {user_id: count for user_id, count in removed.items() if count}

@@ -62,4 +62,8 @@ def _summary(result: Labelled) -> list[str]:
         (counts.impressions_without_user, "impressions whose request has no event, so no user"),
     )
     lines += [f"left out     {number:>12,}  {what}" for number, what in left_out if number]
+    if counts.events_in_future:
+        lines.append(
+            f"ignored      {counts.events_in_future:>12,}  received times in the future, for the end of the log"
+        )
     return [*lines, f"dataset      {result.path}"]

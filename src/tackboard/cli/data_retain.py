@@ -20,6 +20,7 @@ def data_retain(
     """Make a snapshot without events that are too old and without forgotten users."""
     import dataclasses
 
+    from tackboard.core.errors import counted
     from tackboard.events import retention
     from tackboard.events.dataset import open_dataset
     from tackboard.events.forgetting import dataset_folder
@@ -34,9 +35,11 @@ def data_retain(
         typer.echo(json.dumps({**dataclasses.asdict(result), "path": str(result.path), **dataclasses.asdict(pruned)}))
         return
     typer.echo(
-        f"left out  {result.num_events_removed:,} events and {result.num_users_removed:,} users; "
-        f"{result.num_forgotten_removed:,} users were forgotten"
+        f"left out  {counted(result.num_events_removed, 'event')} and {counted(result.num_users_removed, 'user')}; "
+        f"forgotten: {counted(result.num_forgotten_removed, 'user')}"
     )
+    if result.num_future:
+        typer.echo(f"kept      {counted(result.num_future, 'event')} in the future; `data check` names the rows")
     for name in pruned.removed:
         typer.echo(f"removed   {folder / name}")
     for name, run in pruned.kept.items():

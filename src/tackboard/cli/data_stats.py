@@ -16,15 +16,16 @@ def data_stats(
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Describe a dataset: events over time, users, items, gaps, lateness, labels, sizes on disk."""
-    from tackboard.core.files import write_text_atomic
+    from tackboard.core.files import write_text_atomic, writing
     from tackboard.events.dataset import open_dataset
     from tackboard.events.profile import profile
     from tackboard.events.stats_page import lines, render
 
     result = profile(open_dataset(dataset))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(out, render(result))
+        with writing("--out", out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomic(out, render(result))
     if json_output:
         typer.echo(json.dumps(result | {"page": None if out is None else str(out)}))
         return

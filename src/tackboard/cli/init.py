@@ -111,9 +111,13 @@ def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
         f"time span    {first} to {last} UTC (read as {report.time_unit})",
     ]
     if report.impressions_kept:
-        lines.append(f"impressions  {report.impressions_kept:>12,}")
+        num_without = report.impressions_without_position
+        without = f"  ({num_without:,} without a position; --position names their column)" if num_without else ""
+        lines.append(f"impressions  {report.impressions_kept:>12,}{without}")
     if dataset.fields:
         lines.append(f"fields       {', '.join(f'{name} ({kind})' for name, kind in dataset.fields.items())}")
+    left_out = ((report.forgotten_events, "events"), (report.forgotten_impressions, "impressions"))
+    lines += [f"left out     {count:>12,}  {what} of forgotten users" for count, what in left_out if count]
     lines += [f"fixed        {count:>12,}  {text}" for count, text in report.fixes()]
     lines += [
         f"dataset      {dataset.path}",

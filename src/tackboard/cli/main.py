@@ -140,7 +140,12 @@ def run() -> None:
     """The program: runs one command and exits with its code."""
     set_thread_environment()
     _register()
-    raise SystemExit(_run_command())
+    code = _run_command()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    raise SystemExit(code)
 
 
 def _run_command() -> int:
@@ -153,9 +158,12 @@ def _run_command() -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): it has what it wanted, and nothing can be printed to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _drop_output()
+    except SystemExit as stopped:
+        # typer turns a broken pipe into this, with code 1.
+        if not isinstance(stopped.__context__, BrokenPipeError):
+            raise
+        return _drop_output()
     except OSError as error:
         return _report_os_error(error)
     except Exception as error:  # noqa: BLE001 - the last catch: whatever it is, a user gets a sentence.
@@ -167,6 +175,12 @@ def _run_command() -> int:
     if code == INTERRUPTED:  # typer turns Ctrl-C into this number itself
         print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def _drop_output() -> int:
+    """The reader of our output went away (`| head`): it has what it wanted, and nothing can be printed to it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _print_usage_error(error: Any) -> None:

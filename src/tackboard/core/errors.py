@@ -80,6 +80,11 @@ def line_of_user_code(error: BaseException) -> str | None:
     return found
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 user`, `2 users`, `1,000 users`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def one_line(text: str) -> str:
     """Folds `text` onto one line, so that a message never grows past its three lines."""
     return " ".join(text.split())

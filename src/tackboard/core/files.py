@@ -167,6 +167,18 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
     return StorageError(f"{doing}: {reason}" if doing else reason, **{"fix": STORAGE_FAULTS[error.errno], **advice})
 
 
+@contextlib.contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Around the making of a file that a user asked for by `option`: an error of the system there is about the path."""
+    try:
+        yield
+    except OSError as error:
+        doing = f"{option} {path}"
+        raise storage_error(error, doing) or UsageError(
+            f"{doing}: {error.strerror or error}", fix="choose another path"
+        ) from None
+
+
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex, read in chunks."""
     digest = hashlib.sha256()

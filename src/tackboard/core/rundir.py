@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tackboard.core.errors import DataError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import (
     new_directory,
     read_json,
@@ -44,7 +44,9 @@ class RunDirectory:
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
-        """A name for a new run under `runs`; nothing is written before `write`."""
+        """A name for a new run under `runs`; nothing is written before `write`. A file there raises UsageError."""
+        if runs.exists() and not runs.is_dir():
+            raise UsageError(f"{runs} is a file", allowed="allowed: a folder of runs", fix="give another --runs")
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime())
         return cls(runs / f"{stamp}_{name}_{os.urandom(3).hex()}")
 

@@ -35,7 +35,7 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import new_directory, read_json, remove_leftovers, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.events.entities import entity_table, split_versions
-from tackboard.events.forgetting import promote, read_forgotten, shown_to_others, without_forgotten
+from tackboard.events.forgetting import promote, read_forgotten, refuse_dangling, shown_to_others, without_forgotten
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
 from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import describe
@@ -176,7 +176,7 @@ def write_dataset(
     Users on the dataset's list of forgotten users are left out (see forgetting.py).
     A reader sees the old `latest` or the new one, never a part.
     """
-    check_name(name)
+    check_place(root, name)
     if not events.num_rows:
         raise DataError("there are no events", fix="give a log with at least one row")
     folder = root / name
@@ -232,11 +232,22 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     if not (folder / MANIFEST).exists() and (folder / LATEST).exists():
         folder = (folder / LATEST).resolve()
     if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
+        refuse_dangling(Path(path))
         raise _no_dataset(Path(path))
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
     if manifest.get("kind") != KIND:
         raise DataError(f"{folder} is a {manifest.get('kind')}", allowed="allowed: a dataset")
     return Dataset(path=folder, manifest=manifest, statistics=read_json(folder / "statistics.json"))
+
+
+def check_place(root: Path, name: str) -> None:
+    """Raises UsageError unless root/name can be a dataset's folder; nothing is made."""
+    check_name(name)
+    for path in (root, root / name):
+        if path.exists() and not path.is_dir():
+            raise UsageError(
+                f"{path} is a file", allowed="datasets are folders in a folder: OUT/NAME", fix="give another --out"
+            )
 
 
 def check_name(name: str) -> None:

@@ -20,6 +20,8 @@ NUM_NEIGHBOURS = 7
 """Days on each side that a day is compared with."""
 SMALL_SHARE = 0.1
 """A day with fewer events than this share of its neighbours' median is a gap."""
+USUAL_SHARE = 0.5
+"""A day with at least this share of it is a usual one."""
 USUAL_EVENTS = 50
 """Where the usual day has fewer events than this, an empty one is no surprise."""
 DAYS_NAMED = 5
@@ -187,17 +189,22 @@ class EventCheck:
 
 
 def day_gaps(days: dict[int, int]) -> list[int]:
-    """Days (since 1970) between the first and the last with far fewer events than the days around them."""
+    """Days (since 1970) with far fewer events than the days around them, between days of a usual number.
+
+    A log that begins or ends thinly has no gap there.
+    """
     if len(days) < 2:
         return []
     first, last = min(days), max(days)
     counts = np.array([days.get(day, 0) for day in range(first, last + 1)])
+    before, after = np.maximum.accumulate(counts), np.maximum.accumulate(counts[::-1])[::-1]
     gaps = []
     for place in range(1, len(counts) - 1):
         near = np.delete(
             counts[max(place - NUM_NEIGHBOURS, 0) : place + NUM_NEIGHBOURS + 1], min(place, NUM_NEIGHBOURS)
         )
         usual = float(np.median(near))
-        if usual >= USUAL_EVENTS and counts[place] < usual * SMALL_SHARE:
+        is_between = min(before[place - 1], after[place + 1]) >= usual * USUAL_SHARE
+        if usual >= USUAL_EVENTS and counts[place] < usual * SMALL_SHARE and is_between:
             gaps.append(first + place)
     return gaps

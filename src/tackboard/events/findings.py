@@ -8,6 +8,7 @@ finding names files, columns, items, row numbers and counts, never a user.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -15,8 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Severity = Literal["error", "warning"]
-COUNTED = ("rows ", "events ", "users ", "days ")
-"""A rule whose sentence begins so is told with its count before it."""
+COUNTED = {"rows": "row", "events": "event", "users": "user", "days": "day"}
+"""A rule whose sentence begins so is told with its count before it; and what one of them is called."""
+OF_ONE = {
+    "have": "has",
+    "repeat": "repeats",
+    "name": "names",
+    "lie": "lies",
+    "were": "was",
+    "are": "is",
+    "them": "it",
+    "they": "it",
+    "their": "its",
+}
+"""The other words of these sentences that are different of one."""
 ROWS_NAMED = 5
 """Rows that a finding names; the first ones."""
 
@@ -64,7 +77,7 @@ RULES: dict[str, Rule] = {
     "unknown-user": Rule("error", "rows name a user that users.parquet does not list", IMPORT_AGAIN),
     "unseen-user": Rule(
         "warning",
-        "rows are of users whom users.parquet does not list",
+        "rows are of a user whom users.parquet does not list",
         "they are read with an empty history",
     ),
     "forgotten-user": Rule(
@@ -106,7 +119,8 @@ class Finding:
     @property
     def text(self) -> str:
         """One line for people, without what to do."""
-        count = f"{self.count:,} " if self.wrong.startswith(COUNTED) else ""
+        first = self.wrong.partition(" ")[0]
+        count = f"{self.count:,} " if first in COUNTED or first in COUNTED.values() else ""
         where = f" (row {', '.join(map(str, self.rows))})" if self.rows else ""
         return f"{self.severity:<8} {self.file}: {count}{self.wrong}{where}"
 
@@ -132,7 +146,7 @@ class Findings:
         """Errors first, otherwise in the order in which they were found."""
         found = [
             Finding(
-                rule, RULES[rule].severity, file, count, tuple(rows), RULES[rule].wrong.format(about), self._fix(rule)
+                rule, RULES[rule].severity, file, count, tuple(rows), _sentence(rule, count, about), self._fix(rule)
             )
             for (rule, file, about), (count, rows) in self._found.items()
         ]
@@ -149,3 +163,12 @@ class Findings:
     @staticmethod
     def _fix(rule: str) -> str:
         return RULES[rule].fix
+
+
+def _sentence(rule: str, count: int, about: str) -> str:
+    """What is wrong, of one thing or of several."""
+    wrong = RULES[rule].wrong
+    first, _, rest = wrong.partition(" ")
+    if count == 1 and first in COUNTED:
+        wrong = COUNTED[first] + " " + re.sub(r"\w+", lambda word: OF_ONE.get(word[0], word[0]), rest)
+    return wrong.format(about)

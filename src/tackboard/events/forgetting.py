@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.errors import CorruptFileError, DataError, UsageError, counted
 from tackboard.core.files import remove_leftovers, replace_symlink, write_bytes_atomic
 from tackboard.core.hashing import string_id
 from tackboard.core.manifest import MANIFEST, seal, unseal
@@ -82,11 +82,24 @@ def dataset_folder(path: Path) -> Path:
     for folder in (resolved, resolved.parent):
         if (folder / LATEST).is_symlink() and (folder / LATEST / MANIFEST).is_file():
             return folder
+    refuse_dangling(path)
     raise DataError(
         f"{path} is no dataset whose snapshots follow each other",
         allowed=f"allowed: datasets/NAME, which holds snapshots and `{LATEST}`",
         fix="give the dataset's folder",
     )
+
+
+def refuse_dangling(path: Path) -> None:
+    """Raises CorruptFileError where `latest` of a dataset's folder, or `path` itself, points at what is gone."""
+    for link in (path / LATEST, path):
+        if link.is_symlink() and link.name == LATEST and not link.exists():
+            left = [snapshot.name for snapshot in snapshots_of(link.parent)]
+            raise CorruptFileError(
+                f"{link} points at {link.readlink()}, which is gone",
+                allowed=f"snapshots that are there: {', '.join(left[-5:]) or 'none'}",
+                fix=f"ln -sfn {left[-1]} {link}" if left else "import the log again, or restore it from a copy",
+            )
 
 
 def read_forgotten(folder: Path) -> Forgotten:
@@ -182,7 +195,7 @@ def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
     remains = remains_in(snapshot, forgotten)
     if remains.num_users:
         raise DataError(
-            f"{snapshot} still holds {remains.num_users} users who were forgotten",
+            f"{snapshot} still holds {counted(remains.num_users, 'user')} on the list of forgotten users",
             allowed="a new snapshot is made only from one without them",
             fix=f"tackboard data retain {snapshot.parent}",
         )
@@ -190,8 +203,14 @@ def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
 
 def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
     """How many of the forgotten users, with how many events, a snapshot still holds."""
+    user_ids, num_events = _held(snapshot, forgotten)
+    return Remains(snapshot, len(user_ids), num_events)
+
+
+def _held(snapshot: Path, forgotten: Forgotten) -> tuple[NDArray[np.int64], int]:
+    """The forgotten users that a snapshot holds, sorted, and how many events they have there."""
     if not len(forgotten):
-        return Remains(snapshot, 0, 0)
+        return forgotten.user_ids, 0
     path = snapshot / "users.parquet"
     try:
         users = pq.read_table(path, columns=["user_id", "num_events"])
@@ -205,7 +224,7 @@ def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
                 everyone.append(_held_in(path, forgotten))
     except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(f"{path} cannot be read: {error}") from None
-    return Remains(snapshot, len(np.unique(np.concatenate(everyone))), num_events)
+    return np.unique(np.concatenate(everyone)), num_events
 
 
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
@@ -233,15 +252,29 @@ def snapshots_of(folder: Path) -> list[Path]:
     return sorted(path for path in found if (path / MANIFEST).is_file())
 
 
-def forget_users(names: Sequence[str], folders: Sequence[Path]) -> list[list[Remains]]:
-    """Puts users on the lists of some datasets; says, dataset by dataset, which snapshots still hold forgotten ones."""
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """What came of putting users on a dataset's list: which of the ids given occur in one of its snapshots, and the
+    snapshots that still hold forgotten users, these or others."""
+
+    found: frozenset[int]
+    remains: list[Remains]
+
+
+def forget_users(names: Sequence[str], folders: Sequence[Path]) -> list[Listed]:
+    """Puts users on the lists of some datasets; says of each dataset who occurs in it, and where."""
     ids = [user_id for name in names for user_id in user_ids_of(name)]
-    remains = []
+    listed = []
     for folder in folders:
         forgotten = add_forgotten(folder, ids)
-        found = [remains_in(path, forgotten) for path in snapshots_of(folder)]
-        remains.append([one for one in found if one.num_users])
-    return remains
+        found: set[int] = set()
+        remains = []
+        for path in snapshots_of(folder):
+            held, num_events = _held(path, forgotten)
+            found |= set(held.tolist()) & set(ids)
+            remains += [Remains(path, len(held), num_events)] if len(held) else []
+        listed.append(Listed(frozenset(found), remains))
+    return listed
 
 
 @contextlib.contextmanager

@@ -23,12 +23,13 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.core.progress import Progress
 from tackboard.events.columns import Ids, Place, parse_ids, parse_names, parse_positions, parse_requests
-from tackboard.events.dataset import check_name, write_dataset
+from tackboard.events.dataset import check_place, write_dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.fields import check_field_name, parse_contexts, parse_field
+from tackboard.events.forgetting import Forgotten, read_forgotten
 from tackboard.events.impressions import parse_impressions, with_ids
 from tackboard.events.logs import Log, find_logs, read_log
-from tackboard.events.schema import DEFAULT_ACTION, DEFAULT_SURFACE, NAMES, encode
+from tackboard.events.schema import DEFAULT_ACTION, DEFAULT_SURFACE, NAMES, encode, ids_of, numpy_column
 from tackboard.events.tabular import Rows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
@@ -59,7 +60,7 @@ class ImportConfig:
     request: str | None = None
     """Column of request ids."""
     position: str | None = None
-    """Column of the item's position in its request, from 0."""
+    """Column of the item's position in its request, from 0; with impressions, of the log or of their files or both."""
     received: str | None = None
     """Column of the time at which the log received the event; without one it is the event's time."""
     context: str | None = None
@@ -118,6 +119,14 @@ class ImportReport:
     """Rows of the impressions file that are kept."""
     impression_rows_dropped: int = 0
     """The others: without a usable user, item, time or request."""
+    impressions_without_position: int = 0
+    """Of those kept."""
+    unparsable_impression_positions: int = 0
+    """Of these, rows that had something else."""
+    forgotten_events: int = 0
+    """Left out: events of users on the dataset's list of forgotten users."""
+    forgotten_impressions: int = 0
+    """Left out likewise."""
     time_unit: str = ""
     """What the time column held."""
 
@@ -143,6 +152,7 @@ class ImportReport:
                 "rows of the users file without a usable, new id or a usable valid_from: dropped",
             ),
             (self.unparsable_births, "unparsable births in the items file: left empty"),
+            (self.unparsable_impression_positions, "unparsable positions in the impressions file: left empty"),
             (
                 self.impression_rows_dropped,
                 "rows of the impressions file without a usable user, item, time or request: dropped",
@@ -156,15 +166,16 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
 
     Raises DataError where the log breaks the rules, UsageError for wrong options; then nothing is written.
     """
-    check_name(name)
+    check_place(root, name)
     report = ImportReport()
     files = find_logs(config.files)
-    events = read_events(config, files, report)
+    events = read_events(_without_others_position(config, files), files, report)
     attributes: dict[str, pa.Table | None] = {"item": None, "user": None}
     for kind, path in (("item", config.items), ("user", config.users)):
         if path is not None:
             attributes[kind] = _read_attributes(config, kind, path, events.schema.field(kind).type, report)
     impressions = _read_impressions(config, events, attributes, report) if config.impressions else None
+    _count_forgotten(read_forgotten(root / name), events, impressions, report)
     path = write_dataset(
         root,
         name,
@@ -175,6 +186,29 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
         source={"kind": "import", **_source_names(files), "report": dataclasses.asdict(report)},
     )
     return path, report
+
+
+def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> ImportConfig:
+    """`config` for the log alone: without a column of positions that only the impressions have."""
+    if config.position is None or not config.impressions or config.position in inspect(files[0]).columns:
+        return config
+    shown = inspect(find_logs(config.impressions)[0]).columns
+    return dataclasses.replace(config, position=None) if config.position in shown else config
+
+
+def _count_forgotten(
+    forgotten: Forgotten, events: pa.Table, impressions: pa.Table | None, report: ImportReport
+) -> None:
+    """Takes what `write_dataset` will leave out from what is reported as kept."""
+    if not len(forgotten):
+        return
+    report.forgotten_events = int(forgotten.holds(ids_of(events["user"], "user")).sum())
+    report.rows_kept -= report.forgotten_events
+    if impressions is not None:
+        others = impressions.filter(pa.array(~forgotten.holds(numpy_column(impressions, "user_id"))))
+        report.forgotten_impressions = impressions.num_rows - others.num_rows
+        report.impressions_kept = others.num_rows
+        report.impressions_without_position = others["position"].null_count
 
 
 def read_events(config: ImportConfig, files: Sequence[Path], report: ImportReport) -> pa.Table:
@@ -434,6 +468,8 @@ def _read_impressions(
     for kind, ids in (("item", shown.items), ("user", shown.users)):
         attributes[kind] = with_ids(attributes[kind], kind, ids)
     report.impressions_kept, report.impression_rows_dropped = shown.table.num_rows, shown.num_dropped
+    report.impressions_without_position = shown.table["position"].null_count
+    report.unparsable_impression_positions = shown.num_unparsable_positions
     return shown.table
 
 

@@ -51,6 +51,7 @@ class Shown:
     items: pa.Array
     """Distinct items, likewise."""
     num_dropped: int
+    num_unparsable_positions: int
 
 
 def parse_impressions(
@@ -83,23 +84,23 @@ def parse_impressions(
     good = ~user.empty & ~item.empty & times.good & requests.is_valid().to_numpy(zero_copy_only=False)
     _check_loss(log, good, max_bad_share)
     keep = pa.array(good)
-    places = pa.nulls(len(good), pa.int32())
+    places, num_unparsable = pa.nulls(len(good), pa.int32()).filter(keep), 0
     if position is not None:
-        places, _ = parse_positions(log.columns[position], position, log.place_of)
+        places, num_unparsable = parse_positions(log.columns[position].filter(keep), position, log.place_of)
     users, items = user.values.filter(keep), item.values.filter(keep)
     table = pa.table(
         {
             "user_id": ids_of(users, "user"),
             "time_ms": times.ms[good],
             "request": requests.filter(keep),
-            "position": places.filter(keep),
+            "position": places,
             "item_id": ids_of(items, "item"),
         }
     )
     keys = [numpy_column(table, "item_id"), positions_of(table), *common_codes(table["request"])]
     order = np.lexsort((*keys, numpy_column(table, "time_ms"), numpy_column(table, "user_id")))
     num_dropped = log.num_rows + log.num_malformed - table.num_rows
-    return Shown(table.take(pa.array(order)), users.unique(), items.unique(), num_dropped)
+    return Shown(table.take(pa.array(order)), users.unique(), items.unique(), num_dropped, num_unparsable)
 
 
 def with_ids(attributes: pa.Table | None, kind: str, ids: pa.Array) -> pa.Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -23,6 +24,8 @@ from tackboard.events.schema import encode, numpy_column
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
+TOLERANCE_MS = DAY_MS
+"""How far clocks may be ahead, and how far time zones may be confused."""
 SAMPLE_SIZE = 65_536
 MAX_NAMES = 100_000
 """Names of a column that are counted at once; beyond, the rarest half is given up."""
@@ -159,6 +162,11 @@ class Sample:
             drawn = self._keys <= self._limit
             self._values, self._keys = self._values[drawn], self._keys[drawn]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every value that was added was drawn."""
+        return len(self._values) == self.num_seen
+
     def quantiles(self, shares: Sequence[float]) -> Floats:
         """Quantiles of what was drawn; none without values."""
         return np.quantile(self._values, shares) if len(self._values) else np.zeros(0)
@@ -209,6 +217,26 @@ class IdCounts:
         counts = np.zeros(len(ids), dtype=np.int64)
         np.add.at(counts, place, np.concatenate([nothing, *self._counts]))
         self._ids, self._counts, self._waiting = [ids], [counts], 0
+
+
+def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> tuple[int, int]:
+    """The newest of a column of times that does not lie in the future, and how many events do.
+
+    The future begins a day after `now_ms` (ms, the clock's by default). Where all lie there, raises DataError.
+    """
+    last = (int(time.time() * 1000) if now_ms is None else now_ms) + TOLERANCE_MS
+    newest, num_future = -1, 0
+    for table in dataset.event_chunks([column]):
+        times = numpy_column(table, column)
+        past = times <= last
+        num_future += int((~past).sum())
+        newest = max(newest, int(times[past].max(initial=-1)))
+    if newest < 0:
+        raise DataError(
+            f"every {column} of {dataset.path} lies in the future",
+            fix="look at this machine's clock and at the unit of the log's times",
+        )
+    return newest, num_future
 
 
 def require_events(part: Slice, num_events: int) -> None:

@@ -1,8 +1,8 @@
 """`tackboard data stats`: a snapshot in, what its events look like out, as plain JSON.
 
 Events are read a bucket at a time and counted into fixed bins; items and users are one number each. Nothing in the
-result is about one user. Quantiles of gaps and lateness are those of a sample of 65,536 values, drawn the same way
-every time; everything else is exact.
+result is about one user. Quantiles of gaps, lateness and candidates per request are those of a sample where there
+are more than 65,536 values, drawn the same way every time, and marked `estimated`; everything else is exact.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class _Durations:
         return {
             "bins": dict(zip(labels, self._counts.tolist(), strict=True)),
             "num_negative": self._num_negative,
+            "estimated": not self._sample.is_whole,
             "quantiles": {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=False)},
         }
 
@@ -204,6 +205,7 @@ def _requests(path: Path) -> dict[str, Any] | None:
     return {
         "num_requests": num_requests,
         "num_candidates": sizes,
+        "estimated": not sample.is_whole,
         "candidates_per_request": {f"q{round(100 * q)}": float(v) for q, v in zip(SHARES, quantiles, strict=False)},
         "labels": {
             name.removeprefix(LABEL): dict(zip(("positive", "negative", "unknown"), counts.tolist(), strict=True))

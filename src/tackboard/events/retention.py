@@ -40,7 +40,7 @@ from tackboard.events.forgetting import (
 )
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, write_buckets
-from tackboard.events.measures import IdCounts
+from tackboard.events.measures import DAY_MS, IdCounts, newest_time
 from tackboard.events.schema import numpy_column
 from tackboard.events.staging import derive_snapshot
 from tackboard.events.statistics import describe
@@ -51,7 +51,7 @@ TRUTH = "truth.json"
 REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)
 WITHOUT_USERS = ("item_history.parquet", "features.json", "labels.json", TRUTH)
 """Files that name no user and stay as they are."""
-DAY_MS = 86_400_000
+MAX_DAYS = 36_500
 Ints = NDArray[np.int64]
 
 
@@ -64,23 +64,30 @@ class Retained:
     num_events_removed: int
     num_users_removed: int
     num_forgotten_removed: int
+    num_future: int = 0
+    """Events that lie more than a day in the future: they stay, and do not count as the newest."""
 
 
-def retain(dataset: Dataset, days: float | None = None) -> Retained:
+def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
     """Makes the next snapshot of `dataset`, the newest one, and points `latest` at it.
 
     Events that happened more than `days` before the newest one are left out (None: none of them), and so are all users
-    on the dataset's list of forgotten users. Where nothing would change the snapshot stays. Raises DataError where no
-    event would be left, or where a file might hold users that nobody here knows how to remove.
+    on the dataset's list of forgotten users. The newest is the newest that lies at most a day after `now_ms` (the
+    clock's by default): one wrong clock must not cost the whole log. Where nothing would change the snapshot stays.
+    Raises DataError where no event would be left, or where a file might hold users that nobody here knows how to
+    remove.
     """
-    if days is not None and not days > 0:
-        raise UsageError(f"--days {days}", allowed="allowed: more than 0")
-    cutoff_ms = None if days is None else int(dataset.statistics["last_ms"]) - int(days * DAY_MS)
+    cutoff_ms, num_future = None, 0
+    if days is not None:
+        if not 0 < days <= MAX_DAYS:
+            raise UsageError(f"--days {days:g}", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
+        newest_ms, num_future = newest_time(dataset, "time_ms", now_ms=now_ms)
+        cutoff_ms = newest_ms - int(days * DAY_MS)
     forgotten = read_forgotten(dataset.path.resolve().parent)
     held = remains_in(dataset.path, forgotten)
     is_old = cutoff_ms is not None and _first_ms(dataset) < cutoff_ms
     if not held.num_users and not is_old:
-        return Retained(dataset.path, cutoff_ms, 0, 0, 0)
+        return Retained(dataset.path, cutoff_ms, 0, 0, 0, num_future)
     _refuse_unknown(dataset)
     writer = _Writer(dataset, forgotten, cutoff_ms if is_old else None)
     digest = hashlib.sha256(forgotten.user_ids.tobytes()).hexdigest()
@@ -94,7 +101,7 @@ def retain(dataset: Dataset, days: float | None = None) -> Retained:
     now = pq.read_metadata(path / USERS).num_rows
     before = pq.read_metadata(dataset.path / USERS).num_rows
     num_left = pq.read_metadata(path / EVENTS).num_rows
-    return Retained(path, cutoff_ms, dataset.num_events - num_left, before - now, held.num_users)
+    return Retained(path, cutoff_ms, dataset.num_events - num_left, before - now, held.num_users, num_future)
 
 
 def _first_ms(dataset: Dataset) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, remove_leftovers
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.events.dataset import KIND, LATEST, Dataset
@@ -35,7 +35,19 @@ def check_newest(dataset: Dataset) -> None:
         raise UsageError(
             f"{snapshot} is not the newest snapshot of a dataset",
             allowed=f"files are added to the one that {LATEST} points at",
-            fix=f"give the dataset's folder: {snapshot.parent}" if latest.is_symlink() else "",
+            fix=f"give {snapshot.parent}; if you did, another job was faster: run the command again"
+            if latest.is_symlink()
+            else "",
+        )
+
+
+def _check_still_newest(source: Path) -> None:
+    """Raises DataError where another job made a newer snapshot since ours began: its work would be lost."""
+    if (source.parent / LATEST).resolve() != source:
+        raise DataError(
+            f"another job made a newer snapshot of {source.parent} meanwhile",
+            allowed="it stays as that job left it, and nothing was added",
+            fix="run the command again",
         )
 
 
@@ -65,7 +77,7 @@ def derive_snapshot(
             # Read from the manifest, so that what another tackboard noted there stays.
             noted = {key: value for key, value in dataset.manifest.items() if key not in _OWN_KEYS}
             write_manifest(staging, KIND, noted | {note: {"identity": identity, "from": source.name}})
-            check_newest(dataset)
+            _check_still_newest(source)
     promote(final, forgotten)
     return final
 

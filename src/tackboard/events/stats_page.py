@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tackboard.core.errors import counted
 from tackboard.report.page import Figure, Page, Section
 from tackboard.report.svg import Bars, Line, bar_chart, format_number, line_chart
 
@@ -186,7 +187,8 @@ def _add_requests(section: Section, requests: Mapping[str, Any]) -> None:
     per_request = requests["candidates_per_request"]
     section.text(
         f"{requests['num_requests']:,} requests with {requests['num_candidates']:,} candidates; half of the requests "
-        f"have at most {per_request.get('q50', 0):,.0f}. A label is unknown while its window is open."
+        f"have at most {per_request.get('q50', 0):,.0f}{_estimated(requests)}. "
+        "A label is unknown while its window is open."
     )
     section.table(
         ["label", "positive", "negative", "unknown", "positive of the known"],
@@ -251,7 +253,7 @@ def _bins(bins: Mapping[str, int], title: str, unit: str) -> Any:
 
 def _span(profile: Mapping[str, Any]) -> str:
     days: Sequence[int] = profile["days"]["day"]
-    return f"{days[-1] + 1:,} days from {profile['days']['first']} on"
+    return f"{counted(days[-1] + 1, 'day')} from {profile['days']['first']} on"
 
 
 def _median(spread: Mapping[str, Any], unit: str) -> str:
@@ -263,7 +265,11 @@ def _quantiles(spread: Mapping[str, Any]) -> str:
     if not found:
         return "none"
     shown = {share: format_number(float(f"{found[f'q{share}']:.3g}")) for share in (10, 50, 90, 99)}
-    return ", ".join(f"{share}% at most {value}" for share, value in shown.items())
+    return ", ".join(f"{share}% at most {value}" for share, value in shown.items()) + _estimated(spread)
+
+
+def _estimated(spread: Mapping[str, Any]) -> str:
+    return " (estimated)" if spread.get("estimated") else ""
 
 
 def _negative(lateness: Mapping[str, Any], before: str = ", ") -> str:

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.findings import Findings
+from tackboard.events.measures import TOLERANCE_MS
 
 FIRST_MS = 631_152_000_000
 """1990-01-01: an earlier time is nearly always a wrong unit."""
-TOLERANCE_MS = 86_400_000
-"""How far clocks may be ahead, and how far time zones may be confused."""
 LABEL = "label_"
 Ints = NDArray[np.int64]
 

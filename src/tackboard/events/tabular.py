@@ -33,6 +33,8 @@ from tackboard.core.progress import Progress
 DELIMITERS = (",", "\t", ";", "|")
 ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
+_NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
+"""A column's name: text that begins with a letter. The index that some programs write has an empty one."""
 _HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 8 << 20
 
@@ -60,6 +62,11 @@ class Source:
     def type_of(self, column: str) -> pa.DataType:
         """The type that `read` gives a column."""
         return self.types[self.columns.index(column)] if self.types else pa.string()
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the columns have names for all that can be seen; a CSV without a header has data there."""
+        return self.format == "parquet" or all(_NAME.fullmatch(name) for name in self.columns)
 
     def check_unchanged(self) -> None:
         """Raises DataError where the file is not what it was when it was inspected."""
@@ -134,12 +141,23 @@ def require_columns(source: Source, wanted: dict[str, str]) -> None:
     """Raises DataError unless every wanted column (option → column) exists; names what there is and the closest."""
     for option, column in wanted.items():
         if column not in source.columns:
+            if not source.is_named:
+                raise _no_names(source.path, f"no column {column!r} (given by {option})")
             close = suggest(column, source.columns)
             raise DataError(
                 f"{source.path} has no column {column!r} (given by {option})",
                 allowed=f"its columns: {', '.join(source.columns[:40])}",
                 fix=f"did you mean {option} {close}?" if close else f"give {option} one of these",
             )
+
+
+def _no_names(path: Path, lack: str) -> DataError:
+    """A first line that is data is not shown: it may hold the id of a user."""
+    return DataError(
+        f"{path} has {lack}, and its first line looks like data",
+        allowed="allowed: CSV whose first line names the columns, each beginning with a letter",
+        fix="write the names into a line above it",
+    )
 
 
 def read(
@@ -214,8 +232,11 @@ def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: b
     except pa.ArrowException as error:
         raise DataError(f"{path} line 1 is no header: {_reason(error)}", fix="name the columns there") from None
     names = tuple(parsed.column_names)
+    source = Source(path, "csv", names, state, delimiter=delimiter, gzipped=gzipped)
+    if len(set(names)) < len(names) and not source.is_named:
+        raise _no_names(path, "two columns of one name")
     _check_distinct(path, names)
-    return Source(path, "csv", names, state, delimiter=delimiter, gzipped=gzipped)
+    return source
 
 
 def _check_distinct(path: Path, names: tuple[str, ...]) -> None:

@@ -66,6 +66,7 @@ class RunConfig:
     """Decides initial parameters, order of data and dropout."""
 
     def __post_init__(self) -> None:
+        check(-(1 << 63) <= self.seed < 1 << 63, "seed", self.seed, "a whole number of 64 bits")
         check(
             bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name)),
             "name",

@@ -28,9 +28,7 @@ def test_warnings_alone_are_no_failure(tackboard: Program, make_dataset: Callabl
     folder = make_dataset(tmp_path, [(1, 7, "click", "home", START_MS)] * 2, received_ms=[START_MS - 1] * 2)
     answer = tackboard("data", "check", folder)
     assert answer.code == 0
-    assert (
-        "warning  events.parquet: 1 rows repeat user, item, action and time of a row before them (row 1)" in answer.out
-    )
+    assert "warning  events.parquet: 1 row repeats user, item, action and time of a row before it (row 1)" in answer.out
     assert "warning  events.parquet: 2 rows were received before they happened (row 0, 1)" in answer.out
     assert "0 errors, 2 warnings; rows are counted from 0" in answer.out
 

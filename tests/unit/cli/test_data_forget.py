@@ -51,13 +51,29 @@ def test_a_store_forgets_at_once(tackboard: Program, dataset: Path, tmp_path: Pa
         store.append(5, [event])
     answer = tackboard("data", "forget", "--user", SECRET, "--user", "42", "--store", tmp_path / "store.db")
     assert answer.code == 0
-    assert answer.out == f"{tmp_path / 'store.db'}: 3 events removed\n"
+    assert answer.out == f"{tmp_path / 'store.db'}: 3 events removed, of 2 of 2 users\n"
+    assert answer.err == ""
     with open_store(tmp_path / "store.db") as store:
         assert [store.read(user).num_events for user in (string_id(SECRET), 42, 5)] == [0, 0, 1]
     assert len(read_forgotten(dataset)) == 0
     missing = tackboard("data", "forget", "--user", SECRET, "--data", dataset, "--store", tmp_path / "nothing.db")
     assert missing.code == 2 and SECRET not in missing.err
     assert len(read_forgotten(dataset)) == 1, "the list comes first"
+
+
+def test_a_user_who_occurs_nowhere_is_told_of(tackboard: Program, dataset: Path, tmp_path: Path) -> None:
+    create_store(tmp_path / "store.db").close()
+    names = ["--user", SECRET, "--user", f" {SECRET}", "--user", "bne"]
+    places = ["--data", dataset, "--store", tmp_path / "store.db"]
+    answer = tackboard("data", "forget", *names, *places)
+    assert answer.code == 0
+    assert f"{dataset.resolve()}: 2 users will be in no further snapshot; 1 found in those there are\n" in answer.out
+    assert "0 events removed, of 0 of 2 users" in answer.out
+    assert answer.err == "warning: found in none of these: 1 of 2 users given; look whether the ids are right\n"
+    assert set(read_forgotten(dataset).user_ids.tolist()) == {string_id(SECRET), string_id("bne")}
+    result = tackboard("data", "forget", *names, *places, "--json").json()
+    assert (result["num_users"], result["num_found"]) == (2, 1)
+    assert (result["datasets"][0]["num_found"], result["stores"][0]["num_found"]) == (1, 0)
 
 
 def test_a_password_is_not_shown() -> None:

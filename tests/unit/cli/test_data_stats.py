@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Program = Callable[..., Any]
 
 
@@ -22,3 +24,10 @@ def test_one_json_object(tackboard: Program, tiny_dataset: Path) -> None:
     answer = tackboard("data", "stats", tiny_dataset, "--json")
     assert answer.code == 0 and len(answer.out.splitlines()) == 1
     assert (answer.json()["num_events"], answer.json()["page"]) == (137, None)
+
+
+@pytest.mark.parametrize("out", ["file/x.html", "/proc/x.html"])
+def test_a_page_that_cannot_be_written(tackboard: Program, tiny_dataset: Path, tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").write_text("")
+    answer = tackboard("data", "stats", tiny_dataset, "--out", tmp_path / out)
+    assert answer.code == 2 and f"error: --out {tmp_path / out}: " in answer.err

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from tackboard.cli.init import init
 from tackboard.core.errors import DataError, UsageError
 from tackboard.events.dataset import open_dataset
+from tackboard.events.forgetting import add_forgotten, user_ids_of
 
 app = typer.Typer()
 app.command()(init)
@@ -109,3 +110,15 @@ def test_without_a_log_it_says_so(folder: Path) -> None:
     result = CliRunner().invoke(app, [*COLUMNS])
     assert isinstance(result.exception, UsageError)
     assert "no log was given" in str(result.exception)
+
+
+def test_forgotten_users_and_missing_positions_are_told(folder: Path) -> None:
+    (folder / "my log.csv").write_text(LOG.replace("how", "call"))
+    (folder / "shown.csv").write_text("who,what,when,call\nann,x,2024-05-01T10:00:00Z,click\n")
+    options = ("--request", "call", "--impressions", "shown.csv")
+    result = run(*options)
+    assert result.exit_code == 0, result.output
+    assert "impressions             1  (1 without a position; --position names their column)" in result.output
+    add_forgotten(folder / "datasets" / "my-log", user_ids_of("bob"))
+    lines = [" ".join(line.split()) for line in run(*options, "--force").output.splitlines()]
+    assert "rows kept 2" in lines and "left out 1 events of forgotten users" in lines

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,17 @@ def test_help_names_every_command(tackboard: Program) -> None:
     assert answer.code == 0
     names = ["init", "data", "train", "evaluate", "export", "serve", "score", "verify", "doctor", "demo", "bench"]
     assert [name for name in names if f"\n  {name} " not in answer.out] == []
+
+
+def test_a_reader_that_goes_away_is_no_error(tiny_dataset: Path) -> None:
+    program = [sys.executable, "-m", "tackboard", "data", "stats", str(tiny_dataset)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stderr is not None
+        # Nothing can be written to a pipe that nobody holds.
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait() == 0
+
+
+def test_another_exit_stays(fail_with: Callable[[BaseException], Any]) -> None:
+    assert fail_with(SystemExit(7)).code == 7

@@ -19,4 +19,5 @@ def test_old_events_go(tackboard: Callable[..., Any], tmp_path: Path) -> None:
     with open_store(path) as store:
         assert store.read(1, ["item_id"]).columns["item_id"].values.tolist() == [9, 0]
     assert tackboard("sequences", "retain", path, "--days", "10").out == "dropped 0\n"
-    assert tackboard("sequences", "retain", path, "--days", "0").code == 2
+    for wrong in ("0", "inf", "nan"):
+        assert tackboard("sequences", "retain", path, "--days", wrong).code == 2

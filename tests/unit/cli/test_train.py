@@ -57,6 +57,17 @@ def test_dry_run_reports_sizes_and_writes_nothing(tackboard: Program, settings: 
     assert "table_parameters  256" in text
 
 
+def test_what_cannot_be_is_told_before_anything_is_written(
+    tackboard: Program, settings: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    answer = tackboard("train", "demo", *settings, "--runs", tmp_path / "file")
+    assert answer.code == 2 and "file is a file" in answer.err
+    answer = tackboard("train", "demo", *settings, "--set", "seed=99999999999999999999", "--runs", tmp_path / "runs")
+    assert answer.code == 2 and "seed = 99999999999999999999" in answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_fast_dev_run_goes_the_whole_way(tackboard: Program, settings: list[str], tmp_path: Path) -> None:
     answer = tackboard("train", "demo", *settings, "--fast-dev-run", "--json", "--runs", tmp_path / "runs")
     assert answer.code == 0, answer.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tackboard.core import errors
-from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, line_of_user_code, one_line
+from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, counted, line_of_user_code, one_line
 
 EXIT_CODES = {
     "TackboardError": 1,
@@ -55,3 +55,7 @@ def test_an_error_is_traced_to_the_innermost_line_of_the_users_file() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         1 // 0  # noqa: B018
     assert line_of_user_code(caught.value) is None
+
+
+def test_one_is_told_of_as_one() -> None:
+    assert [counted(number, "user") for number in (0, 1, 2000)] == ["0 users", "1 user", "2,000 users"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tackboard.core import files
-from tackboard.core.errors import CorruptFileError, UsageError
+from tackboard.core.errors import CorruptFileError, StorageError, UsageError
 
 
 class KilledError(BaseException):
@@ -180,3 +180,12 @@ def test_unreadable_json_names_the_file(tmp_path: Path, content: bytes | None) -
         files.read_json(path)
     with pytest.raises(CorruptFileError):
         files.read_json(tmp_path)  # a folder where a file should be
+
+
+def test_an_error_while_writing_what_was_asked_for_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--out x: File exists"), files.writing("--out", Path("x")):
+        raise FileExistsError(errno.EEXIST, "File exists", "x")
+    with pytest.raises(StorageError, match="--out x: Not a directory: x/y"), files.writing("--out", Path("x")):
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", "x/y")
+    with files.writing("--out", tmp_path / "y"):
+        (tmp_path / "y").write_text("")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tackboard.core import rundir
-from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.rundir import RunDirectory, describe_environment, git_commit
 
 
@@ -104,3 +104,9 @@ def test_an_older_run_can_become_the_latest_again(run: RunDirectory) -> None:
     assert (run.path.parent / "latest").resolve() == newer.path.resolve()
     run.make_latest()
     assert (run.path.parent / "latest").resolve() == run.path.resolve()
+
+
+def test_a_file_is_no_folder_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file is a file"):
+        RunDirectory.new(tmp_path / "file", "x")

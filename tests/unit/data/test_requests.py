@@ -291,6 +291,17 @@ def test_at_every_point_latest_is_whole(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(list(folder.glob("[0-9]*"))) == 2, "what was complete is taken up, not made again"
 
 
+def test_a_wrong_clock_does_not_end_the_log(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [(1, item, "view", "home", 1_700_000_000_000) for item in range(3)]
+    rows += [(1, 0, "click", "home", 1_700_000_060_000), (2, 9, "click", "home", 4_000_000_000_000)]
+    folder = make_dataset(tmp_path, rows, fields={"request": [1, 1, 1, 1, 2]})
+    result = label(folder, LabelConfig(labels=(Label("click", 1_800_000),), shown="view"))
+    assert result.end_ms == 1_700_000_060_000
+    assert result.counts.events_in_future == 1
+    count = result.counts.labels["click"]
+    assert (count.positives, count.negatives, count.not_known_yet) == (1, 0, 2)
+
+
 def test_a_dataset_without_labels(world: Path) -> None:
     assert read_labels(world / "latest") is None
     with pytest.raises(DataError, match="has no labelled requests"):

@@ -110,6 +110,9 @@ def test_a_heavy_user_and_a_long_history() -> None:
         ([49] * 5 + [0] + [49] * 5, []),
         ([50] * 3 + [0, 0] + [50] * 3, [3, 4]),
         ([50], []),
+        ([60] * 20 + [5, 3, 0, 1], []),
+        ([2, 1] + [60] * 20, []),
+        ([60] * 10 + [0] + [60] * 10 + [5, 0, 1], [10]),
     ],
 )
 def test_days_that_lack(counts: list[int], gaps: list[int]) -> None:
@@ -121,4 +124,5 @@ def test_a_gap_is_told_by_its_day() -> None:
     days = [day for day in range(9) if day != 4]
     times = np.concatenate([np.arange(60) + START_MS - 10 * DAY_MS + day * DAY_MS for day in days])
     rows = pa.table({"user_id": np.ones(len(times), dtype=np.int64), "time_ms": times, "order": np.arange(len(times))})
-    assert found(rows)["day-gap"].wrong.endswith("2023-11-08")
+    gap = found(rows)["day-gap"]
+    assert gap.text.endswith("1 day has hardly any event although its neighbours do: 2023-11-08")

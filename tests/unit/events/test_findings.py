@@ -15,6 +15,7 @@ def test_the_same_rule_at_the_same_place_is_one_finding() -> None:
     assert (user.count, user.rows, user.wrong) == (12, (3, 4, 100, 101, 102), "rows have no user")
     assert len(user.rows) == ROWS_NAMED
     assert (item.count, item.rows) == (1, (7,))
+    assert item.text == "error    events.parquet: 1 row has no item (row 7)"
     assert user.text == "error    events.parquet: 12 rows have no user (row 3, 4, 100, 101, 102)"
 
 
@@ -37,3 +38,17 @@ def test_every_rule_says_what_to_do() -> None:
     for rule in RULES.values():
         assert rule.fix and rule.severity in ("error", "warning")
         assert rule.wrong.count("{}") <= 1
+
+
+def test_of_one_thing_the_sentence_is_about_one() -> None:
+    findings = Findings()
+    for rule in ("not-sorted", "received-early", "before-birth", "unseen-user", "forgotten-user", "long-history"):
+        findings.add(rule, "x", "1,000")
+    assert [finding.text.partition(": ")[2] for finding in findings.sorted()] == [
+        "1 row lies before a row that should precede it, by 1,000",
+        "1 row was received before it happened",
+        "1 event lies before the birth of its item",
+        "1 row is of a user whom users.parquet does not list",
+        "1 user who was forgotten is still in it",
+        "1 user has more than 1,000 events",
+    ]

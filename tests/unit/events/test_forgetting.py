@@ -122,10 +122,13 @@ def test_a_snapshot_is_not_promoted_over_a_list_that_grew(folder: Path) -> None:
 
 def test_what_remains_is_told(folder: Path) -> None:
     snapshot = open_dataset(folder).path
-    ((remains,),) = forget_users(["2", "nobody"], [folder])
+    (listed_now,) = forget_users(["2", "nobody"], [folder])
+    (remains,) = listed_now.remains
+    assert listed_now.found == {2}
+    assert forget_users(["nobody"], [folder])[0].found == frozenset(), "user 2 was forgotten before"
     assert (remains.snapshot, remains.num_users, remains.num_events) == (snapshot, 1, 2)
     assert forget_users(["2"], []) == []
-    with pytest.raises(DataError, match="still holds 1 users who were forgotten") as error:
+    with pytest.raises(DataError, match="still holds 1 user on the list of forgotten users") as error:
         require_clean(snapshot, read_forgotten(folder))
     assert f"tackboard data retain {folder}" in str(error.value)
     assert remains_in(snapshot, listed()).num_users == 0
@@ -207,3 +210,20 @@ def test_a_user_who_is_forgotten_while_an_import_runs_is_not_brought_back_by_it(
     assert open_dataset(folder).path == before
     make_dataset(folder.parent, rows)
     assert open_dataset(folder).read_users()["user_id"].to_pylist() == [1, 4]
+
+
+def test_a_dataset_whose_newest_snapshot_is_gone(folder: Path) -> None:
+    gone = open_dataset(folder).path
+    for place in (folder, folder / "latest"):
+        gone.rename(folder.parent / "elsewhere")
+        with pytest.raises(CorruptFileError, match=f"latest points at {gone.name}, which is gone") as error:
+            open_dataset(place)
+        assert "restore it" in error.value.fix
+        with pytest.raises(CorruptFileError, match="which is gone"):
+            dataset_folder(folder)
+        (folder.parent / "elsewhere").rename(gone)
+    (folder / "latest").unlink()
+    (folder / "latest").symlink_to("nothing")
+    with pytest.raises(CorruptFileError) as error:
+        open_dataset(folder)
+    assert error.value.fix == f"ln -sfn {gone.name} {folder / 'latest'}"

@@ -18,6 +18,7 @@ from tackboard.events.measures import (
     Sample,
     Slice,
     names_in,
+    newest_time,
     numbers_in,
     parse_range,
     require_events,
@@ -82,7 +83,7 @@ def test_a_sample_is_whole_while_it_fits_and_even_beyond() -> None:
     large = Sample()
     for start in range(0, 400_000, 50_000):
         large.add(np.arange(start, start + 50_000, dtype=np.float64))
-    assert large.num_seen == 400_000
+    assert large.num_seen == 400_000 and not large.is_whole
     assert np.allclose(large.quantiles([0.1, 0.5, 0.9]), [40_000, 200_000, 360_000], atol=3_000)
     again = Sample()
     again.add(np.arange(400_000, dtype=np.float64))
@@ -106,3 +107,15 @@ def test_ids_are_counted_over_all_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     ids, number = counts.result()
     assert dict(zip(ids.tolist(), number.tolist(), strict=True)) == {-9: 1, 1: 1, 2: 1, 5: 3}
     assert [len(part) for part in IdCounts().result()] == [0, 0]
+
+
+def test_the_newest_time_is_not_in_the_future(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    now = 1_700_000_000_000
+    times = [now - 5, now + DAY_MS, now + DAY_MS + 1, now + 300 * DAY_MS]
+    dataset = open_dataset(
+        make_dataset(tmp_path, [(user, 1, "click", "home", time) for user, time in enumerate(times)])
+    )
+    assert newest_time(dataset, "time_ms", now_ms=now) == (now + DAY_MS, 2)
+    assert newest_time(dataset, "time_ms") == (times[-1], 0)
+    with pytest.raises(DataError, match="every received_ms of .* lies in the future"):
+        newest_time(dataset, "received_ms", now_ms=now - 2 * DAY_MS)

@@ -45,6 +45,7 @@ def test_every_count_is_that_of_the_events(make_dataset: Make, tmp_path: Path) -
     lateness = {name: count for name, count in found["lateness_s"]["bins"].items() if count}
     assert lateness == {"0": 3, "under 1 s": 1, "10 to 60 s": 1}
     assert found["lateness_s"]["num_negative"] == 1
+    assert found["gap_s"]["estimated"] is False
     assert found["catalogue"] == {"by": "birth_ms", "day": [0, 1], "items": [2, 4]}
     assert found["fields"] == {"price": {"type": "float", "missing_share": pytest.approx(0.4)}}
     assert found["requests"] is None

@@ -63,6 +63,20 @@ def test_a_missing_column_lists_what_there_is(tmp_path: Path) -> None:
     assert "did you mean --item item_id?" in lines[2]
 
 
+@pytest.mark.parametrize("row", ["anna-77,lamp,1700000000", "anna-77,lamp,2024-05-01", "7,7,170", "a@b.c,anna-77,x"])
+def test_a_first_line_that_is_data_is_not_shown(tmp_path: Path, row: str) -> None:
+    path = write(tmp_path / "log.csv", f"{row}\n{row}\n".encode())
+    with pytest.raises(DataError, match="its first line looks like data") as error:
+        require_columns(inspect(path), {"--user": "user"})
+    assert not any(word in str(error.value).replace(str(path), "") for word in row.split(","))
+
+
+@pytest.mark.parametrize("header", [",user_id", "User Id,item", "größe,Ünit", "_user,x"])
+def test_unusual_names_are_names(tmp_path: Path, header: str) -> None:
+    with pytest.raises(DataError, match="its columns: "):
+        require_columns(inspect(write(tmp_path / "log.csv", f"{header}\n1,2\n".encode())), {"--user": "user"})
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -124,3 +124,10 @@ def test_names_that_are_no_folder_names_are_refused(tiny_config: Callable[..., R
 def test_impossible_training_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"training\.{next(iter(wrong))}"):
         TrainingConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_seed_beyond_64_bits_is_refused(tiny_config: Callable[..., RunConfig]) -> None:
+    assert tiny_config(f"seed={2**63 - 1}").seed == 2**63 - 1
+    for seed in (2**63, 99999999999999999999, -(2**63) - 1):
+        with pytest.raises(ConfigError, match=f"seed = {seed}"):
+            tiny_config(f"seed={seed}")

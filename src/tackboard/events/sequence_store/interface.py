@@ -52,6 +52,7 @@ NAMED = tuple(name for name, kind in BUILT_IN.items() if kind == "name")
 UNKNOWN_CODE = 1 << 31
 """Where the codes begin that a name gets for one call."""
 DAY_MS = 24 * 3600 * 1000
+MAX_DAYS = 36_500
 Edit = Callable[[int, State], Change | None]
 """What to do with a user: its state in, a change or None out. May be called again where somebody else was faster."""
 
@@ -147,8 +148,8 @@ class SequenceStore(abc.ABC):
 
         User by user, so that readers and writers go on.
         """
-        if not days > 0:
-            raise UsageError(f"retention of {days} days", allowed="allowed: more than 0")
+        if not 0 < days <= MAX_DAYS:
+            raise UsageError(f"retention of {days:g} days", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
         limit = (now_ms() if now is None else now) - int(days * DAY_MS)
         dropped: dict[int, int] = {}
 
