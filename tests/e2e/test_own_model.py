@@ -148,9 +148,7 @@ def test_the_server_gives_the_offline_scores(
 @pytest.fixture(scope="module")
 def steps(workspace: Path) -> TrainingSteps:
     config = load_code(EXAMPLE).recipe()
-    source = open_sequences(
-        workspace / "datasets" / "tiny", ("click", "save", "share"), features=features_for(config)
-    )
+    source = open_sequences(workspace / "datasets" / "tiny", ("click", "save", "share"), features=features_for(config))
     return TrainingSteps(source, config.data, config.model.hashing, seed=0)
 
 

@@ -46,6 +46,7 @@ def train(
     run = _find_run(config, runs, resume)
     dataset = (snapshot_of(run) if run else None) or config.data.dataset
     source = open_sequences(dataset, config.data.positive_actions, features=features_for(config))
+    _warn_of_forgotten(source.dataset.path)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
@@ -79,6 +80,17 @@ def train(
     if fast_dev_run:
         result |= _after_training(run)
     _report(result, json_output)
+
+
+def _warn_of_forgotten(snapshot: Path) -> None:
+    """Says so where a snapshot still holds users who were to be forgotten."""
+    from tackboard.core.progress import say
+    from tackboard.events.forgetting import read_forgotten, remains_in
+
+    held = remains_in(snapshot, read_forgotten(snapshot.resolve().parent))
+    if held.num_users:
+        what = f"{snapshot} holds {held.num_users:,} forgotten users"
+        say(f"warning: {what}; without them: tackboard data retain {snapshot.resolve().parent}")
 
 
 def _print_settings(config: RunConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tackboard.bundle.signature import read_bundle
 from tackboard.core.rundir import RunDirectory
+from tackboard.events.forgetting import add_forgotten
 from tackboard.train.config import RunConfig, config_from_json
 from tackboard.train.trainer import Trainer
 
@@ -55,6 +57,20 @@ def test_dry_run_reports_sizes_and_writes_nothing(tackboard: Program, settings: 
     assert list(tmp_path.iterdir()) == []
     text = tackboard("train", "demo", *settings, "--dry-run", "--runs", tmp_path / "runs").out
     assert "table_parameters  256" in text
+
+
+def test_forgotten_users_that_are_still_there_are_told(
+    tackboard: Program, settings: list[str], tiny_dataset: Path, tmp_path: Path
+) -> None:
+    dataset = tmp_path / "copy"
+    shutil.copytree(tiny_dataset, dataset, symlinks=True)
+    again = [*settings, "--set", f"data.dataset={dataset}", "--dry-run", "--runs", str(tmp_path / "runs")]
+    assert "forgotten" not in tackboard("train", "demo", *again).err
+    add_forgotten(dataset, [103, 105])
+    answer = tackboard("train", "demo", *again)
+    assert answer.code == 0
+    assert "holds 2 forgotten users; without them: tackboard data retain" in answer.err
+    assert "103" not in answer.err
 
 
 def test_what_cannot_be_is_told_before_anything_is_written(
