@@ -16,9 +16,13 @@ FREE_SETTINGS = frozenset(
 """Settings that change how a run works but not what it computes; threads change only how sums are rounded."""
 
 
+ADDED_SETTINGS = {"data.window_buckets": 16}
+"""Settings that runs of older versions do not record, and what they did."""
+
+
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Names of the settings that differ and decide a run's result."""
-    old, new = _leaves(before), _leaves(now)
+    old, new = ADDED_SETTINGS | _leaves(before), ADDED_SETTINGS | _leaves(now)
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in FREE_SETTINGS)
 
 

@@ -40,6 +40,13 @@ def test_settings_that_only_change_how_a_run_works_are_free(tiny_config: Config,
     assert changed_settings(config_to_json(tiny_config()), config_to_json(tiny_config(f"{setting}={value}"))) == []
 
 
+def test_a_run_of_an_older_version_may_lack_a_setting(tiny_config: Config) -> None:
+    before = config_to_json(tiny_config())
+    del before["data"]["window_buckets"], before["data"]["ray_address"]
+    assert changed_settings(before, config_to_json(tiny_config())) == []
+    assert changed_settings(before, config_to_json(tiny_config("data.window_buckets=3"))) == ["data.window_buckets"]
+
+
 def test_a_setting_that_one_side_lacks_counts_as_changed() -> None:
     assert changed_settings({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == ["a.c"]
     assert changed_settings({"a": {"c": 2}}, {"a": {}}) != []
