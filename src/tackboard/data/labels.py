@@ -32,6 +32,7 @@ from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
 from tackboard.core.keyed_random import bits
 from tackboard.events.columns import one_array
+from tackboard.events.dataset import LABEL
 from tackboard.events.impressions import NO_POSITION, common_codes, positions_of
 from tackboard.events.schema import NAMES, encode, numpy_column
 
@@ -54,7 +55,7 @@ class Label:
     @property
     def column(self) -> str:
         """Its column in requests.parquet."""
-        return f"label_{self.action}"
+        return LABEL + self.action
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,10 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource
 from tackboard.data.steps import NumberedSteps
 from tackboard.data.window import DistinctItems
-from tackboard.events.dataset import open_dataset
+from tackboard.events.columns import one_array
+from tackboard.events.dataset import LABEL, REQUESTS, open_dataset
 from tackboard.events.layout import RowReader
-from tackboard.events.schema import numpy_column
+from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, offsets_of, ranges
@@ -41,8 +42,6 @@ from tackboard.features.standard import HISTORY, check_finite, standard_features
 from tackboard.features.tables import find_ids, load_entities
 from tackboard.features.views import View, Visibility
 
-REQUESTS = "requests.parquet"
-LABEL = "label_"
 EVENTS_AT_ONCE = 1 << 21
 """Events of histories that are looked at together when they are counted."""
 MAX_HISTORY = 16_000
@@ -298,7 +297,7 @@ def count_tokens(source: RequestSource, *, quiet: bool = True) -> tuple[NDArray[
             spans = source.events.spans_of([bucket])
             table = source.events.read_columns(spans, ["user_id", "received_ms"])
             users = numpy_column(table, "user_id")
-            starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
+            starts = starts_of_users(users)
             offsets = np.append(starts, len(users)).astype(np.int64)
             histories = Histories(numpy_column(table, "received_ms"), users[starts], offsets, source.max_history)
             lengths = histories.tokens(source.read_requests(np.array([bucket])))
@@ -311,10 +310,7 @@ def count_tokens(source: RequestSource, *, quiet: bool = True) -> tuple[NDArray[
 
 def _flat(table: pa.Table, name: str) -> pa.Array:
     """All elements of a list column, end to end."""
-    column = table[name].combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
-    return column.flatten()
+    return one_array(table[name]).flatten()
 
 
 def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,10 +125,6 @@ class Sequences(UserRanges):
                 allowed="allowed: all columns of events.newest(n), with n of data.max_length or more",
             )
         return column
-
-    def lineage(self) -> dict[str, Any]:
-        """What a checkpoint records about where its data came from."""
-        return self.source.lineage()
 
 
 def last_positive(offsets: NDArray[np.int64], is_positive: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.data.sequences import Sequences, UserRanges
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.layout import RowReader
-from tackboard.events.schema import encode
+from tackboard.events.schema import encode, starts_of_users
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column
@@ -37,7 +37,6 @@ from tackboard.features.tables import EntityTable, EventTable, load_entities, st
 
 Spans = list[tuple[int, int]]
 """Ranges of rows [first, last)."""
-HOLDOUTS = ("last", "none")
 
 
 class ReadCounters:
@@ -139,7 +138,7 @@ class SequenceSource:
     def ranges_of_users(self, table: pa.Table) -> UserRanges:
         """Whose events the rows of `table` are, which are positive and which are held out; needs user_id, action."""
         users = table["user_id"].to_numpy()
-        starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))[: len(users)]
+        starts = starts_of_users(users)
         actions = encode(table["action"])
         positive = np.isin(np.array(actions.dictionary.to_pylist(), dtype=object), list(self.positive_actions))
         return UserRanges.cut(

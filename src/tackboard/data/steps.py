@@ -8,6 +8,7 @@ processes. Arrow and NumPy let other threads run while they work, and nothing ha
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ class BatchWindow(Protocol[Made]):
         """The batch of the window's step number `place`, from 0."""
 
 
-class NumberedSteps(Generic[Batch]):
+class NumberedSteps(abc.ABC, Generic[Batch]):
     """Step number → batch, or one rank's share of it."""
 
     def __init__(self, plan: StepPlan, *, rank: int = 0, world_size: int = 1) -> None:
@@ -41,9 +42,9 @@ class NumberedSteps(Generic[Batch]):
         self.world_size = world_size
         self._last: tuple[Key, BatchWindow[Batch]] | None = None
 
+    @abc.abstractmethod
     def load_window(self, epoch: int, number: int) -> BatchWindow[Batch]:
         """Reads a window from disk; may be called by several threads at once."""
-        raise NotImplementedError
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:

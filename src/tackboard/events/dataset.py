@@ -44,6 +44,9 @@ from tackboard.events.vectors import from_stored, to_stored
 KIND = "dataset"
 LATEST = "latest"
 EVENTS = "events.parquet"
+REQUESTS = "requests.parquet"
+LABEL = "label_"
+"""What the columns of labels in requests.parquet begin with."""
 KINDS = ("item", "user")
 """What has attributes."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.files import read_json, write_json_atomic
+from tackboard.events.schema import starts_of_users
 
 FILE_NAME = "layout.json"
 VERSION = 1
@@ -73,7 +74,7 @@ class Layout:
 def cut_buckets(user_ids: NDArray[np.int64], rows_per_bucket: int) -> Layout:
     """The layout of events (one or more) sorted by `user_ids`: as many whole users per bucket as fit, at least one."""
     # Where each user begins, and at last where the events end.
-    starts = np.append(np.flatnonzero(np.append(True, user_ids[1:] != user_ids[:-1])), len(user_ids))
+    starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
     while begin < len(starts) - 1:
         bounds.append(int(starts[begin]))

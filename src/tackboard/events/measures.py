@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.events.dataset import Dataset
-from tackboard.events.schema import encode, numpy_column
+from tackboard.events.schema import encode, numpy_column, starts_of_users
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -131,8 +131,7 @@ def numbers_in(table: pa.Table, name: str) -> Floats:
 def user_counts_in(table: pa.Table) -> Ints:
     """Events of each user of a piece, in the order of the users."""
     users = numpy_column(table, "user_id")
-    starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
-    return np.diff(np.append(starts, len(users)))
+    return np.diff(np.append(starts_of_users(users), len(users)))
 
 
 def hours_in(table: pa.Table) -> Ints:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tackboard.core.errors import CorruptFileError
-from tackboard.events.dataset import Dataset
+from tackboard.events.dataset import LABEL, REQUESTS, Dataset
 from tackboard.events.measures import (
     DAY_MS,
     IdCounts,
@@ -51,8 +51,6 @@ COUNTS: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000,
 """Bins of events per user: each begins here."""
 NUM_RANKS = 60
 NUM_TOP_ITEMS = 10
-REQUESTS = "requests.parquet"
-LABEL = "label_"
 
 
 def profile(dataset: Dataset) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tackboard.core.errors import CorruptFileError, DataError, TackboardError
 from tackboard.core.files import read_json, sha256_file
 from tackboard.core.manifest import MANIFEST, read_manifest
 from tackboard.events import forgetting, layout
-from tackboard.events.dataset import EVENTS, KIND, LATEST, open_dataset
+from tackboard.events.dataset import EVENTS, KIND, LATEST, REQUESTS, open_dataset
 from tackboard.events.event_quality import EventCheck
 from tackboard.events.findings import Finding, Findings
 from tackboard.events.forgetting import read_forgotten
@@ -33,7 +33,6 @@ from tackboard.events.table_quality import (
 
 REQUIRED = (EVENTS, "items.parquet", "users.parquet", "statistics.json")
 FEATURES = "features.parquet"
-REQUESTS = "requests.parquet"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
-from tackboard.events.dataset import EVENTS, LATEST, Dataset
+from tackboard.events.dataset import EVENTS, LATEST, REQUESTS, Dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.forgetting import (
     Forgotten,
@@ -45,7 +45,7 @@ from tackboard.events.schema import numpy_column
 from tackboard.events.staging import derive_snapshot
 from tackboard.events.statistics import describe
 
-FEATURES, IMPRESSIONS, REQUESTS = "features.parquet", "impressions.parquet", "requests.parquet"
+FEATURES, IMPRESSIONS = "features.parquet", "impressions.parquet"
 ITEMS, USERS, USER_HISTORY, STATISTICS = "items.parquet", "users.parquet", "user_history.parquet", "statistics.json"
 TRUTH = "truth.json"
 REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)

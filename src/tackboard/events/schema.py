@@ -129,6 +129,11 @@ def numpy_column(table: pa.Table, name: str) -> NDArray[Any]:
     return np.asarray(table[name].to_numpy())
 
 
+def starts_of_users(user_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each user begins among sorted `user_ids`."""
+    return np.flatnonzero(np.append(True, user_ids[1:] != user_ids[:-1]))[: len(user_ids)]
+
+
 def id_type(column_type: pa.DataType) -> str:
     """`int64` or `string`: how ids of this column type are given to the outside."""
     return "int64" if pa.types.is_integer(column_type) else "string"

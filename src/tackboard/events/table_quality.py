@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tackboard.events.dataset import LABEL
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.findings import Findings
 from tackboard.events.measures import TOLERANCE_MS
 
 FIRST_MS = 631_152_000_000
 """1990-01-01: an earlier time is nearly always a wrong unit."""
-LABEL = "label_"
 Ints = NDArray[np.int64]
 
 

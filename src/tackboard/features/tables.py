@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import UsageError
 from tackboard.events.dataset import Dataset
+from tackboard.events.schema import starts_of_users
 from tackboard.features.arrow import from_arrow
 from tackboard.features.column import DTYPES, Column
 from tackboard.features.contexts import context_columns, context_sources
@@ -53,7 +54,7 @@ class EventTable:
         Times that the table does not hold are 0: enough where only the order of the events is asked for.
         """
         users = _numbers(table, "user_id")
-        starts = np.flatnonzero(np.append(True, users[1:] != users[:-1]))[: len(users)]
+        starts = starts_of_users(users)
         columns = {}
         for index, node in plan.sources():
             if node.params["entity"] != "event":

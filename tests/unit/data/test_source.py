@@ -84,7 +84,7 @@ def test_leave_last_out_by_hand(tmp_path: Path, make_dataset: Callable[..., Path
     assert sequences.train_ends.tolist() == [1, 1, 3, 6]
     assert sequences.catalogue.tolist() == [10, 11, 12, 13]
     assert sequences.source.dataset.item_type == "int64"
-    assert sequences.lineage()["num_events"] == 7
+    assert sequences.source.lineage()["num_events"] == 7
 
 
 def test_without_a_holdout_everything_is_training(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
