@@ -1,30 +1,48 @@
 """Multi-hash embedding tables: k hash functions, k sub-tables, one vector by concatenation.
 
-In: row ids [M, k], one per sub-table. Out: vectors [M, k × dim]. Two items share their whole vector only if they
+In: row ids [M, k], one per sub-table. Out: fp32 vectors [M, k × dim]. Two items share their whole vector only if they
 collide under all k functions, which is why a table far smaller than the catalogue works. The k sub-tables lie in one
 parameter, sub-table after sub-table. Its gradient is sparse: only looked-up rows move, in memory and in time.
 
-Shapes: M distinct items, k hash functions, D width of the concatenation.
+A table may be stored in half precision (fp16, bf16). Autograd casts a gradient to its parameter's type, and a small
+gradient does not survive fp16. So the gradient of a half table arrives at a leaf of its own, an fp32 tensor that has
+the table's shape and the memory of one number; the optimiser listens there, computes in fp32 and rounds
+stochastically (`ops.stochastic_rounding`). `gradient_leaf` names the place for either storage.
+
+Decided: fresh rows are drawn in place, half ones by blocks, so that making a table never needs room for a second one;
+for the same seed a half table begins as the fp32 one rounded to nearest.
+
+Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from tackboard.batch import HashConfig
+from tackboard.core.config import check
+
+STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DRAWN_AT_ONCE = 1 << 22
+"""Numbers of a half table that are drawn in one go. A multiple of 16: torch draws in blocks of 16."""
 
 
 class HashedTables(nn.Module):
     """k sub-tables of `num_rows` × `dim`. The optimiser finds tables by this class and updates them row-wise."""
 
-    def __init__(self, hashing: HashConfig, dim: int, init_std: float = 0.1) -> None:
+    def __init__(self, hashing: HashConfig, dim: int, init_std: float = 0.1, storage: str = "fp32") -> None:
         super().__init__()
+        check(storage in STORAGES, "model.table_storage", storage, ", ".join(STORAGES))
         self.num_hashes = hashing.num_hashes
         self.num_rows = hashing.num_rows
         self.dim = dim
-        self.weight = nn.Parameter(torch.randn(hashing.num_hashes * hashing.num_rows, dim) * init_std)
+        self.storage = storage
+        self.weight = nn.Parameter(_fresh_rows(hashing.num_hashes * hashing.num_rows, dim, init_std, STORAGES[storage]))
+        self._half_leaf: torch.Tensor | None = None
         self.first_rows: torch.Tensor
         first_rows = torch.arange(hashing.num_hashes) * hashing.num_rows
         self.register_buffer("first_rows", first_rows, persistent=False)
@@ -34,10 +52,46 @@ class HashedTables(nn.Module):
         """Width of an item's vector."""
         return self.num_hashes * self.dim
 
+    @property
+    def gradient_leaf(self) -> torch.Tensor:
+        """Where `backward` leaves the table's gradient, fp32 and sparse: the weight itself, or a half table's leaf.
+
+        The leaf of a half table belongs to the device the table is on: ask for it after the model was moved there.
+        """
+        if self.storage == "fp32":
+            return self.weight
+        if self._half_leaf is None or self._half_leaf.device != self.weight.device:
+            number = torch.zeros((), dtype=torch.float32, device=self.weight.device)
+            self._half_leaf = number.expand(self.weight.shape).requires_grad_()
+        return self._half_leaf
+
     def forward(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
         """Vectors [M, D] of items given by their rows [M, k]."""
-        vectors_MKd = functional.embedding(item_rows_MK + self.first_rows, self.weight, sparse=True)
+        rows_MK = item_rows_MK + self.first_rows
+        if self.storage == "fp32":
+            vectors_MKd = functional.embedding(rows_MK, self.weight, sparse=True)
+        elif torch.is_grad_enabled() and self.weight.requires_grad:
+            vectors_MKd = _HalfLookup.apply(self.gradient_leaf, self.weight.detach(), rows_MK)
+        else:
+            vectors_MKd = functional.embedding(rows_MK, self.weight.detach()).float()
         return vectors_MKd.flatten(1)
+
+
+class _HalfLookup(torch.autograd.Function):
+    """Rows of a half table as fp32; their gradient goes to the fp32 leaf, one entry for each row looked up."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf_Rd: torch.Tensor, weight_Rd: torch.Tensor, rows_MK: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows_MK)
+        ctx.shape = leaf_Rd.shape
+        return functional.embedding(rows_MK, weight_Rd).float()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (rows_MK,) = ctx.saved_tensors
+        values = gradients[0].float().reshape(-1, ctx.shape[1])
+        gradient_Rd = torch.sparse_coo_tensor(rows_MK.reshape(1, -1), values, ctx.shape, check_invariants=False)
+        return gradient_Rd, None, None
 
 
 def table_modules(model: nn.Module) -> dict[str, HashedTables]:
@@ -48,3 +102,19 @@ def table_modules(model: nn.Module) -> dict[str, HashedTables]:
 def table_parameter_names(model: nn.Module) -> set[str]:
     """Names of the parameters that are tables; all others are dense."""
     return {f"{name}.weight" if name else "weight" for name in table_modules(model)}
+
+
+def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torch.Tensor:
+    """Normal rows of this spread, of torch's generator; a half table takes the same draws as the fp32 one."""
+    rows_Rd = torch.empty(num_rows, dim, dtype=dtype)
+    if rows_Rd.is_meta:
+        return rows_Rd
+    if dtype == torch.float32:
+        return rows_Rd.normal_().mul_(std)
+    flat = rows_Rd.view(-1)
+    while len(flat):
+        # The rest goes with the last block where it is under 16: torch draws so few in another way.
+        size = DRAWN_AT_ONCE if len(flat) >= DRAWN_AT_ONCE + 16 else len(flat)
+        flat[:size] = torch.empty(size, dtype=torch.float32, device=flat.device).normal_().mul_(std)
+        flat = flat[size:]
+    return rows_Rd

@@ -33,9 +33,11 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
     steps = TrainingSteps(source, config.data, config.model.hashing, config.seed)
-    # fp32 weights; one Adagrad sum per row; weight, gradient and two AdamW moments per dense parameter.
-    memory = 4 * (num_table + table_rows) + 16 * num_dense
-    checkpoint = 4 * (num_table + table_rows) + 12 * num_dense
+    # Tables as they are stored, and buffers; one Adagrad sum per row; weight, gradient and two AdamW moments per dense
+    # parameter.
+    kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
+    memory = kept_bytes + 4 * table_rows + 16 * num_dense
+    checkpoint = kept_bytes + 4 * table_rows + 12 * num_dense
     free_disk = shutil.disk_usage(_existing(runs)).free
     if memory > total_memory_bytes():
         raise UsageError(

@@ -5,6 +5,10 @@ peak memory never holds a second table. The price is that a table update cannot 
 turns out bad; guard.py rolls back to a checkpoint instead. Row-wise Adagrad keeps one number per row, the running sum
 of the mean squared gradient, which is what makes its state 1/dim of the table.
 
+A half-precision table is updated in fp32 and rounded stochastically: its gap is often wider than an update, and
+rounding to nearest would leave it where it is. The random bits are a function of (seed, step, table, row, column), so
+a resumed run repeats them.
+
 Decided: table gradients are clipped element by element before they are used, on every path; dense ones by global norm.
 """
 
@@ -17,7 +21,9 @@ import torch
 from torch import nn
 
 from tackboard.core.config import check
+from tackboard.core.hashing import string_id
 from tackboard.models.tables import table_modules, table_parameter_names
+from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,8 @@ class OptimizerConfig:
     """Steps over which both rates rise linearly from 0."""
     final_share: float = 0.05
     """Share of the peak rate where the cosine ends."""
+    schedule_steps: int = 0
+    """Step at which the cosine ends, where the rate then stays; 0 takes training.steps."""
     clip_norm: float = 1.0
     """Largest global norm of the dense gradient."""
     clip_table_element: float = 1.0
@@ -45,52 +53,75 @@ class OptimizerConfig:
         check(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "0 or more")
         check(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "0 or more")
         check(0 <= self.final_share <= 1, "optimizer.final_share", self.final_share, "0 to 1")
+        check(self.schedule_steps >= 0, "optimizer.schedule_steps", self.schedule_steps, "0 or more")
 
 
 def learning_rate_share(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """Share of the peak rate at `step` (0-based): linear warm-up, then a cosine down to `final_share`."""
+    """Share of the peak rate at `step` (0-based): linear warm-up, then a cosine down to `final_share`.
+
+    The cosine ends at `schedule_steps`, or with the run where that is 0.
+    """
+    last_step = config.schedule_steps or total_steps
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    progress = (step - config.warmup_steps) / max(1, last_step - config.warmup_steps)
     cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
     return config.final_share + (1.0 - config.final_share) * cosine
 
 
 class RowWiseAdagrad:
-    """Row-wise Adagrad over one sparse-gradient parameter, applied inside the backward."""
+    """Row-wise Adagrad over one table, applied inside the backward.
 
-    def __init__(self, weight: nn.Parameter, clip_element: float, eps: float = 1e-8) -> None:
+    Its gradient arrives at `leaf`: the weight itself, unless that is half precision (`HashedTables.gradient_leaf`).
+    """
+
+    def __init__(
+        self, weight: nn.Parameter, clip_element: float, eps: float = 1e-8, leaf: torch.Tensor | None = None
+    ) -> None:
         self.weight = weight
         self.clip_element = clip_element
         self.eps = eps
         self.learning_rate = 0.0
+        self.rounding_key = 0
+        """Decides how this step's updates of a half-precision table are rounded; fp32 has no use for it."""
         self.sums = torch.zeros(weight.shape[0], dtype=torch.float32, device=weight.device)
-        weight.register_post_accumulate_grad_hook(self._update)
+        (weight if leaf is None else leaf).register_post_accumulate_grad_hook(self._update)
 
     @torch.no_grad()
-    def _update(self, weight: torch.Tensor) -> None:
-        gradient = weight.grad
+    def _update(self, leaf: torch.Tensor) -> None:
+        gradient = leaf.grad
         if gradient is None:
             return
         # Dropped first: it must not survive an error below and be applied twice.
-        weight.grad = None
+        leaf.grad = None
         gradient = gradient.coalesce() if gradient.is_sparse else gradient.to_sparse(1)
         rows, values = gradient.indices()[0], gradient.values().float()
         values = values.clamp(-self.clip_element, self.clip_element)
         sums = self.sums[rows] + values.square().mean(dim=1)
         self.sums[rows] = sums
-        weight[rows] -= (self.learning_rate * values / (sums.sqrt() + self.eps).unsqueeze(1)).to(weight.dtype)
+        change = self.learning_rate * values / (sums.sqrt() + self.eps).unsqueeze(1)
+        weight = self.weight
+        if weight.dtype in (torch.float16, torch.bfloat16):
+            moved = weight[rows].float() - change
+            weight[rows] = stochastic_round(moved, weight.dtype, rows, self.rounding_key)
+        else:
+            weight[rows] -= change.to(weight.dtype)
 
 
 class Optimizers:
-    """All optimisers of a model: tables move during `backward`, dense parameters on `step`."""
+    """All optimisers of a model: tables move during `backward`, dense parameters on `step`. Frozen ones do not.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
+    `seed` decides, with the step, how updates of half-precision tables are rounded.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, seed: int = 0) -> None:
         self.config = config
         self.total_steps = total_steps
+        self.seed = seed
         self.tables = {
-            name: RowWiseAdagrad(module.weight, config.clip_table_element)
+            name: RowWiseAdagrad(module.weight, config.clip_table_element, leaf=module.gradient_leaf)
             for name, module in table_modules(model).items()
+            if module.weight.requires_grad
         }
         tables = table_parameter_names(model)
         self.dense = {name: p for name, p in model.named_parameters() if name not in tables and p.requires_grad}
@@ -100,13 +131,16 @@ class Optimizers:
             [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
+            # One kernel for all parameters; on a CPU the loop, whose bits runs have been resumed with.
+            fused=all(p.is_cuda for p in self.dense.values()),
         )
 
     def prepare(self, step: int) -> float:
-        """Sets the rates of `step` and clears dense gradients; returns the share of the peak rate."""
+        """Sets the rates and the rounding of `step`, clears dense gradients; returns the share of the peak rate."""
         share = learning_rate_share(step, self.total_steps, self.config)
-        for table in self.tables.values():
+        for name, table in self.tables.items():
             table.learning_rate = share * self.config.table_learning_rate
+            table.rounding_key = rounding_key(self.seed, step, string_id(name))
         for group in self.adamw.param_groups:
             group["lr"] = share * self.config.dense_learning_rate
         self.adamw.zero_grad(set_to_none=True)
@@ -138,6 +172,9 @@ class Optimizers:
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             if entries:
                 self.adamw.state[parameter] = {
-                    key: value.clone() if key == "step" else value.clone().to(parameter.device)
+                    # Only a fused optimiser counts steps where the parameter is.
+                    key: value.clone()
+                    if key == "step" and not parameter.is_cuda
+                    else value.clone().to(parameter.device)
                     for key, value in entries.items()
                 }

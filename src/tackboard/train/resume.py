@@ -16,7 +16,28 @@ FREE_SETTINGS = frozenset(
 """Settings that change how a run works but not what it computes; threads change only how sums are rounded."""
 
 
-ADDED_SETTINGS = {"data.window_buckets": 16}
+ADDED_SETTINGS: dict[str, Any] = {
+    "data.held_out": 1,
+    "data.segments": "all",
+    "data.uniform_negatives": 0,
+    "data.window_buckets": 16,
+    "model.config.backbone": "gpt",
+    "model.config.future_token_anchor": 32,
+    "model.config.future_token_weight": 0.0,
+    "model.config.future_token_window": 8,
+    "model.config.hashing.method": "mix",
+    "model.config.in_batch_negatives": True,
+    "model.config.multi_token_share": 0.25,
+    "model.config.multi_token_weight": 0.0,
+    "model.config.multi_token_window": 8,
+    "model.config.positions": "learned",
+    "model.config.request_time": False,
+    "model.config.streaming_frequencies": False,
+    "model.config.table_storage": "fp32",
+    "model.config.time_bias": 0,
+    "optimizer.schedule_steps": 0,
+    "training.precision": "fp32",
+}
 """Settings that runs of older versions do not record, and what they did."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -47,7 +47,16 @@ SCAN_ROWS = 1 << 20
 class Trainer:
     """One run of one config on one device."""
 
-    def __init__(self, config: RunConfig, run: RunDirectory, source: SequenceSource, *, quiet: bool = True) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDirectory,
+        source: SequenceSource,
+        *,
+        quiet: bool = True,
+        on_checkpoint: Callable[[Trainer], None] | None = None,
+    ) -> None:
+        """`on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say."""
         self.config = config
         self.run = run
         self.source = source
@@ -58,7 +67,10 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model: Any = build_model(config.model, source.vocabulary).to(self.device)
         self.tables = table_parameter_names(self.model)
-        self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps)
+        self.remembers = len(self.model.state_dict()) > sum(1 for _ in self.model.named_parameters())
+        """Whether the model's state is more than its parameters: frequencies counted on the way, say."""
+        self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
+        self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard)
         self.steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
         self.batches: TrainingSteps | ClusterSteps = self.steps
@@ -103,6 +115,8 @@ class Trainer:
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
                     if self.step % every == 0 or self.step == total:
                         self.save()
+                        if self.on_checkpoint is not None:
+                            self.on_checkpoint(self)
                     if stop:
                         self.save()
                         raise Preempted(
@@ -127,16 +141,23 @@ class Trainer:
         """Does one step; False where the run must look at `_upcoming` again."""
         started = time.perf_counter()
         # Dropout is a function of (seed, step): a resumed run draws what the killed one drew.
-        torch.manual_seed(int(mix64(self.config.seed * 1_000_003 + self.step, 17)[0] >> 1))
+        seed = int(mix64(self.config.seed * 1_000_003 + self.step, 17)[0] >> 1)
+        # Not torch.manual_seed: without a GPU it keeps a traceback of every call, in case one appears.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         self.model.train()
         share = self.optimizers.prepare(self.step)
         if not bool(batch.is_positive.any()):
             self.data_step = data_step + 1  # Nothing to predict here: go on behind it.
             return False
-        loss, metrics = self.model.loss(batch)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.precision == "bf16"):
+            loss, metrics = self.model.loss(batch)
         value = float(loss.detach())
         if reason := self.guard.judge_loss(value):
             self._skip(data_step, reason)
+            if self.remembers:
+                self._roll_back()  # What the model has counted of this batch already must go.
             return False
         loss.backward()
         norm = self.optimizers.clip()

@@ -1,12 +1,21 @@
-"""Hashed tables: concatenation of one row per sub-table, and a gradient that holds the looked-up rows only."""
+"""Hashed tables: concatenation of one row per sub-table, a gradient of the looked-up rows only, storage in halves."""
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tackboard.batch import HashConfig
-from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
+from tackboard.core.errors import ConfigError
+from tackboard.models import tables as module
+from tackboard.models.tables import STORAGES, HashedTables, table_modules, table_parameter_names
+
+HALVES = ("fp16", "bf16")
 
 
 def test_a_vector_is_one_row_of_each_sub_table() -> None:
@@ -47,3 +56,122 @@ def test_tables_are_found_by_class_wherever_they_are() -> None:
     assert table_parameter_names(model) == {"a.0.weight"}
     assert table_parameter_names(HashedTables(hashing, 2)) == {"weight"}
     assert table_parameter_names(model["b"]) == set()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("num_hashes", "num_rows", "dim"), [(1, 1, 1), (8, 3, 32), (64, 7, 5), (3, 1000, 1)])
+def test_any_size_goes_through_every_storage(storage: str, num_hashes: int, num_rows: int, dim: int) -> None:
+    tables = HashedTables(HashConfig(num_hashes=num_hashes, num_rows=num_rows), dim, storage=storage)
+    assert tables.weight.dtype == STORAGES[storage]
+    rows = torch.arange(6 * num_hashes).view(6, num_hashes) % num_rows
+    vectors = tables(rows)
+    assert vectors.dtype == torch.float32
+    for item in range(6):
+        parts = [tables.weight[table * num_rows + int(rows[item, table])] for table in range(num_hashes)]
+        assert torch.equal(vectors[item], torch.cat(parts).float())
+    vectors.sum().backward()
+    gradient = tables.gradient_leaf.grad
+    assert gradient is not None
+    assert (gradient.is_sparse, gradient.dtype, gradient.shape) == (True, torch.float32, tables.weight.shape)
+    assert float(gradient.coalesce().values().sum()) == 6 * num_hashes * dim
+
+
+@pytest.mark.parametrize("storage", HALVES)
+def test_the_gradient_of_a_half_table_never_becomes_half(storage: str) -> None:
+    """1e-9 is 0 in fp16 and 4097 is 4096 in both: sums over repeated rows and over two lookups keep all of them."""
+    half = HashedTables(HashConfig(num_hashes=1, num_rows=5), dim=2, storage=storage)
+    full = HashedTables(HashConfig(num_hashes=1, num_rows=5), dim=2)
+    first, second = torch.tensor([[3], [0], [3]]), torch.tensor([[3], [4]])
+    factors = torch.tensor([[1e-9, 4097.0], [1.0, 1e6], [3e-9, 0.25]])
+    for tables in (half, full):
+        ((tables(first) * factors).sum() + (tables(second) * 0.125).sum()).backward()
+    found, expected = half.gradient_leaf.grad, full.weight.grad
+    assert found is not None and expected is not None
+    assert half.weight.grad is None
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    assert found.to_dense()[3].tolist() == pytest.approx([0.125 + 4e-9, 4097.375], rel=1e-7)
+
+
+@pytest.mark.parametrize("storage", HALVES)
+def test_the_leaf_takes_no_room_and_is_in_no_file(storage: str) -> None:
+    tables = HashedTables(HashConfig(num_hashes=2, num_rows=500), dim=8, storage=storage)
+    leaf = tables.gradient_leaf
+    assert leaf is tables.gradient_leaf
+    assert leaf.untyped_storage().nbytes() == 4
+    assert list(tables.state_dict()) == ["weight"]
+    assert [name for name, _ in tables.named_parameters()] == ["weight"]
+    other = copy.deepcopy(tables)
+    other(torch.tensor([[1, 1]])).sum().backward()
+    assert other.gradient_leaf.grad is not None
+    assert leaf.grad is None
+    assert other.gradient_leaf.untyped_storage().nbytes() == 4
+    full = HashedTables(HashConfig(num_hashes=2, num_rows=500), dim=8)
+    assert full.gradient_leaf is full.weight
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_no_gradient_where_none_is_wanted(storage: str) -> None:
+    tables = HashedTables(HashConfig(num_hashes=1, num_rows=4), dim=2, storage=storage)
+    rows = torch.tensor([[2]])
+    with torch.inference_mode():
+        assert torch.equal(tables(rows)[0], tables.weight[2].float())
+    tables(rows).sum().backward()  # inference before training does no harm
+    tables.requires_grad_(requires_grad=False)
+    assert not tables(rows).requires_grad
+
+
+@pytest.mark.parametrize("storage", HALVES)
+def test_a_half_table_begins_as_the_full_one_rounded(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRAWN_AT_ONCE", 48)
+    for num_rows in (1, 5, 16, 33):
+        torch.manual_seed(3)
+        full = HashedTables(HashConfig(num_hashes=3, num_rows=num_rows), dim=7, init_std=0.2)
+        after = torch.rand(4)
+        torch.manual_seed(3)
+        half = HashedTables(HashConfig(num_hashes=3, num_rows=num_rows), dim=7, init_std=0.2, storage=storage)
+        assert torch.equal(half.weight, full.weight.to(STORAGES[storage]))
+        assert torch.equal(torch.rand(4), after)
+    torch.manual_seed(3)
+    assert torch.equal(full.weight, torch.randn(99, 7) * 0.2)
+
+
+class Allocations(TorchDispatchMode):
+    """Adds up the bytes of all memory that operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[int, int] = {}
+        self.kept: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.kept.append(result)  # so that no place is used twice
+            self.places[result.untyped_storage().data_ptr()] = result.untyped_storage().nbytes()
+        return result
+
+
+def test_making_a_table_takes_the_room_of_one_table() -> None:
+    with Allocations() as full:
+        HashedTables(HashConfig(num_hashes=2, num_rows=50_000), dim=8)
+    assert sum(full.places.values()) < 2 * 50_000 * 8 * 4 * 1.01
+    with pytest.MonkeyPatch.context() as patch, Allocations() as half:
+        patch.setattr(module, "DRAWN_AT_ONCE", 1 << 12)
+        HashedTables(HashConfig(num_hashes=2, num_rows=50_000), dim=8, storage="fp16")
+    sizes = sorted(half.places.values())
+    assert sizes[-1] == 2 * 50_000 * 8 * 2
+    assert sizes[-2] <= 4 << 12  # one block of draws; each is dropped before the next is made
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_published_size_can_be_declared(storage: str) -> None:
+    with torch.device("meta"):
+        tables = HashedTables(HashConfig(num_hashes=8, num_rows=80_000_000), dim=32, storage=storage)
+        assert tables(torch.zeros(5, 8, dtype=torch.int64)).shape == (5, 256)
+    assert tables.weight.shape == (640_000_000, 32)
+    assert tables.weight.dtype == STORAGES[storage]
+
+
+def test_an_unknown_storage_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fp32, fp16, bf16"):
+        HashedTables(HashConfig(), 4, storage="int8")

@@ -119,6 +119,7 @@ def test_names_that_are_no_folder_names_are_refused(tiny_config: Callable[..., R
         {"num_threads": -1},
         {"device": "gpu"},
         {"device": "cuda:x"},
+        {"precision": "fp16"},
     ],
 )
 def test_impossible_training_is_refused(wrong: dict[str, object]) -> None:

@@ -1,7 +1,9 @@
-"""Optimisers: row-wise Adagrad against a plain loop, clipping, the schedule, and state that comes back exactly."""
+"""Optimisers: row-wise Adagrad against a plain loop, in every storage; clipping, the schedule, state that is kept."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import math
 
@@ -11,17 +13,19 @@ from torch import nn
 
 from tackboard.batch import HashConfig
 from tackboard.core.errors import ConfigError
-from tackboard.models.tables import HashedTables
+from tackboard.core.hashing import string_id
+from tackboard.models.tables import STORAGES, HashedTables
+from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
 from tackboard.train.optimizers import OptimizerConfig, Optimizers, RowWiseAdagrad, learning_rate_share
 
 
 class Model(nn.Module):
     """One table, one matrix, one vector, one frozen matrix."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: str = "fp32") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table = HashedTables(HashConfig(num_hashes=2, num_rows=6), dim=3)
+        self.table = HashedTables(HashConfig(num_hashes=2, num_rows=6), dim=3, storage=storage)
         self.linear = nn.Linear(6, 4)
         self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
 
@@ -31,6 +35,9 @@ class Model(nn.Module):
 
 def batch_of(step: int) -> torch.Tensor:
     return torch.tensor([[step % 6, 1], [2, (3 * step) % 6], [2, 1]])
+
+
+HALVES = ("fp16", "bf16")
 
 
 def train(model: Model, optimizers: Optimizers, steps: range) -> None:
@@ -122,26 +129,134 @@ def test_dense_gradients_are_clipped_by_global_norm_and_the_norm_before_is_retur
     assert math.sqrt(sum(float(g.square().sum()) for g in gradients)) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_a_run_continued_from_its_state_is_bit_identical() -> None:
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_run_continued_from_its_state_is_bit_identical(storage: str) -> None:
     config = OptimizerConfig(warmup_steps=3)
-    straight = Model()
-    train(straight, Optimizers(straight, config, 10), range(10))
+    straight = Model(storage)
+    train(straight, Optimizers(straight, config, 10, seed=4), range(10))
 
-    first = Model()
-    optimizers = Optimizers(first, config, 10)
+    first = Model(storage)
+    optimizers = Optimizers(first, config, 10, seed=4)
     train(first, optimizers, range(4))
     state = {name: tensor.clone() for name, tensor in optimizers.state().items()}
     parameters = {name: tensor.clone() for name, tensor in first.state_dict().items()}
     train(first, optimizers, range(4, 6))  # goes on, so that a shared tensor would spoil the copy below
 
-    second = Model()
+    second = Model(storage)
     second.load_state_dict(parameters)
-    resumed = Optimizers(second, config, 10)
+    resumed = Optimizers(second, config, 10, seed=4)
     resumed.load_state(state)
     assert {name: t.tolist() for name, t in resumed.state().items()} == {name: t.tolist() for name, t in state.items()}
     train(second, resumed, range(4, 10))
     for name, tensor in straight.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("storage", HALVES)
+def test_a_half_table_is_updated_in_fp32_and_rounded_by_seed_step_and_row(storage: str) -> None:
+    """Against a plain loop that computes each row's update in fp32 and rounds that row alone."""
+    model = Model(storage)
+    config = OptimizerConfig(warmup_steps=2, clip_table_element=0.3)
+    optimizers = Optimizers(model, config, 5, seed=11)
+    dtype, sums = STORAGES[storage], torch.zeros(12)
+    for step in range(5):
+        before, dense = model.table.weight.detach().clone(), copy.deepcopy(model.linear)
+        share = optimizers.prepare(step)
+        model.loss(batch_of(step)).backward()
+        rows = batch_of(step) + torch.tensor([0, 6])
+        vectors = torch.stack([before[pair].flatten() for pair in rows]).float().requires_grad_()
+        dense(vectors).square().sum().backward()
+        assert vectors.grad is not None
+        gradient = torch.zeros(12, 3)
+        for pair, value in zip(rows, vectors.grad.view(3, 2, 3), strict=True):
+            for row, part in zip(pair.tolist(), value, strict=True):
+                gradient[row] += part
+        expected, key = before.clone(), rounding_key(11, step, string_id("table"))
+        for row in sorted(set(rows.flatten().tolist())):
+            clipped = gradient[row].clamp(-0.3, 0.3)
+            sums[row] += clipped.square().mean()
+            moved = before[row].float() - share * config.table_learning_rate * clipped / (sums[row].sqrt() + 1e-8)
+            expected[row] = stochastic_round(moved[None], dtype, torch.tensor([row]), key)[0]
+        assert torch.equal(model.table.weight, expected), step
+        assert model.table.gradient_leaf.grad is None
+        optimizers.clip()
+        optimizers.step()
+
+
+@pytest.mark.parametrize("storage", HALVES)
+def test_the_seed_decides_the_rounding_of_half_tables_only(storage: str) -> None:
+    def weights(storage: str, seed: int) -> list[float]:
+        model = Model(storage)
+        train(model, Optimizers(model, OptimizerConfig(), 10, seed=seed), range(3))
+        return model.table.weight.detach().flatten().tolist()
+
+    assert weights(storage, 1) == weights(storage, 1)
+    assert weights(storage, 1) != weights(storage, 2)
+    assert weights("fp32", 1) == weights("fp32", 2)
+
+
+@pytest.mark.parametrize(("storage", "tolerance"), [("fp16", 0.01), ("bf16", 0.05)])
+def test_a_half_table_goes_where_the_full_one_goes(storage: str, tolerance: float) -> None:
+    """Hundreds of updates below the gap of the format: on average they arrive; rounded to nearest, none would."""
+    moved = {}
+    for kind in ("fp32", storage):
+        torch.manual_seed(0)
+        table = HashedTables(HashConfig(num_hashes=1, num_rows=200), dim=4, storage=kind)
+        with torch.no_grad():
+            table.weight.fill_(1.0)
+        optimizers = Optimizers(table, OptimizerConfig(table_learning_rate=0.004, warmup_steps=0), 300)
+        for step in range(300):
+            optimizers.prepare(step)
+            table(torch.arange(200)[:, None]).sum().backward()
+        moved[kind] = float(table.weight.detach().float().mean()) - 1.0
+    assert moved["fp32"] < -0.05
+    assert moved[storage] == pytest.approx(moved["fp32"], rel=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on a machine with one")
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_table_trains_on_the_gpu_as_on_the_cpu(storage: str) -> None:
+    """Rows looked up once have the same gradient on both, so the same bits; sums over repeats may be rounded apart."""
+    weights, losses = [], []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        table = HashedTables(HashConfig(num_hashes=4, num_rows=5000), dim=16, storage=storage).to(device)
+        optimizers = Optimizers(table, OptimizerConfig(warmup_steps=0), 40, seed=3)
+        target = torch.randn(500, 64, generator=torch.Generator().manual_seed(1)).to(device)
+        rows = torch.stack(
+            [torch.randperm(5000, generator=torch.Generator().manual_seed(n))[:500] for n in range(4)], 1
+        )
+        for step in range(40):
+            optimizers.prepare(step)
+            loss = (table(rows.to(device)) - target).square().mean()
+            losses.append(float(loss.detach()))
+            loss.backward()
+            if step == 0:
+                weights.append(table.weight.detach().cpu())
+        assert table.weight.device.type == device
+        assert losses[-1] < 0.2 * losses[-40]
+    torch.testing.assert_close(weights[0], weights[1], rtol=2e-2 if storage == "bf16" else 2e-3, atol=1e-4)
+    assert losses[:40] == pytest.approx(losses[40:], rel=0.02)
+
+
+def test_a_frozen_table_stays_where_it_is() -> None:
+    model = Model()
+    model.table.requires_grad_(requires_grad=False)
+    before = model.table.weight.clone()
+    optimizers = Optimizers(model, OptimizerConfig(), 10)
+    train(model, optimizers, range(3))
+    assert torch.equal(model.table.weight, before)
+    assert "table.weight" not in optimizers.dense
+    assert not any(name.startswith("adagrad") for name in optimizers.state())
+
+
+def test_the_cosine_may_end_before_or_after_the_run() -> None:
+    config = OptimizerConfig(warmup_steps=4, final_share=0.1, schedule_steps=54)
+    until = [learning_rate_share(step, 54, dataclasses.replace(config, schedule_steps=0)) for step in range(55)]
+    assert [learning_rate_share(step, 104, config) for step in range(55)] == until
+    assert {learning_rate_share(step, 104, config) for step in range(54, 104)} == {0.1}
+    assert [learning_rate_share(step, 20, config) for step in range(20)] == until[:20]  # stopped early
 
 
 def test_going_back_to_a_state_without_moments_forgets_them() -> None:
@@ -156,7 +271,14 @@ def test_going_back_to_a_state_without_moments_forgets_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"dense_learning_rate": 0.0}, {"clip_norm": -1.0}, {"final_share": 1.5}, {"warmup_steps": -1}]
+    "wrong",
+    [
+        {"dense_learning_rate": 0.0},
+        {"clip_norm": -1.0},
+        {"final_share": 1.5},
+        {"warmup_steps": -1},
+        {"schedule_steps": -1},
+    ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.core.manifest import write_manifest
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.source import snapshot_path
-from tackboard.train.config import RunConfig, config_to_json
-from tackboard.train.resume import FREE_SETTINGS, changed_settings, find_unfinished, snapshot_of
+from tackboard.data.source import SequenceSource, snapshot_path
+from tackboard.train.config import RunConfig, config_from_json, config_to_json
+from tackboard.train.resume import ADDED_SETTINGS, FREE_SETTINGS, changed_settings, find_unfinished, snapshot_of
+from tackboard.train.trainer import Trainer
 
 Config = Callable[..., RunConfig]
 
@@ -42,9 +49,82 @@ def test_settings_that_only_change_how_a_run_works_are_free(tiny_config: Config,
 
 def test_a_run_of_an_older_version_may_lack_a_setting(tiny_config: Config) -> None:
     before = config_to_json(tiny_config())
-    del before["data"]["window_buckets"], before["data"]["ray_address"]
+    del before["data"]["window_buckets"], before["data"]["ray_address"], before["optimizer"]["schedule_steps"]
     assert changed_settings(before, config_to_json(tiny_config())) == []
     assert changed_settings(before, config_to_json(tiny_config("data.window_buckets=3"))) == ["data.window_buckets"]
+    changed = config_to_json(tiny_config("optimizer.schedule_steps=3"))
+    assert changed_settings(before, changed) == ["optimizer.schedule_steps"]
+
+
+def without(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The config as a version recorded it that did not have these settings."""
+    config = copy.deepcopy(config)
+    for name in names:
+        *path, last = name.split(".")
+        del functools.reduce(operator.getitem, path, config)[last]
+    return config
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.held_out=2",
+        "data.segments=newest",
+        "data.uniform_negatives=5",
+        "model.hashing.method=modulo",
+        "model.in_batch_negatives=false",
+        "model.positions=rotary",
+        "model.table_storage=bf16",
+        "training.precision=bf16",
+    ],
+)
+def test_what_older_runs_did_is_known_of_every_setting_added_since(tiny_config: Config, override: str) -> None:
+    before = without(config_to_json(tiny_config()), ADDED_SETTINGS)
+    assert changed_settings(before, config_to_json(tiny_config())) == []
+    hashes = ["model.hashing.num_hashes=1"] if "modulo" in override else []
+    changed = config_to_json(tiny_config(*hashes, override))
+    name = override.partition("=")[0].replace("model.", "model.config.")
+    assert name in changed_settings(before, changed)
+
+
+def test_a_setting_is_either_recorded_since_the_first_version_or_its_old_behaviour_is_known(
+    tiny_config: Config,
+) -> None:
+    """Whoever adds a setting says here what runs without it did, or none of them could be resumed."""
+    config = config_to_json(tiny_config())
+    recorded = {name: len(value) for name, value in without(config, ADDED_SETTINGS).items() if isinstance(value, dict)}
+    model = without(config, ADDED_SETTINGS)["model"]["config"]
+    assert recorded == {"data": 7, "model": 2, "optimizer": 7, "training": 5, "guard": 4, "evaluation": 3}
+    assert (len(model), len(model["hashing"])) == (14, 3)
+
+
+@pytest.mark.usefixtures("torch_settings")
+def test_a_run_recorded_before_these_settings_goes_on_to_the_same_bits(
+    tmp_path: Path, tiny_config: Config, tiny_source: SequenceSource, trained_run: RunDirectory
+) -> None:
+    config = tiny_config()
+    run = RunDirectory.create(tmp_path, config.name, without(config_to_json(config), ADDED_SETTINGS))
+    trainer = Trainer(config, run, tiny_source)
+
+    def stop(_trainer: Trainer) -> None:
+        raise MemoryError
+
+    trainer.on_checkpoint = stop
+    with pytest.raises(MemoryError):
+        trainer.train(quiet=True)
+    for path in trainer.store.complete():
+        state = json.loads((path / "state.json").read_text())
+        assert config_from_json(without(state["config"], ADDED_SETTINGS)) == config
+        (path / "state.json").write_text(json.dumps(state | {"config": without(state["config"], ADDED_SETTINGS)}))
+        (path / "MANIFEST.json").unlink()
+        write_manifest(path, "checkpoint", {"step": int(path.name.rpartition("-")[2])})
+    found, sentence = find_unfinished(tmp_path, config_to_json(config))
+    assert found is not None, sentence
+    Trainer(config, found, tiny_source).train(quiet=True)
+    ends = [load_checkpoint(find_checkpoint(each.path)) for each in (found, trained_run)]
+    for group, tensors in ends[1].tensors.items():
+        assert all(torch.equal(ends[0].tensors[group][name], tensor) for name, tensor in tensors.items())
+    assert ends[0].state["step"] == 6
 
 
 def test_a_setting_that_one_side_lacks_counts_as_changed() -> None:

@@ -22,11 +22,11 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, UsageError
 from tackboard.core.manifest import write_manifest
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.source import SequenceSource
+from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.features.feature_set import read_features
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput
-from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.config import RunConfig, config_to_json, features_for
 from tackboard.train.trainer import Trainer, choose_device
 
 Config = Callable[..., RunConfig]
@@ -132,6 +132,104 @@ def test_an_interrupted_run_ends_in_the_same_bits(
     resumed.train(quiet=True)
     assert outcome(resumed.run) == outcome(trained_run)
     assert events(resumed.run, "resume")[0]["step"] == dies_in // 2 * 2
+
+
+EVERYTHING = (
+    "data.uniform_negatives=7",
+    "data.held_out=2",
+    "model.table_storage=fp16",
+    "model.streaming_frequencies=true",
+    "model.multi_token_weight=0.5",
+    "model.multi_token_share=0.5",
+    "model.future_token_weight=0.5",
+    "model.future_token_anchor=3",
+    "model.backbone=hstu",
+    "model.positions=rotary",
+    "model.request_time=true",
+    "training.precision=bf16",
+)
+"""Whatever draws, counts or rounds on the way."""
+
+
+@pytest.fixture
+def make_full_trainer(tmp_path: Path, tiny_config: Config) -> MakeTrainer:
+    """`make_trainer` with all of `EVERYTHING`, on a source that reads what this model reads."""
+
+    def make(*overrides: str, run: RunDirectory | None = None) -> Trainer:
+        config = tiny_config(*EVERYTHING, *overrides)
+        run = run or RunDirectory.create(tmp_path / "runs", config.name, config_to_json(config))
+        source = open_sequences(
+            config.data.dataset, config.data.positive_actions, features=features_for(config), held_out=2
+        )
+        return Trainer(config, RunDirectory.open(run.path), source)
+
+    return make
+
+
+def test_an_interrupted_run_with_everything_on_ends_in_the_same_bits(make_full_trainer: MakeTrainer) -> None:
+    straight = make_full_trainer()
+    straight.train(quiet=True)
+    cut = make_full_trainer("data.num_workers=1")
+    plant(cut, _stop_at_3)
+    with pytest.raises(MemoryError):
+        cut.train(quiet=True)
+    resumed = make_full_trainer(run=cut.run)
+    resumed.train(quiet=True)
+    tensors, state, metrics = outcome(resumed.run)
+    expected = outcome(straight.run)
+    assert (tensors, metrics) == (expected[0], expected[2])
+    assert state["data_step"] == expected[1]["data_step"]
+    assert tensors["dense/frequencies.step"] == 6
+    assert {"loss_next_token", "loss_multi_token", "loss_future_token"} <= set(metrics[-1])
+    assert all(np.isfinite(line["loss"]) for line in metrics)
+
+
+def test_what_a_model_has_counted_of_a_bad_batch_is_taken_back(make_full_trainer: MakeTrainer) -> None:
+    """Frequencies are counted before the loss is known."""
+    trainer = make_full_trainer()
+    plant(trainer, lambda data_step: "loss" if data_step == 3 else None)
+    trainer.train(quiet=True)
+    assert trainer.guard.skipped == [3]
+    assert [event["step"] for event in events(trainer.run, "rolled_back")] == [2]
+    clean = make_full_trainer()
+    clean.guard.skipped = [3]
+    clean.train(quiet=True)
+    assert outcome(clean.run) == outcome(trainer.run)
+
+
+def test_half_precision_products_leave_the_parameters_as_they_are(
+    make_trainer: MakeTrainer, trained_run: RunDirectory
+) -> None:
+    trainer = make_trainer("training.precision=bf16")
+    trainer.train(quiet=True)
+    assert {tensor.dtype for tensor in trainer.model.state_dict().values()} == {torch.float32}
+    losses, full = ([line["loss"] for line in run.read_metrics()] for run in (trainer.run, trained_run))
+    assert losses != full
+    assert losses == pytest.approx(full, rel=0.02)
+
+
+def test_every_checkpoint_of_a_step_is_told(make_trainer: MakeTrainer, trained_run: RunDirectory) -> None:
+    """To who evaluates as the run goes on; what they do with the model's mode or random numbers changes nothing."""
+    trainer = make_trainer("training.checkpoint_every=4")
+    told: list[tuple[int, str]] = []
+
+    def look(found: Trainer) -> None:
+        found.model.eval()
+        torch.manual_seed(1)
+        told.append((found.step, find_checkpoint(found.run.path).name))
+
+    trainer.on_checkpoint = look
+    trainer.train(quiet=True)
+    assert told == [(4, "step-00000004"), (6, "step-00000006")]
+    assert outcome(trainer.run)[0] == outcome(trained_run)[0]
+    with pytest.raises(ZeroDivisionError):
+        make_failing(make_trainer).train(quiet=True)
+
+
+def make_failing(make_trainer: MakeTrainer) -> Trainer:
+    trainer = make_trainer()
+    trainer.on_checkpoint = lambda _trainer: print(1 // 0)
+    return trainer
 
 
 def test_a_finished_run_trains_no_further(make_trainer: MakeTrainer, trained_run: RunDirectory) -> None:
@@ -277,8 +375,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_again(
 def test_a_run_goes_on_with_its_own_snapshot_only(
     make_trainer: MakeTrainer, tmp_path: Path, make_dataset: Callable[..., Path], tiny_config: Config
 ) -> None:
-    from tackboard.data.source import open_sequences
-
     trainer = make_trainer("training.steps=1")
     trainer.train(quiet=True)
     other = make_dataset(tmp_path, [(1, item, "click", "home", item) for item in range(9)])
@@ -303,8 +399,6 @@ def test_every_checkpoint_says_what_the_model_reads(make_trainer: MakeTrainer, t
 
 def other_features(dataset: Path, config: RunConfig) -> SequenceSource:
     """The tiny data with one more column of the history."""
-    from tackboard.data.source import open_sequences
-
     reads = (*config.model.reads, "history.time")
     return open_sequences(
         dataset,

@@ -1,0 +1,125 @@
+"""How often items occur, estimated while they stream by: rows of items in, logs of expected counts out.
+
+The popularity correction of the loss divides a negative by the number of times it is expected in a step. Counted ahead
+of training, that number needs a pass over the data and goes stale where the data never ends. Here it is estimated on
+the way (Yi et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the
+interval between such steps; one over the interval is the probability of being seen in a step. Slots also keep the mean
+count of the steps that saw them, since a popular item occurs in a step more than once:
+
+    expected count = mean count when seen / mean interval between steps that see it
+
+A slot shared by several items is seen more often than each of them. So every item has several slots, of independent
+hash functions, and the smallest of their estimates counts; without a collision they are all the same number.
+
+Where the publication is silent, decided here:
+- The mean interval, not its inverse, is averaged: its expectation is exact, and it is what the loss multiplies by.
+- The first averages are plain means: the share of a new observation is 1/n until that falls to `rate`. The first
+  interval is counted from the beginning, which has the distribution of all others.
+- An item that has been away for longer than its interval would have it as if it were seen now. So what is no longer
+  popular fades without being seen, and what was never seen counts as seen once in all steps.
+
+Shapes: M items, k hash functions, S distinct slots of a step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from tackboard.core.config import check
+from tackboard.core.errors import DataError
+from tackboard.core.hashing import MAX_ROWS
+
+LOWEST_RATE = 1e-4
+
+
+class StreamingFrequencies(nn.Module):
+    """Estimates over `num_hashes` × `num_rows` slots; about the last 1 / `rate` times an item was seen count.
+
+    All of it is buffers, so it is part of a checkpoint and a resumed run goes on with the same bits.
+    """
+
+    def __init__(self, num_hashes: int, num_rows: int, rate: float = 0.05) -> None:
+        super().__init__()
+        check(1 <= num_hashes <= 64, "num_hashes", num_hashes, "1 to 64")
+        check(1 <= num_rows <= MAX_ROWS, "num_rows", num_rows, f"1 to {MAX_ROWS}")
+        check(LOWEST_RATE <= rate <= 1.0, "rate", rate, f"{LOWEST_RATE} to 1")
+        self.num_hashes = num_hashes
+        self.num_rows = num_rows
+        self.rate = rate
+        num_slots = num_hashes * num_rows
+        self.step: torch.Tensor
+        self.mean_positives: torch.Tensor
+        self.last_seen: torch.Tensor
+        self.interval: torch.Tensor
+        self.count: torch.Tensor
+        self.times_seen: torch.Tensor
+        self.first_rows: torch.Tensor
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean_positives", torch.zeros((), dtype=torch.float32))
+        self.register_buffer("last_seen", torch.zeros(num_slots, dtype=torch.int32))
+        self.register_buffer("interval", torch.zeros(num_slots, dtype=torch.float32))
+        self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
+        # Only whether it has reached 1 / rate matters in the end: two bytes hold it.
+        self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
+        self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
+
+    @torch.no_grad()
+    def observe(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor | None = None) -> None:
+        """Takes in one step: distinct items by their rows (int64 [M, k or more]), how often each occurred (int64).
+
+        Items of count 0 did not occur. Without counts, each occurred once.
+        """
+        slots_Mk = self._slots(item_rows_MK)
+        if counts_M is None:
+            counts_M = torch.ones(len(slots_Mk), dtype=torch.int64, device=slots_Mk.device)
+        if counts_M.shape != slots_Mk.shape[:1] or counts_M.is_floating_point():
+            raise DataError(
+                f"counts of {counts_M.dtype} and shape {tuple(counts_M.shape)} for {len(slots_Mk)} items",
+                allowed="allowed: one whole number per item",
+            )
+        occurred_M = counts_M > 0
+        slots_S, place = torch.unique(slots_Mk[occurred_M], return_inverse=True)
+        # Whole numbers: their sum is the same in any order, on any device.
+        totals_S = torch.zeros_like(slots_S)
+        totals_S.index_add_(0, place.flatten(), counts_M[occurred_M].to(torch.int64).repeat_interleave(self.num_hashes))
+        self.step += 1
+        self.mean_positives += self._share(self.step) * (counts_M.sum() - self.mean_positives)
+        times_S = self.times_seen[slots_S] + 1
+        share_S = self._share(times_S)
+        gap_S = (self.step - self.last_seen[slots_S]).float()
+        interval_S, count_S = self.interval[slots_S], self.count[slots_S]
+        self.interval[slots_S] = interval_S + share_S * (gap_S - interval_S)
+        self.count[slots_S] = count_S + share_S * (totals_S.float() - count_S)
+        self.times_seen[slots_S] = times_S.clamp_max(math.ceil(1 / self.rate))
+        self.last_seen[slots_S] = self.step.to(torch.int32)
+
+    @torch.no_grad()
+    def log_expected(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
+        """log of the count expected of each item in one step: float32 [M], always finite."""
+        slots_Mk = self._slots(item_rows_MK)
+        times_Mk, interval_Mk = self.times_seen[slots_Mk], self.interval[slots_Mk]
+        away_Mk = (self.step - self.last_seen[slots_Mk]).float()
+        seen_now_Mk = interval_Mk + self._share(times_Mk + 1) * (away_Mk - interval_Mk)
+        interval_Mk = torch.maximum(interval_Mk, seen_now_Mk).clamp_min(1.0)
+        count_Mk = torch.where(times_Mk > 0, self.count[slots_Mk], 1.0)
+        return (count_Mk.log() - interval_Mk.log()).amin(dim=1)
+
+    @torch.no_grad()
+    def log_share(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
+        """log of each item's share of all positives: float32 [M], always finite. In the place of `item_log_q`."""
+        return self.log_expected(item_rows_MK) - self.mean_positives.clamp_min(1.0).log()
+
+    def _slots(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
+        """Slots [M, k] of items; of more columns than there are hash functions the first are taken."""
+        if item_rows_MK.dim() != 2 or item_rows_MK.shape[1] < self.num_hashes:
+            raise DataError(
+                f"item rows of shape {tuple(item_rows_MK.shape)}", allowed=f"allowed: [M, {self.num_hashes} or more]"
+            )
+        return item_rows_MK[:, : self.num_hashes] + self.first_rows
+
+    def _share(self, times: torch.Tensor) -> torch.Tensor:
+        """Share of the `times`-th observation in a moving average: 1/n at first, then `rate`."""
+        return times.float().reciprocal().clamp_min(self.rate)

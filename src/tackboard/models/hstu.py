@@ -1,0 +1,160 @@
+"""HSTU: a backbone whose attention weighs each key by itself, without a softmax, and gates what it reads.
+
+In and out as of `backbone.Decoder`, of which it is a drop-in. One layer, of a token x:
+
+    u, v, q, k = silu(linear(norm(x)))
+    a = Σ silu(⟨q, kⱼ⟩ + bias of position + bias of time) / n · vⱼ      over the keys j up to the token itself
+    x + linear(dropout(norm(a) · u))
+
+A softmax would say which keys matter most and lose how many there are; here what a token reads grows with the keys that
+match it. n is the largest length, a constant, so that it does. The norms have no parameters, the heads share one bias,
+which is learned per layer, per distance in positions and per bucket of time: all as in the public code. There the time
+runs to the moment of the next event; so it does here where `query_times_T` are given.
+
+Decided: the bias is that of the farthest distance for keys that lie farther than `max_positions`, and of bucket 0 where
+time runs backwards (the public code takes the absolute value). `final_norm` is ours, for use as a drop-in; cosines do
+without. Scores are a tensor of the grid, B × H × S × S; grids of more than TILE_CELLS numbers are computed in tiles,
+and again in the backward pass, so memory is bounded as it is for the decoder's time bias, and time grows with S².
+
+Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head (of queries and keys), e width of a
+head's values; of a tile, b rows, q queries, k keys.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tackboard.models.backbone import (
+    ElapsedBuckets,
+    Packing,
+    PositionEncoding,
+    Rotation,
+    Tile,
+    attend_in_tiles,
+    check_positions,
+    rotated,
+    rotation_of,
+    times_needed,
+)
+from tackboard.models.time_encoding import hstu_bucket
+from tackboard.ops.small_table import small_table_rows
+
+NORM_EPS = 1e-6
+TIME_BUCKETS = 128
+
+
+class HSTULayer(nn.Module):
+    """One layer; `head_width` is that of queries and keys, `value_width` that of values and gates, of each head."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_width: int,
+        value_width: int,
+        max_positions: int,
+        dropout: float,
+        time_bias: int,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.max_positions = max_positions
+        self.dropout = dropout
+        self.sizes = [num_heads * value_width, num_heads * value_width, num_heads * head_width, num_heads * head_width]
+        self.uvqk = nn.Linear(width, sum(self.sizes), bias=False)
+        self.out = nn.Linear(num_heads * value_width, width)
+        self.position_bias = nn.Parameter(torch.randn(max_positions) * 0.02)
+        self.time_bias = nn.Parameter(torch.randn(time_bias) * 0.02) if time_bias else None
+        nn.init.normal_(self.uvqk.weight, std=0.02)
+        nn.init.xavier_uniform_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(
+        self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
+    ) -> torch.Tensor:
+        """One layer."""
+        normed_TD = functional.layer_norm(x_TD, x_TD.shape[1:], eps=NORM_EPS)
+        u, v, q, k = functional.silu(self.uvqk(normed_TD)).split(self.sizes, dim=1)
+        if rotation is not None:
+            q, k = (rotated(part.unflatten(1, (self.num_heads, -1)), rotation).flatten(1) for part in (q, k))
+        grids = [packing.spread(part).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v)]
+        mixed_BHSe = attend_in_tiles(functools.partial(self._attend, elapsed), *grids)
+        read_TE = packing.collect(mixed_BHSe.transpose(1, 2).flatten(2))
+        gated_TE = functional.layer_norm(read_TE, read_TE.shape[1:], eps=NORM_EPS) * u
+        return x_TD + self.out(functional.dropout(gated_TE, self.dropout, self.training))
+
+    def _attend(
+        self, elapsed: ElapsedBuckets | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile
+    ) -> torch.Tensor:
+        distances_qk = tile.distances(q.device)
+        bias = _looked_up(self.position_bias, distances_qk.clamp(0, self.max_positions - 1))
+        if elapsed is not None and self.time_bias is not None:
+            bias = bias + _looked_up(self.time_bias, elapsed.of_tile(tile))[:, None]
+        weights_bHqk = functional.silu(q @ k.transpose(2, 3) + bias) / self.max_positions
+        return weights_bHqk.masked_fill(distances_qk < 0, 0.0) @ v
+
+
+class HSTU(nn.Module):
+    """A stack of layers."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_layers: int,
+        num_heads: int,
+        max_positions: int,
+        dropout: float,
+        positions: PositionEncoding = "learned",
+        time_bias: int = TIME_BUCKETS,
+        head_width: int = 0,
+        value_width: int = 0,
+        final_norm: bool = True,
+    ) -> None:
+        """`time_bias` is the number of buckets (0: none); a head width of 0 is width / num_heads."""
+        super().__init__()
+        self.encoding = positions
+        self.num_buckets = time_bias
+        self.head_width = head_width or width // num_heads
+        check_positions(positions, self.head_width)
+        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=0.02)
+        value_width = value_width or width // num_heads
+        self.layers = nn.ModuleList(
+            HSTULayer(width, num_heads, self.head_width, value_width, max_positions, dropout, time_bias)
+            for _ in range(num_layers)
+        )
+        self.final_norm = nn.LayerNorm(width) if final_norm else None
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        lengths_B: torch.Tensor,
+        times_T: torch.Tensor | None = None,
+        query_times_T: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden vectors of packed tokens, as `backbone.Decoder.forward` has them."""
+        packing = Packing.from_lengths(lengths_B)
+        if packing.longest == 0:
+            return x_TD
+        if self.positions is not None:
+            packing.check_fits(self.positions.num_embeddings)
+            x_TD = x_TD + functional.embedding(packing.places, self.positions.weight)
+        rotation = rotation_of(packing.places, self.head_width) if self.encoding == "rotary" else None
+        elapsed = None
+        if self.num_buckets:
+            bucket = functools.partial(hstu_bucket, num_buckets=self.num_buckets)
+            elapsed = ElapsedBuckets(packing, times_needed(times_T), query_times_T, bucket)
+        for layer in self.layers:
+            x_TD = layer(x_TD, packing, rotation, elapsed)
+        return x_TD if self.final_norm is None else self.final_norm(x_TD)
+
+
+def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Numbers of a list at `places`, of their shape; embedding() adds its gradients up in a fixed order."""
+    return small_table_rows(weights[:, None], places).squeeze(-1)

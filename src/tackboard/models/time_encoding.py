@@ -1,0 +1,38 @@
+"""How time becomes something to learn from: buckets of the time that has passed.
+
+In: elapsed times. Out: the number of a bucket for each. What happened a minute ago and what happened a year ago differ
+in kind, two years hardly differ from three: so buckets grow with the time they stand for, as powers of two (ours) or
+of e^0.301 (HSTU's, as its public code has them).
+
+Decided: buckets are found by comparing with boundaries, never by a logarithm, so that a CPU and a GPU agree on every
+one of them. Where time runs backwards, none has passed: bucket 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+HSTU_LOG_STEP = 0.301
+MAX_INT64 = (1 << 63) - 1
+
+
+def log2_bucket(elapsed: torch.Tensor, num_buckets: int, *, per_second: int = 1) -> torch.Tensor:
+    """floor(log2(1 + seconds)) of each element, at most `num_buckets` - 1, as int64; below 0 seconds: 0.
+
+    `elapsed` counts `per_second` to the second (1: seconds, 1,000: milliseconds), in whole numbers or floats.
+    """
+    last = min(num_buckets, 63 - per_second.bit_length())
+    powers = torch.arange(1, last, device=elapsed.device)
+    boundaries = ((torch.ones_like(powers) << powers) - 1) * per_second
+    return torch.bucketize(elapsed, boundaries.to(elapsed.dtype), right=True)
+
+
+def hstu_bucket(elapsed_ms: torch.Tensor, num_buckets: int) -> torch.Tensor:
+    """floor(ln(seconds) / 0.301) of each element, at most `num_buckets` - 1, as int64; below one second: 0."""
+    exact = [math.ceil(1000 * math.exp(HSTU_LOG_STEP * number)) for number in range(1, num_buckets)]
+    boundaries = [boundary for boundary in exact if boundary <= MAX_INT64]
+    return torch.bucketize(
+        elapsed_ms, torch.tensor(boundaries, dtype=torch.int64, device=elapsed_ms.device), right=True
+    )

@@ -1,0 +1,48 @@
+"""Lookups in a table of a few rows by very many indices, as a bias of attention needs them.
+
+In: a table [V, H] and indices of any shape. Out: its rows. Forward is an embedding; the backward is the point. torch's
+own sorts the indices and gives each row to a few threads, which for 128 rows and millions of indices takes longer than
+the attention itself. Here the gradient is added up in many copies of the table, one for each part of the indices, and
+the copies are summed: what would meet on a few hundred addresses is spread over a million. On a CPU nothing runs at the
+same time, so there is one copy, and the order of the sum is fixed.
+
+Shapes: V rows, H numbers per row, L indices in all, G copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+COPIES = 4096
+"""Parts of the indices on a GPU."""
+
+
+def small_table_rows(table_VH: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Row `index` of the table for each index [..., H]."""
+    rows: torch.Tensor = _Lookup.apply(table_VH, index)
+    return rows
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table_VH: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows = len(table_VH)
+        ctx.dtype = table_VH.dtype
+        return functional.embedding(index, table_VH)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        gradient_LH = gradients[0].reshape(index.numel(), gradients[0].shape[-1]).float()
+        place_L = index.reshape(-1).long()
+        copies = COPIES if index.is_cuda else 1
+        if copies > 1:
+            place_L = place_L + torch.arange(len(place_L), device=index.device) % copies * ctx.num_rows
+        sums = gradient_LH.new_zeros(copies * ctx.num_rows, gradient_LH.shape[1])
+        sums.index_add_(0, place_L, gradient_LH)
+        table_VH = sums.view(copies, ctx.num_rows, sums.shape[1]).sum(dim=0).to(ctx.dtype)
+        return table_VH, None

@@ -1,0 +1,113 @@
+"""Half-precision tables through the whole path: training, resuming, export and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.core.rundir import RunDirectory
+from tackboard.data.source import SequenceSource
+from tackboard.evaluation.ranking import rank_model
+from tackboard.export.exporter import export_bundle
+from tackboard.models.tables import STORAGES
+from tackboard.scoring.scorer import Scorer
+from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.dry_run import estimate_run
+from tackboard.train.trainer import Trainer
+
+Config = Callable[..., RunConfig]
+TABLE = "item_tables.weight"
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, tiny_config: Config, tiny_source: SequenceSource) -> Callable[..., Trainer]:
+    """`make_trainer("fp16", run=None)`: a trainer with tables in this storage, on a new run or on an old one."""
+
+    def make(storage: str, run: RunDirectory | None = None) -> Trainer:
+        config = tiny_config(f"model.table_storage={storage}")
+        run = run or RunDirectory.create(tmp_path / "runs", config.name, config_to_json(config))
+        return Trainer(config, RunDirectory.open(run.path), tiny_source)
+
+    return make
+
+
+def stored(run: RunDirectory) -> dict[str, torch.Tensor]:
+    groups = load_checkpoint(find_checkpoint(run.path)).tensors
+    return {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+
+
+def stop_before(trainer: Trainer, step: int) -> None:
+    honest = trainer._one_step
+
+    def one_step(data_step: int, batch: Any) -> bool:
+        if data_step == step:
+            raise MemoryError
+        return honest(data_step, batch)
+
+    trainer._one_step = one_step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("storage", ["fp16", "bf16"])
+def test_an_interrupted_run_with_half_tables_ends_in_the_same_bits(
+    storage: str, make_trainer: Callable[..., Trainer], trained_run: RunDirectory
+) -> None:
+    straight = make_trainer(storage)
+    straight.train(quiet=True)
+    cut = make_trainer(storage)
+    stop_before(cut, 3)
+    with pytest.raises(MemoryError):
+        cut.train(quiet=True)
+    resumed = make_trainer(storage, run=cut.run)
+    resumed.train(quiet=True)
+    expected, found, full = stored(straight.run), stored(resumed.run), stored(trained_run)
+    assert set(found) == set(expected) == set(full)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert found[f"tables/{TABLE}"].dtype == STORAGES[storage]
+    assert found["optimizer/adagrad.item_tables"].dtype == torch.float32
+    losses = [line["loss"] for line in straight.run.read_metrics()]
+    assert losses == pytest.approx([line["loss"] for line in trained_run.read_metrics()], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("storage", "tables"), [("fp16", "fp16"), ("fp16", "fp32"), ("bf16", "fp16"), ("bf16", "fp32")]
+)
+def test_half_tables_are_exported_evaluated_and_scored(
+    storage: str, tables: str, make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    trainer = make_trainer(storage)
+    trainer.train(quiet=True)
+    export_bundle(find_checkpoint(trainer.run.path), tmp_path / "bundle", name="half", version="1", tables=tables)
+    table = load_file(tmp_path / "bundle" / "tables" / f"{TABLE}.safetensors")[TABLE]
+    assert table.dtype == STORAGES[tables]
+    assert torch.allclose(table.float(), trainer.model.item_tables.weight.float(), rtol=0, atol=2.0**-25)
+    scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
+    assert scorer.model.item_tables.weight.dtype == STORAGES[storage]
+    sequences, config, users = trainer.source.read(), trainer.config.model, np.arange(5)
+    trained, served = (
+        np.asarray(rank_model(model, sequences, config.hashing, config.max_history)(users))
+        for model in (trainer.model, scorer.model)
+    )
+    assert trained.dtype == np.float32
+    assert served == pytest.approx(trained, abs=1e-5)
+    scores = scorer.score(scorer.reader.read({"item": [3, 17], "time_ms": [0, 1000]}, [5, 3, 5]))
+    assert np.isfinite(scores).all()
+    assert len(np.unique(scores.round(4))) == 2
+
+
+def test_the_estimate_before_a_run_knows_the_storage(
+    make_trainer: Callable[..., Trainer], tiny_source: SequenceSource, tmp_path: Path
+) -> None:
+    trainer = make_trainer("fp16")
+    trainer.train(quiet=True)
+    estimate = estimate_run(trainer.config, tiny_source, tmp_path)
+    sizes = {name: tensor.nbytes for name, tensor in stored(trainer.run).items()}
+    assert estimate["checkpoint_bytes"] == sum(size for name, size in sizes.items() if not name.endswith(".step"))
