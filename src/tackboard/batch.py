@@ -9,6 +9,7 @@ inside `forward`.
     items    [N]    0  1  0    2  1  3  2           positions in the distinct items
     item_ids [M]    i₀ i₁ i₂ i₃                     M = 4
     item_rows [M, k]                                one row in each of the k sub-tables
+    sampled  [K]    1  3                            items drawn at random as negatives, whether or not an event has them
 
 Shapes: B rows (histories), N packed events, M distinct items, k hash functions.
 """
@@ -39,10 +40,19 @@ class HashConfig:
     """Rows of each sub-table."""
     seed: int = 0
     """Chooses the hash functions; part of the model."""
+    method: str = "mix"
+    """`mix` hashes ids; `modulo` takes the remainder: a plain table, for ids that are small numbers already."""
 
     def __post_init__(self) -> None:
         check(1 <= self.num_hashes <= 64, "model.hashing.num_hashes", self.num_hashes, "1 to 64")
         check(1 <= self.num_rows <= MAX_ROWS, "model.hashing.num_rows", self.num_rows, f"1 to {MAX_ROWS}")
+        check(self.method in ("mix", "modulo"), "model.hashing.method", self.method, "mix, modulo")
+        check(
+            self.method == "mix" or self.num_hashes == 1,
+            "model.hashing.num_hashes",
+            self.num_hashes,
+            "1 with method modulo: every further table would repeat the first",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +60,9 @@ class SequenceBatch:
     """B histories as tensors; see the module's picture.
 
     `columns` holds the other columns of the history by name [N], `request` the features of the request: one value per
-    history [B], or, where a loss predicts every event from what came before it, one per event [N].
+    history [B], or, where a loss predicts every event from what came before it, one per event [N]. `sampled` [K] are
+    positions of items drawn uniformly from the catalogue, rising, each once; `sample_rate` [] is the chance that an
+    item of the catalogue is among them.
     """
 
     offsets: torch.Tensor
@@ -62,6 +74,8 @@ class SequenceBatch:
     item_ids: torch.Tensor
     item_rows: torch.Tensor
     item_log_q: torch.Tensor
+    sampled: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    sample_rate: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(()))
 
     @property
     def num_rows(self) -> int:
@@ -215,6 +229,8 @@ def feature_tensor(column: Column) -> torch.Tensor:
 
 def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:
     """Rows of items in each sub-table: int64 [M, k]."""
+    if hashing.method == "modulo":
+        return torch.from_numpy(np.mod(item_ids, np.int64(hashing.num_rows))[:, None])
     return torch.from_numpy(row_ids(item_ids, hashing.num_hashes, hashing.num_rows, hashing.seed))
 
 

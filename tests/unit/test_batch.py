@@ -173,11 +173,30 @@ def test_to_moves_every_tensor() -> None:
     fields = [getattr(moved, name) for name in moved.__dataclass_fields__]
     tensors = [*(field for field in fields if isinstance(field, torch.Tensor)), *moved.columns.values()]
     tensors += moved.request.values()
-    assert len(tensors) == 7 + 3 + 1
+    assert len(tensors) == 9 + 3 + 1
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
-@pytest.mark.parametrize("wrong", [{"num_hashes": 0}, {"num_hashes": 65}, {"num_rows": 0}, {"num_rows": 2**31}])
-def test_impossible_hashing_is_refused(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize("num_rows", [1, 7, 3953, 2**31 - 1])
+def test_modulo_is_the_remainder_of_any_id(num_rows: int) -> None:
+    """A plain table: ids below its rows have rows of their own; others wrap around, and no row is below 0."""
+    extremes = [-(2**63), -(2**63) + 1, 2**63 - 1, -1, -num_rows, num_rows, 0, 5]
+    rows = item_rows(np.array(extremes), HashConfig(num_hashes=1, num_rows=num_rows, method="modulo"))
+    assert rows.dtype == torch.int64
+    assert rows.tolist() == [[item % num_rows] for item in extremes]  # Python's remainder is never negative
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_hashes": 0},
+        {"num_hashes": 65},
+        {"num_rows": 0},
+        {"num_rows": 2**31},
+        {"method": "xor"},
+        {"num_hashes": 2, "method": "modulo"},
+    ],
+)
+def test_impossible_hashing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         HashConfig(**wrong)

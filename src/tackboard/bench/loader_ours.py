@@ -77,7 +77,7 @@ class StreamedSteps(TrainingSteps):
 
     kind: type[PlainWindow | ColumnWindow] = PlainWindow
 
-    def load_window(self, epoch: int, number: int) -> PlainWindow | ColumnWindow:  # type: ignore[override]
+    def load_window(self, epoch: int, number: int) -> PlainWindow | ColumnWindow:
         """The window, its segments in the order of the epoch."""
         sequences = self.source.read(self.plan.buckets_of(epoch, number))
         segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)

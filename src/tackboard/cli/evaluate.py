@@ -69,7 +69,11 @@ def evaluate_run(
     source = dataset or snapshot_path(trained_on)
     features = read_features(checkpoint.path) or features_of(config.model, vocabulary)
     sequences = load_sequences(
-        source, config.data.positive_actions, vocabulary=vocabulary, features=lambda _vocabulary: features
+        source,
+        config.data.positive_actions,
+        vocabulary=vocabulary,
+        features=lambda _vocabulary: features,
+        held_out=config.data.held_out,
     )
     model = build_model(config.model, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])

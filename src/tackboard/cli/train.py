@@ -45,7 +45,9 @@ def train(
 
     run = _find_run(config, runs, resume)
     dataset = (snapshot_of(run) if run else None) or config.data.dataset
-    source = open_sequences(dataset, config.data.positive_actions, features=features_for(config))
+    source = open_sequences(
+        dataset, config.data.positive_actions, features=features_for(config), held_out=config.data.held_out
+    )
     _warn_of_forgotten(source.dataset.path)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run

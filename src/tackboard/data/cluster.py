@@ -263,6 +263,7 @@ def _for_workers(steps: TrainingSteps) -> TrainingSteps:
     sent, source = copy.copy(steps), copy.copy(steps.source)
     source.dataset = dataclasses.replace(source.dataset, path=source.dataset.path.resolve())
     vars(source).pop("catalogue", None)
+    vars(sent).pop("_negatives", None)
     sent.source = source
     return sent
 

@@ -17,6 +17,7 @@ from tackboard.core.errors import DataError
 from tackboard.core.progress import Progress
 from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource
+from tackboard.features.column import ranges
 
 LONG = 4_000_000
 """Events from which on a pass over them says how far it is."""
@@ -56,7 +57,9 @@ class TrainingIndex:
     frequencies: ItemFrequencies
 
 
-def index_training(source: SequenceSource, max_length: int, *, quiet: bool = True) -> TrainingIndex:
+def index_training(
+    source: SequenceSource, max_length: int, *, newest_only: bool = False, quiet: bool = True
+) -> TrainingIndex:
     """Looks through a dataset once. One without a positive event to train on raises DataError."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
     # Counted by position in the catalogue, which is as large as it will get.
@@ -67,11 +70,11 @@ def index_training(source: SequenceSource, max_length: int, *, quiet: bool = Tru
         for bucket in range(source.num_buckets):
             table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id"])
             users = source.ranges_of_users(table)
-            segments = cut_segments(users.offsets[:-1], users.train_ends, max_length)
+            segments = cut_segments(users.offsets[:-1], users.train_ends, max_length, newest_only=newest_only)
             num_segments += len(segments.lengths)
             longest = max(longest, int(segments.lengths.max(initial=0)))
             tokens[bucket] = segments.lengths.sum()
-            events = users.training_events()
+            events = ranges(segments.starts, segments.lengths)
             _count(source.catalogue, counts, table["item_id"].to_numpy()[events[users.is_positive[events]]])
             progress.advance(table.num_rows)
     if not num_segments:

@@ -7,7 +7,9 @@ way, and the slow twin of the windows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +17,12 @@ from numpy.typing import NDArray
 from tackboard.batch import HashConfig, SequenceBatch, make_batch
 from tackboard.core.config import check
 from tackboard.data.index import ItemFrequencies, index_training
-from tackboard.data.plan import StepPlan, cut_segments
+from tackboard.data.negatives import UniformNegatives
+from tackboard.data.plan import Segments, StepPlan, cut_segments
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource
-from tackboard.data.steps import NumberedSteps
-from tackboard.data.window import Window
+from tackboard.data.steps import BatchWindow, NumberedSteps
+from tackboard.data.window import Segmented, Window
 from tackboard.features.column import ranges
 
 
@@ -33,8 +36,16 @@ class DataConfig:
     """File of features of your own, file.py or file.py:name, beside the standard ones; empty for these alone."""
     positive_actions: tuple[str, ...] = ()
     """Actions that the loss predicts and evaluation holds out; empty means all of them."""
+    held_out: int = 1
+    """Which positive event of a user evaluation predicts, from the last: 1 to test, 2 to validate; later ones are
+    seen by nobody."""
     max_length: int = 64
     """Events of the longest training segment."""
+    segments: str = "all"
+    """`all` trains on every event; `newest` on each user's newest max_length events alone, as SASRec and HSTU do."""
+    uniform_negatives: int = 0
+    """Items drawn uniformly from the catalogue for each step, as further negatives; the catalogue's size or more: all
+    of it, which makes an exact softmax possible."""
     tokens_per_step: int = 4096
     """Events of one step at most, over all processes."""
     window_buckets: int = 16
@@ -45,7 +56,10 @@ class DataConfig:
     """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT, or auto; empty: not on a cluster."""
 
     def __post_init__(self) -> None:
+        check(1 <= self.held_out <= 100, "data.held_out", self.held_out, "1 to 100")
         check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
+        check(self.segments in ("all", "newest"), "data.segments", self.segments, "all, newest")
+        check(self.uniform_negatives >= 0, "data.uniform_negatives", self.uniform_negatives, "0 or more items")
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more events")
         check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
         check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
@@ -70,7 +84,12 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self.source = source
         self.hashing = hashing
         self.max_length = config.max_length
-        self.index = index_training(source, config.max_length, quiet=quiet)
+        self.newest_only = config.segments == "newest"
+        self.seed = seed
+        self.uniform_negatives = config.uniform_negatives
+        self._held: Segmented | None = None
+        self._lock = threading.Lock()
+        self.index = index_training(source, config.max_length, newest_only=self.newest_only, quiet=quiet)
         plan = StepPlan(
             self.index.bucket_tokens,
             longest=self.index.longest,
@@ -80,12 +99,47 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         )
         super().__init__(plan, rank=rank, world_size=world_size)
 
-    def load_window(self, epoch: int, number: int) -> Window:
+    def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """The segments of a window's buckets, or this rank's share of them, in the epoch's order."""
-        sequences = self.source.read(self.plan.buckets_of(epoch, number))
-        segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)
-        mine, bounds = self.plan.deal(epoch, number, segments.lengths, self.rank, self.world_size)
-        return Window(sequences, segments.take(mine), bounds, self.hashing, self.index.frequencies)
+        if self.plan.num_windows == 1:
+            # Read and computed once, not once an epoch: a GPU would wait for it longer than it trains.
+            lengths = np.diff(self._whole.offsets)
+            mine, bounds = self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
+            window = Window(self._whole.in_order(mine), bounds)
+        else:
+            sequences, segments = self._cut(self.plan.buckets_of(epoch, number))
+            mine, bounds = self.plan.deal(epoch, number, segments.lengths, self.rank, self.world_size)
+            window = Window(Segmented(sequences, segments.take(mine), self.hashing, self.index.frequencies), bounds)
+        return window if self._negatives is None else self._negatives.beside(window, epoch, number)
+
+    def _cut(self, buckets: NDArray[np.int64]) -> tuple[Sequences, Segments]:
+        sequences = self.source.read(buckets)
+        begins, ends = sequences.offsets[:-1], sequences.train_ends
+        return sequences, cut_segments(begins, ends, self.max_length, newest_only=self.newest_only)
+
+    @property
+    def _whole(self) -> Segmented:
+        """All segments of a dataset of one window, in its own order."""
+        with self._lock:
+            if self._held is None:
+                sequences, segments = self._cut(self.plan.buckets_of(0, 0))
+                self._held = Segmented(sequences, segments, self.hashing, self.index.frequencies)
+            return self._held
+
+    def __getstate__(self) -> dict[str, object]:
+        return super().__getstate__() | {"_held": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def _negatives(self) -> UniformNegatives | None:
+        if not self.uniform_negatives:
+            return None
+        return UniformNegatives(
+            self.source.catalogue, self.uniform_negatives, self.hashing, self.index.frequencies, self.seed
+        )
 
 
 def stored_batch(

@@ -47,8 +47,15 @@ class Segments:
         return Segments(self.starts[chosen], self.lengths[chosen], self.users[chosen])
 
 
-def cut_segments(begins: NDArray[np.int64], ends: NDArray[np.int64], max_length: int) -> Segments:
-    """Cuts each user's events [begin, end) into segments of `max_length`, the oldest one taking the remainder."""
+def cut_segments(
+    begins: NDArray[np.int64], ends: NDArray[np.int64], max_length: int, *, newest_only: bool = False
+) -> Segments:
+    """Cuts each user's events [begin, end) into segments of `max_length`, the oldest one taking the remainder.
+
+    With `newest_only` the newest segment of each user is the only one.
+    """
+    if newest_only:
+        begins = np.maximum(begins, ends - max_length)
     counts = -(-(ends - begins) // max_length)
     users = np.repeat(np.arange(len(begins), dtype=np.int64), counts)
     first = np.cumsum(counts) - counts

@@ -44,11 +44,12 @@ class UserRanges:
         user_ids: NDArray[np.int64],
         offsets: NDArray[np.int64],
         is_positive: NDArray[np.bool_],
-        holds_out: bool,
+        held_out: int,
     ) -> UserRanges:
-        """The ranges with each user's last positive event held out, or none."""
-        nothing = np.full(len(user_ids), -1, dtype=np.int64)
-        targets = last_positive(offsets, is_positive) if holds_out else nothing
+        """The ranges with each user's last positive event held out, with 2 the one before it, and so on; 0: none."""
+        targets = np.full(len(user_ids), -1, dtype=np.int64)
+        if held_out:
+            targets = positive_from_last(offsets, is_positive, held_out)
         return cls(user_ids=user_ids, offsets=offsets, is_positive=is_positive, targets=targets)
 
     @property
@@ -127,8 +128,17 @@ class Sequences(UserRanges):
         return column
 
 
-def last_positive(offsets: NDArray[np.int64], is_positive: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Index of each user's last positive event [U], or -1."""
-    positions = np.where(is_positive, np.arange(len(is_positive), dtype=np.int64), -1)
-    newest = np.maximum.reduceat(positions, offsets[:-1])
-    return np.where(newest >= offsets[:-1], newest, -1)
+def positive_from_last(
+    offsets: NDArray[np.int64], is_positive: NDArray[np.bool_], number: int = 1
+) -> NDArray[np.int64]:
+    """Index of each user's last positive event [U], or of the one `number` - 1 positive ones before it.
+
+    A user with fewer than `number`, but at least one, is cut at the first of them: -1 would hand the events that are
+    tested to training. A user with none has -1.
+    """
+    positions = np.flatnonzero(is_positive)
+    begins, ends = np.searchsorted(positions, offsets[:-1]), np.searchsorted(positions, offsets[1:])
+    found = np.full(len(offsets) - 1, -1, dtype=np.int64)
+    some = ends > begins
+    found[some] = positions[np.maximum(begins, ends - number)[some]]
+    return found

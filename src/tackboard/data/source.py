@@ -31,9 +31,11 @@ from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column
 from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.feature_set import FeatureSet, read_features
-from tackboard.features.standard import HISTORY, check_finite, standard_features
+from tackboard.features.plan import Plan
+from tackboard.features.standard import HISTORY, NEVER, SINCE_LAST, check_finite, request_features, standard_features
 from tackboard.features.stored import read_features_rows
 from tackboard.features.tables import EntityTable, EventTable, load_entities, stored_event_columns
+from tackboard.features.types import FLOAT
 
 Spans = list[tuple[int, int]]
 """Ranges of rows [first, last)."""
@@ -70,6 +72,7 @@ class SequenceSource:
         vocabulary: Vocabulary | None = None,
         features: Callable[[Vocabulary], FeatureSet] = standard_features,
         of_requests: bool = False,
+        held_out: int = 1,
     ) -> None:
         """See `open_sequences`; `path` is the folder as the user named it.
 
@@ -80,6 +83,7 @@ class SequenceSource:
         self.dataset = dataset
         self.path = path
         self.holdout = holdout
+        self.held_out = held_out
         own = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
         self.positive_actions = _known_actions(own, positive_actions)
         self.vocabulary = vocabulary or own
@@ -145,7 +149,7 @@ class SequenceSource:
             user_ids=users[starts],
             offsets=np.append(starts, len(users)).astype(np.int64),
             is_positive=positive[actions.indices.to_numpy()],
-            holds_out=self.holdout == "last",
+            held_out=self.held_out if self.holdout == "last" else 0,
         )
 
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None) -> Sequences:
@@ -207,9 +211,23 @@ class SequenceSource:
         if self._stored:
             columns, num_bytes = read_features_rows(self.dataset, self._stored, spans)
             self.counters.add(num_bytes=num_bytes)
-        if self._context_plan is None:
-            return columns
-        plan = self._context_plan
+        if self._context_plan is not None:
+            columns |= self._computed_features(self._context_plan, table, events)
+            check_finite(self.features, columns)
+        if self._measures_histories:
+            columns[SINCE_LAST] = _since_event_before(events)
+        return columns
+
+    @functools.cached_property
+    def _measures_histories(self) -> bool:
+        """Whether the set has the standard `since_last`, which goes with the history that is read beside it.
+
+        A history of training holds every event before the one predicted, also one of the same moment or one received
+        late, as the history of a server's request would.
+        """
+        return self.features.feature_hashes().get(SINCE_LAST) == request_features().feature_hashes()[SINCE_LAST]
+
+    def _computed_features(self, plan: Plan, table: pa.Table, events: EventTable) -> dict[str, Column]:
         if self._entities is None:
             self._entities = load_entities(self.dataset, plan)
         rows = Rows(
@@ -218,9 +236,7 @@ class SequenceSource:
             context=context_columns(plan, table["context"]) if "context" in table.column_names else {},
         )
         users, items = self._entities
-        columns |= BatchExecutor(plan, events=events, users=users, items=items).compute(rows)
-        check_finite(self.features, columns)
-        return columns
+        return BatchExecutor(plan, events=events, users=users, items=items).compute(rows)
 
 
 def open_sequences(
@@ -229,8 +245,11 @@ def open_sequences(
     holdout: str = "last",
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
+    held_out: int = 1,
 ) -> SequenceSource:
     """Opens and verifies a dataset. `positive_actions` empty means all; `holdout` is `last` or `none`.
+
+    `held_out` says which positive event of a user is held out, counted from the last: 1 to test, 2 to validate.
 
     `vocabulary` is that of the model that will read it, where there is one: its indices are not this dataset's.
     `features` gives what that model reads, for a vocabulary.
@@ -242,6 +261,7 @@ def open_sequences(
         holdout=holdout,
         vocabulary=vocabulary,
         features=features,
+        held_out=held_out,
     )
 
 
@@ -251,15 +271,25 @@ def load_sequences(
     holdout: str = "last",
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
+    held_out: int = 1,
 ) -> Sequences:
     """All sequences of a dataset, in memory; see `open_sequences`."""
-    return open_sequences(dataset, positive_actions, holdout, vocabulary, features).read()
+    return open_sequences(dataset, positive_actions, holdout, vocabulary, features, held_out).read()
 
 
 def snapshot_path(lineage: Mapping[str, Any]) -> Path:
     """The folder of the snapshot that `SequenceSource.lineage` recorded."""
     dataset = Path(lineage["dataset"])
     return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
+
+
+def _since_event_before(events: EventTable) -> Column:
+    """Seconds from the event before, in the order of histories, to each event; `NEVER` for a user's first."""
+    times = events.times
+    seconds = np.full(len(times), NEVER)
+    seconds[1:] = (times[1:] - times[:-1]) / 1000.0
+    seconds[events.offsets[:-1]] = NEVER
+    return Column(FLOAT, seconds)
 
 
 def _known_actions(vocabulary: Vocabulary, names: tuple[str, ...]) -> tuple[str, ...]:

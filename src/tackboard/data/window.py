@@ -13,6 +13,8 @@ events:
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pyarrow as pa
 import torch
@@ -46,6 +48,12 @@ class DistinctItems:
         self._log_q = shares
         self._scratch = np.empty(len(self.ids), dtype=np.int64)
 
+    def with_own_scratch(self) -> DistinctItems:
+        """The same items, for use beside the others by another thread."""
+        twin = copy.copy(self)
+        twin._scratch = np.empty_like(self._scratch)
+        return twin
+
     def of(self, codes: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """`items`, `item_ids`, `item_rows` and `item_log_q` of a batch whose events have these codes."""
         # `take` and `compress` do what indexing does, several times faster for arrays of this size.
@@ -63,41 +71,60 @@ class DistinctItems:
         }
 
 
+class Segmented:
+    """Segments of some sequences, end to end: everything about their events that does not depend on their order."""
+
+    def __init__(
+        self, sequences: Sequences, segments: Segments, hashing: HashConfig, frequencies: ItemFrequencies
+    ) -> None:
+        events = ranges(segments.starts, segments.lengths)
+        self.offsets = offsets_of(segments.lengths)
+        fields = dict(sequences.histories_of(events, self.offsets).fields or {})
+        self.items = DistinctItems(fields.pop("item").values, hashing, frequencies)
+        self.codes = self.items.codes
+        self.users = torch.from_numpy(sequences.user_ids[segments.users])
+        self.is_positive = torch.from_numpy(sequences.is_positive.take(events))
+        self.columns = {name: feature_tensor(field) for name, field in fields.items()}
+        self.request = {name: feature_tensor(column.take(events)) for name, column in sequences.request.items()}
+
+    def in_order(self, order: NDArray[np.int64]) -> Segmented:
+        """The same segments, or some of them, in another order. Much cheaper than to compute them again."""
+        lengths = np.diff(self.offsets)[order]
+        events = ranges(self.offsets[:-1][order], lengths)
+        places = torch.from_numpy(events)
+        ordered = copy.copy(self)
+        ordered.offsets = offsets_of(lengths)
+        ordered.codes = self.codes.take(events)
+        ordered.items = self.items.with_own_scratch()
+        ordered.users = self.users[torch.from_numpy(order)]
+        ordered.is_positive = self.is_positive[places]
+        ordered.columns = {name: tensor[places] for name, tensor in self.columns.items()}
+        ordered.request = {name: tensor[places] for name, tensor in self.request.items()}
+        return ordered
+
+
 class Window:
     """Segments in the order in which they are read; step p of the window is those from bounds[p] to bounds[p + 1]."""
 
-    def __init__(
-        self,
-        sequences: Sequences,
-        segments: Segments,
-        bounds: NDArray[np.int64],
-        hashing: HashConfig,
-        frequencies: ItemFrequencies,
-    ) -> None:
-        events = ranges(segments.starts, segments.lengths)
-        fields = dict(sequences.histories_of(events, offsets_of(segments.lengths)).fields or {})
+    def __init__(self, segments: Segmented, bounds: NDArray[np.int64]) -> None:
+        self._segments = segments
         self._bounds = bounds
-        self._offsets = offsets_of(segments.lengths)
-        self._items = DistinctItems(fields.pop("item").values, hashing, frequencies)
-        self._users = torch.from_numpy(sequences.user_ids[segments.users])
-        self._is_positive = torch.from_numpy(sequences.is_positive.take(events))
-        self._columns = {name: feature_tensor(field) for name, field in fields.items()}
-        self._request = {name: feature_tensor(column.take(events)) for name, column in sequences.request.items()}
 
     def batch(self, place: int) -> SequenceBatch:
         """The batch of the window's step number `place`."""
         begin, end = int(self._bounds[place]), int(self._bounds[place + 1])
-        first, last = int(self._offsets[begin]), int(self._offsets[end])
+        held = self._segments
+        first, last = int(held.offsets[begin]), int(held.offsets[end])
 
         # Copies: a view would keep the whole window in memory for as long as the batch is used.
         def part(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[first:last].clone()
 
         return SequenceBatch(
-            offsets=torch.from_numpy(self._offsets[begin : end + 1] - first),
-            users=self._users[begin:end].clone(),
-            columns={name: part(tensor) for name, tensor in self._columns.items()},
-            request={name: part(tensor) for name, tensor in self._request.items()},
-            is_positive=part(self._is_positive),
-            **self._items.of(self._items.codes[first:last]),
+            offsets=torch.from_numpy(held.offsets[begin : end + 1] - first),
+            users=held.users[begin:end].clone(),
+            columns={name: part(tensor) for name, tensor in held.columns.items()},
+            request={name: part(tensor) for name, tensor in held.request.items()},
+            is_positive=part(held.is_positive),
+            **held.items.of(held.codes[first:last]),
         )

@@ -1,8 +1,9 @@
 """The features that every sequence model can read, defined in the language like anybody's own.
 
 `history` is the sequence of the user's newest events, in columns that a model chooses from: item, action and surface
-as positions in the vocabulary, time, and gap (a bucket of the time since the event before). A set of the user's own may
-define a `history` of its own, and adds features of the request beside it.
+as positions in the vocabulary, time, and gap (a bucket of the time since the event before). `since_last` is what a
+request knows beside it: the seconds since the newest event. A set of the user's own may define a `history` of its own,
+and adds features of the request beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.column import Column
-from tackboard.features.entities import Events
+from tackboard.features.entities import Events, Request
 from tackboard.features.expressions import sequence
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.plan import REQUEST, Node, Plan
@@ -26,6 +27,9 @@ DEFAULT_READS = ("history.item", "history.action", "history.surface", "history.t
 GAP_BOUNDARIES_MS = [((1 << power) - 1) * 1000 for power in range(1, 54)]
 """A gap of s seconds falls into bucket floor(log2(1 + s))."""
 ALL_EVENTS = 1_000_000
+SINCE_LAST = "since_last"
+NEVER = -1.0
+"""`since_last` of a user without events."""
 
 
 def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> FeatureSet:
@@ -44,11 +48,23 @@ def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> 
     )
 
 
+def request_features() -> FeatureSet:
+    """What a model may read of the time of a request, beside the history."""
+    events, request = Events(), Request()
+    since_last = request.time.seconds_since(events.last(events.time)).fill_missing(NEVER)
+    return FeatureSet(
+        "standard",
+        since_last=since_last.described(f"Seconds from the newest event to the request; {NEVER:g} without events."),
+    )
+
+
 def features_for_model(
     reads: Sequence[str], vocabulary: Vocabulary, max_history: int, own: FeatureSet | None = None
 ) -> FeatureSet:
     """What a model reads, of a user's own set and the standard one. Raises ConfigError for what no model can read."""
     standard = standard_features(vocabulary, max_history)
+    if SINCE_LAST in reads:
+        standard = standard.merged(request_features())
     unknown = [read for read in reads if read.partition(".")[0] not in standard.plan.features]
     if own is None and unknown:
         raise ConfigError(

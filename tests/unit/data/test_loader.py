@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,14 @@ from tackboard.core.errors import ConfigError
 from tackboard.data.loader import DataConfig, TrainingSteps, ends_of_history, stored_batch
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, load_sequences, open_sequences
+from tackboard.data.window import Window
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Request
+from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import features_for_model
+from tackboard.features.types import TIME
 
 HASHING = HashConfig(num_hashes=2, num_rows=16)
 
@@ -133,6 +138,7 @@ def test_steps_can_be_sent_to_another_process(steps: TrainingSteps) -> None:
 def test_a_step_that_holds_no_segment_is_an_empty_batch(steps: TrainingSteps) -> None:
     """Uneven lengths may leave a step of the plan empty; the trainer goes past it."""
     window = steps.load_window(0, 0)
+    assert isinstance(window, Window)
     window._bounds = np.array([0, 2, 2])
     batch = window.batch(1)
     assert (batch.num_rows, batch.num_events, len(batch.item_ids)) == (0, 0, 0)
@@ -195,8 +201,129 @@ def test_other_windows_are_another_order(source: SequenceSource, steps: Training
     assert users_and_times(one[0]) != users_and_times(steps[0])
 
 
+def test_only_the_newest_events_of_a_user_can_be_trained_on(source: SequenceSource, all_columns: Sequences) -> None:
+    """Their shares among positives are counted over the same events: the correction must know what batches hold."""
+    steps = TrainingSteps(source, dataclasses.replace(CONFIG, segments="newest", max_length=5), HASHING, seed=3)
+    data = all_columns
+    expected, positives = [], []
+    for user, begin, end in zip(data.user_ids, data.offsets[:-1], data.train_ends, strict=True):
+        newest = range(max(begin, end - 5), end)
+        expected += [(int(user), int(data.events.times[event])) for event in newest]
+        positives += [int(data.item_ids[event]) for event in newest if data.is_positive[event]]
+    for epoch in range(2):
+        numbers = range(steps.plan.first_step(epoch), steps.plan.first_step(epoch + 1))
+        assert sorted(pair for step in numbers for pair in users_and_times(steps[step])) == sorted(expected)
+    shares = [np.log(max(0.5, positives.count(item)) / len(positives)) for item in data.catalogue.tolist()]
+    assert steps.index.frequencies.log_share(data.catalogue) == pytest.approx(shares, abs=1e-6)
+    assert steps.plan.total_tokens == len(expected) < TrainingSteps(source, CONFIG, HASHING, 3).plan.total_tokens
+
+
+@pytest.mark.parametrize("segments", ["all", "newest"])
+@pytest.mark.parametrize("held_out", [1, 2, 3])
+def test_no_batch_holds_anything_from_the_held_out_event_on(
+    bucketed_dataset: Path, held_out: int, segments: str
+) -> None:
+    source = open_sequences(bucketed_dataset, ("click", "save"), features=timed_features, held_out=held_out)
+    config = dataclasses.replace(CONFIG, segments=segments, uniform_negatives=3)
+    steps, data = TrainingSteps(source, config, HASHING, seed=3), source.read()
+    place = {(user, time): event for user, time, event in _user_time_event(data)}
+    limits = {}
+    for user, begin, end in zip(data.user_ids.tolist(), data.offsets[:-1], data.offsets[1:], strict=True):
+        positive = [event for event in range(begin, end) if data.is_positive[event]]
+        limits[user] = positive[-held_out] if len(positive) >= held_out else positive[0]
+    seen = {pair for step in range(steps.plan.first_step(2)) for pair in users_and_times(steps[step])}
+    assert seen
+    assert all(place[user, time] < limits[user] for user, time in seen)
+    assert not {place[pair] for pair in seen} & set(data.targets.tolist())
+    held = [place[pair] for pair in seen if data.is_positive[place[pair]]]
+    counted = np.exp(steps.index.frequencies.log_share(data.catalogue)) * len(held)
+    if segments == "all":  # Not even as a share: only items of these events count.
+        assert counted.round(1).tolist() == [
+            max(0.5, int((data.item_ids[held] == item).sum())) for item in data.catalogue
+        ]
+
+
+def since_last_features(vocabulary: Vocabulary) -> FeatureSet:
+    return features_for_model(("history", "since_last"), vocabulary, 8)
+
+
+TIES = [
+    # user, item, action, surface, time; two events of one moment, and a user of a single event
+    (1, 5, "click", "home", 10_000),
+    (1, 6, "click", "home", 10_000),
+    (1, 7, "click", "home", 13_500),
+    (1, 8, "click", "home", 13_500),
+    (2, 5, "click", "home", 7),
+    (3, 6, "hide", "home", 0),
+    (3, 7, "click", "home", 86_400_000),
+    (3, 5, "click", "home", 86_400_001),
+]
+
+
+def test_since_last_is_the_time_from_the_event_before_and_what_a_server_computes(
+    tmp_path: Path, make_dataset: Callable[..., Path]
+) -> None:
+    """In training, in evaluation and in a request: also where times tie, or where an event was received late."""
+    received = [time + (10**9 if row == 1 else 0) for row, (*_, time) in enumerate(TIES)]
+    dataset = make_dataset(tmp_path, TIES, received_ms=received)
+    source = open_sequences(dataset, features=since_last_features)
+    data = source.read()
+    plain = []
+    for user in data.user_ids.tolist():
+        times = [time for owner, *_, time in TIES if owner == user]
+        plain += [-1.0, *((later - earlier) / 1000 for earlier, later in itertools.pairwise(times))]
+    assert data.request["since_last"].values.tolist() == plain == [-1, 0, 3.5, 0, -1, -1, 86_400, 0.001]
+
+    steps = TrainingSteps(source, dataclasses.replace(CONFIG, max_length=2), HASHING, seed=0)
+    place = dict(zip(_user_item(data), range(len(plain)), strict=True))
+    found: dict[int, float] = {}
+    for step in range(steps.plan.first_step(1)):
+        batch = steps[step]
+        users = torch.repeat_interleave(batch.users, batch.lengths()).tolist()
+        events = [place[key] for key in zip(users, batch.item_ids[batch.items].tolist(), strict=True)]
+        found |= dict(zip(events, batch.request["since_last"].tolist(), strict=True))
+    assert found == {event: pytest.approx(plain[event]) for event in (0, 1, 2, 5, 6)}
+
+    executor = OnlineExecutor(data.features.plan)
+    everyone = np.arange(len(data.user_ids))
+    lengths = data.train_ends - data.offsets[:-1]
+    ranking = stored_batch(data, everyone, data.offsets[:-1], lengths, HASHING)
+    for user in everyone:
+        run = np.arange(data.offsets[user], data.train_ends[user])
+        history = {name: column.take(run) for name, column in data.events.columns.items()}
+        history["time"] = Column(TIME, data.events.times[run])
+        moment = int(data.events.times[data.targets[user]])
+        served = executor.compute(history=history, request_ms=moment)["since_last"].values
+        assert ranking.request["since_last"][user] == np.float32(served[0])
+    assert ranking.request["since_last"].tolist() == pytest.approx([0.0, -1.0, 0.001])
+
+
+def test_a_feature_of_ones_own_by_the_name_of_since_last_is_left_alone(
+    tmp_path: Path, make_dataset: Callable[..., Path]
+) -> None:
+    own = FeatureSet("own", since_last=events.count())
+    source = open_sequences(
+        make_dataset(tmp_path, TIES), features=lambda v: features_for_model(("history", "since_last"), v, 8, own)
+    )
+    assert source.read().request["since_last"].values.tolist() == [0, 0, 2, 2, 0, 0, 1, 2]
+
+
+def _user_item(data: Sequences) -> list[tuple[int, int]]:
+    users = np.repeat(data.user_ids, np.diff(data.offsets)).tolist()
+    return list(zip(users, data.item_ids.tolist(), strict=True))
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"max_length": 1}, {"tokens_per_step": 0}, {"num_workers": -1}, {"window_buckets": 0}]
+    "wrong",
+    [
+        {"max_length": 1},
+        {"tokens_per_step": 0},
+        {"num_workers": -1},
+        {"window_buckets": 0},
+        {"held_out": 0},
+        {"segments": "oldest"},
+        {"uniform_negatives": -1},
+    ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

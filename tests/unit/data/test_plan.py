@@ -40,6 +40,25 @@ def test_the_newest_segment_is_full_and_the_oldest_takes_the_rest() -> None:
     assert list(zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)) == [(10, 1), (11, 3), (14, 3)]
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12), st.integers(2, 9))
+@settings(max_examples=60)
+def test_the_newest_segment_alone_is_the_last_of_all(users: list[tuple[int, int]], max_length: int) -> None:
+    sizes = np.array(users, dtype=np.int64).reshape(-1, 2)
+    begins = np.cumsum(sizes.sum(axis=1)) - sizes.sum(axis=1)
+    ends = begins + sizes[:, 0]
+    segments = cut_segments(begins, ends, max_length, newest_only=True)
+    expected = [
+        (user, max(int(begin), int(end) - max_length), min(int(end - begin), max_length))
+        for user, (begin, end) in enumerate(zip(begins, ends, strict=True))
+        if end > begin
+    ]
+    found = zip(segments.users.tolist(), segments.starts.tolist(), segments.lengths.tolist(), strict=True)
+    assert list(found) == expected
+    whole = cut_segments(begins, ends, max_length)
+    newest = {int(user): place for place, user in enumerate(whole.users)}
+    assert whole.take(np.array(list(newest.values()), dtype=np.int64)).starts.tolist() == segments.starts.tolist()
+
+
 class Segmented:
     """A plan over segments of given lengths, some in each bucket, and the segments behind its parts."""
 

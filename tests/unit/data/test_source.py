@@ -16,6 +16,7 @@ from tackboard.core.errors import ConfigError, CorruptFileError, DataError
 from tackboard.core.hashing import string_id
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences, open_sequences
+from tackboard.evaluation.ranking import evaluated_users
 from tackboard.events.dataset import open_dataset
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.backfill import backfill
@@ -24,7 +25,7 @@ from tackboard.features.column import Column, differing_rows
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Context, Events, Int, Request, String, User, milliseconds, sequence
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.standard import features_for_model, standard_features
+from tackboard.features.standard import features_for_model, request_features, standard_features
 from tackboard.features.types import INT, STRING, TIME
 
 LOG = [
@@ -85,6 +86,33 @@ def test_leave_last_out_by_hand(tmp_path: Path, make_dataset: Callable[..., Path
     assert sequences.catalogue.tolist() == [10, 11, 12, 13]
     assert sequences.source.dataset.item_type == "int64"
     assert sequences.source.lineage()["num_events"] == 7
+
+
+def test_the_event_before_the_last_can_be_held_out(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """To validate: the last positive event and all that follows the target is seen by nobody."""
+    dataset = make_dataset(tmp_path, LOG)
+    sequences = load_sequences(dataset, ("click", "save"), held_out=2)
+    # User 5 has a single positive: it will be tested, so it is not trained on either.
+    assert sequences.targets.tolist() == [-1, 1, 2, 5]
+    assert sequences.train_ends.tolist() == [1, 1, 2, 5]
+    assert evaluated_users(load_sequences(dataset, held_out=2)).tolist() == [2]
+
+
+def test_the_time_since_the_event_before_goes_with_the_history_also_where_it_was_stored(
+    tmp_path: Path, make_dataset: Callable[..., Path]
+) -> None:
+    """A backfill stores what was received strictly before; user 9's second event has the first in its history."""
+    dataset = make_dataset(tmp_path, LOG)
+    expected = [-1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 0.0]
+
+    def reads(vocabulary: Vocabulary) -> FeatureSet:
+        return features_for_model(("history.item", "since_last"), vocabulary, 8)
+
+    assert load_sequences(dataset, features=reads).request["since_last"].values.tolist() == expected
+    backfill(open_dataset(dataset), request_features(), quiet=True)
+    source = open_sequences(dataset, features=reads)
+    assert source._stored == ["since_last"]
+    assert source.read().request["since_last"].values.tolist() == expected
 
 
 def test_without_a_holdout_everything_is_training(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:

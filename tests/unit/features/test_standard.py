@@ -19,9 +19,11 @@ from tackboard.features.language import Context, Events, Float, Int, Item, Reque
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import (
     DEFAULT_READS,
+    NEVER,
     check_finite,
     check_readable,
     features_for_model,
+    request_features,
     standard_features,
 )
 from tackboard.features.types import FLOAT, ID, STRING, TIME
@@ -187,6 +189,39 @@ def test_what_no_model_can_read_is_named_with_its_line(reads: list[str], parts: 
     if caught.value.got.startswith("feature ") and "has no column" not in text:
         place = "standard.py" if reads == ["history.action"] else "test_standard.py"
         assert f"{place}:" in caught.value.got
+
+
+def since_last_of(times: Sequence[int], request_ms: int | None) -> float:
+    features = features_for_model(["history.item", "since_last"], VOCABULARY, 2)
+    columns = {"item": Column.of(ID, range(len(times))), "time": Column.of(TIME, times)}
+    found = OnlineExecutor(features.plan).compute(history=columns, request_ms=request_ms)
+    return float(found["since_last"].values[0])
+
+
+def test_the_time_since_the_newest_event_by_hand() -> None:
+    assert since_last_of([1000, 2000, 9500], 10_000) == 0.5
+    assert since_last_of([], 10_000) == NEVER
+    assert since_last_of([10_000], 10_000) == 0.0
+    assert since_last_of([12_000], 10_000) == -2.0  # a clock that went backwards is not hidden here
+    assert since_last_of([0], 10**15) == 10.0**12
+
+
+def test_since_last_is_read_only_where_it_is_asked_for() -> None:
+    features = features_for_model(["history.item", "since_last"], VOCABULARY, 8)
+    assert features.reads() == ["history.item", "since_last"]
+    assert sources(features) == {"event.item", "event.time", "request.time"}
+    check_readable(features, 8)
+    without = features_for_model(["history.item"], VOCABULARY, 8)
+    assert sources(without) == {"event.item"}
+    assert without.feature_hashes()["history"] == features.feature_hashes()["history"]
+    again = FeatureSet.from_json(features.to_json())
+    assert again.feature_hashes()["since_last"] == request_features().feature_hashes()["since_last"]
+
+
+def test_a_since_last_of_ones_own_comes_first() -> None:
+    own = FeatureSet("shop", since_last=events.count())
+    features = features_for_model(["history.item", "since_last"], VOCABULARY, 8, own)
+    assert features.feature_hashes()["since_last"] == own.feature_hashes()["since_last"]
 
 
 newest_8 = events.newest(8)
