@@ -23,10 +23,11 @@ from tackboard.core.progress import Progress
 from tackboard.data.loader import stored_batch
 from tackboard.data.sequences import Sequences
 from tackboard.evaluation.baselines import ItemToItem, Popularity
+from tackboard.features.column import ranges
 from tackboard.metrics.ranking import RankingMetrics, ranks_of_targets
 
-ScoreUsers = Callable[[NDArray[np.int64]], NDArray[np.floating]]
-"""Positions of users in the sequences [U] → scores over the catalogue [U, items]."""
+ScoreUsers = Callable[[NDArray[np.int64]], "NDArray[np.floating] | torch.Tensor"]
+"""Positions of users in the sequences [U] → scores over the catalogue [U, items], on any device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,13 +50,13 @@ def rank_model(model: Any, sequences: Sequences, hashing: HashConfig, max_histor
     """The scores of a model for users' histories up to their held-out event."""
     model.eval()
     device = next(model.parameters()).device
-    with torch.inference_mode():
+    with torch.no_grad():
         items = model.encode_items(item_rows(sequences.catalogue, hashing).to(device))
 
-    def score(users: NDArray[np.int64]) -> NDArray[np.float32]:
-        with torch.inference_mode():
+    def score(users: NDArray[np.int64]) -> torch.Tensor:
+        with torch.no_grad():
             batch = history_batch(sequences, users, hashing, max_history).to(device)
-            scores: NDArray[np.float32] = model.score(model.encode_users(batch), items).float().cpu().numpy()
+            scores: torch.Tensor = model.score(model.encode_users(batch), items).float()
             return scores
 
     return score
@@ -81,26 +82,16 @@ def evaluate_rankings(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """HR@k and NDCG@k of each of `rivals` over all users with a held-out event and a history."""
-    users = np.flatnonzero((sequences.targets >= 0) & (sequences.targets > sequences.offsets[:-1]))[:max_users]
-    if len(users) == 0:
-        raise DataError(
-            f"{sequences.path} has no user to evaluate",
-            allowed="a user needs a positive event and at least one event before it",
-        )
-    targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
+    users = evaluated_users(sequences)[:max_users]
     rows, seconds = [], {}
     for name, score in rivals.items():
         metrics = RankingMetrics(cutoffs)
         started = time.perf_counter()
         with Progress(f"ranking by {name}", total=len(users), unit="users", quiet=quiet) as progress:
-            for begin in range(0, len(users), chunk_users):
-                chunk = users[begin : begin + chunk_users]
-                wanted = targets[begin : begin + chunk_users]
-                scores = score(chunk)
-                if filter_seen:
-                    _remove_seen(scores, sequences, chunk, wanted)
-                metrics.update(ranks_of_targets(scores, wanted))
-                progress.advance(len(chunk))
+            ranks = target_ranks(
+                score, sequences, users, filter_seen=filter_seen, chunk_users=chunk_users, advance=progress.advance
+            )
+        metrics.update(ranks)
         seconds[name] = time.perf_counter() - started
         rows.append({"name": name} | {key: round(value, 6) for key, value in metrics.result().items()})
     return {
@@ -111,6 +102,47 @@ def evaluate_rankings(
         "rows": rows,
         "users_per_s": round(len(users) / max(1e-9, seconds.get("model", sum(seconds.values()))), 1),
     }
+
+
+def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
+    """Positions of the users with a held-out event and a history before it; DataError where there is none.
+
+    Users with fewer positive events than are held out are left out: their target is one that a later test asks for.
+    """
+    targets = sequences.targets
+    counts = np.append(0, np.cumsum(sequences.is_positive))
+    from_target = counts[sequences.offsets[1:]] - counts[targets]
+    has_target = (targets >= 0) & (from_target >= sequences.source.held_out)
+    users = np.flatnonzero(has_target & (targets > sequences.offsets[:-1]))
+    if len(users) == 0:
+        raise DataError(
+            f"{sequences.path} has no user to evaluate",
+            allowed="a user needs a positive event and at least one event before it",
+        )
+    return users
+
+
+def target_ranks(
+    score: ScoreUsers,
+    sequences: Sequences,
+    users: NDArray[np.int64],
+    *,
+    filter_seen: bool,
+    chunk_users: int = 256,
+    advance: Callable[[int], None] = lambda _count: None,
+) -> NDArray[np.int64]:
+    """The 0-based rank of each user's held-out item [U] in the whole catalogue."""
+    targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
+    ranks = np.empty(len(users), dtype=np.int64)
+    for begin in range(0, len(users), chunk_users):
+        chunk = slice(begin, begin + chunk_users)
+        # Where the scores are: a catalogue of a million items for 256 users is a gigabyte to copy.
+        scores = torch.as_tensor(score(users[chunk]))
+        if filter_seen:
+            _remove_seen(scores, sequences, users[chunk], targets[chunk])
+        ranks[chunk] = ranks_of_targets(scores, targets[chunk])
+        advance(len(users[chunk]))
+    return ranks
 
 
 def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
@@ -137,10 +169,12 @@ def better_baseline(rows: list[dict[str, Any]], metric: str = "hr@10") -> str | 
 
 
 def _remove_seen(
-    scores: NDArray[np.floating], sequences: Sequences, users: NDArray[np.int64], targets: NDArray[np.int64]
+    scores: torch.Tensor, sequences: Sequences, users: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> None:
     """Puts items of the history last, except the target itself, which stays where it is even if it was seen before."""
-    for row, (user, target) in enumerate(zip(users, targets, strict=True)):
-        history = sequences.item_ids[sequences.offsets[user] : sequences.train_ends[user]]
-        seen = np.searchsorted(sequences.catalogue, history)
-        scores[row, seen[seen != target]] = -np.inf
+    lengths = sequences.train_ends[users] - sequences.offsets[:-1][users]
+    history = sequences.item_ids[ranges(sequences.offsets[:-1][users], lengths)]
+    rows, seen = np.repeat(np.arange(len(users)), lengths), np.searchsorted(sequences.catalogue, history)
+    others = seen != targets[rows]
+    places = (torch.from_numpy(rows[others]).to(scores.device), torch.from_numpy(seen[others]).to(scores.device))
+    scores.index_put_(places, torch.full((), float("-inf"), dtype=scores.dtype, device=scores.device))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 
@@ -46,11 +47,13 @@ class RankingMetrics:
         return rates | {f"ndcg@{k}": self.gains.get(k, 0.0) / users for k in self.cutoffs}
 
 
-def ranks_of_targets(scores: NDArray[np.floating], targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0-based rank of column `targets[i]` in row i of `scores` [U, C]. Ties count against the target.
+def ranks_of_targets(scores: NDArray[np.floating] | torch.Tensor, targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0-based rank of column `targets[i]` in row i of `scores` [U, C], on any device. Ties count against the target.
 
     Pessimistic on purpose: a model that gives every item the same score, or no number, ranks last, not first.
     """
-    own = scores[np.arange(len(targets)), targets][:, None]
+    values = torch.as_tensor(scores)
+    own = values.gather(1, torch.from_numpy(targets).to(values.device)[:, None])
     # Not `scores >= own`: with a NaN that is false everywhere, and the target would come before the first.
-    return np.asarray((~(scores < own)).sum(axis=1) - 1, dtype=np.int64)
+    ranks: NDArray[np.int64] = ((~(values < own)).sum(dim=1) - 1).cpu().numpy()
+    return ranks

@@ -1,30 +1,37 @@
-"""InfoNCE over in-batch negatives: predict the next item among the items of the batch.
+"""InfoNCE: the right item against items that are not it.
 
-In: a hidden vector per prediction [P, D], the distinct items' vectors [M, D], which of them is right. Out: a scalar.
+In: hidden vectors of predictions, the distinct items' vectors, which of them is right. Out: a loss per pair.
 
-The negatives of a prediction are the batch's items. An item that occurs c times among n positives would stand in the
-denominator c times; standing once with weight c is the same sum. Popular items occur more often than a uniform draw
-would have them, so each negative is also divided by its expected count n·q (the logQ correction, q its share of the
-training events); the right item is there by construction and is not corrected. Items that the same user engaged with
-are taken out of that user's negatives: they are no evidence against themselves.
+    loss = −log( e^s⁺ / (e^s⁺ + Σ w e^s) )                 s: cosine over temperature, w: weight of a negative
 
-Shapes: P predictions, M distinct items, D width, B rows.
+The negatives are the batch's own positives, items drawn uniformly from the catalogue, or both. An item that occurs c
+times among n positives would stand in the sum c times; standing once with weight c is the same. Popular items occur
+more often than a uniform draw would have them, so each negative is also divided by the number of times it was expected:
+n·q among the positives (q its share of them, counted or estimated) plus the chance of being drawn (the logQ correction,
+over the mixture). The right item is there by construction and is not corrected. With the whole catalogue drawn and no
+others, the weights are 1: the exact softmax. Items that the same user engaged with are taken out of that user's
+negatives: they are no evidence against themselves. As the right item is one of them, all pairs of a token share one
+sum, which is why further targets of a token cost next to nothing.
+
+Sums are computed over blocks of tokens, and again in the backward pass, so memory does not grow with tokens × items.
+
+Shapes: P pairs, A tokens that predict something, M distinct items, D width, B rows.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from tackboard.batch import SequenceBatch
+from tackboard.core.errors import ConfigError
+from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
-
-def row_of_event(batch: SequenceBatch) -> torch.Tensor:
-    """The row (history) of each event [N]."""
-    rows = torch.arange(batch.num_rows, device=batch.offsets.device)
-    return torch.repeat_interleave(rows, batch.lengths(), output_size=batch.num_events)
+EXCLUDED = -1e4
+"""Added to what is no negative. Not -inf: a token without any negative would have no gradient, but NaN."""
+BLOCK_CELLS = 1 << 25
+"""Tokens × items whose scores exist at one time: 128 MiB in fp32."""
 
 
 def same_user_items(batch: SequenceBatch) -> torch.Tensor:
@@ -36,16 +43,93 @@ def same_user_items(batch: SequenceBatch) -> torch.Tensor:
     return engaged[user_of_row]
 
 
-def log_count(batch: SequenceBatch) -> torch.Tensor:
-    """log c of each distinct item [M], c its positives in this batch: -inf for an item that has none."""
-    counts = torch.bincount(batch.items[batch.is_positive], minlength=len(batch.item_ids))
-    return counts.float().log()
+def positive_counts(batch: SequenceBatch) -> torch.Tensor:
+    """How many positives of this batch each distinct item has [M]."""
+    return torch.bincount(batch.items[batch.is_positive], minlength=len(batch.item_ids))
 
 
-def log_expected_weight(batch: SequenceBatch) -> torch.Tensor:
-    """log(c / (n·q)) of each distinct item [M]: its count over its expected count among n positives."""
-    num_positives = max(1, int(batch.is_positive.sum()))
-    return log_count(batch) - batch.item_log_q - math.log(num_positives)
+def negative_log_weights(
+    batch: SequenceBatch,
+    *,
+    in_batch: bool = True,
+    correct_popularity: bool = True,
+    log_expected_M: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """log w of each distinct item as a negative [M], -inf for one that is none.
+
+    `log_expected_M` is the log of the count expected of an item among the batch's positives, where it is not to be
+    taken from `batch.item_log_q`. A batch without a single source of negatives raises ConfigError.
+    """
+    if not in_batch and len(batch.sampled) == 0:
+        raise ConfigError(
+            "the loss has no negatives: model.in_batch_negatives is off and the batch has no uniform ones",
+            fix="--set data.uniform_negatives=1024, or --set model.in_batch_negatives=true",
+        )
+    drawn_M = torch.zeros(len(batch.item_ids), device=batch.items.device).index_fill(0, batch.sampled, 1.0)
+    counts_M = drawn_M + positive_counts(batch) if in_batch else drawn_M
+    if not correct_popularity:
+        return counts_M.log()
+    expected_M = batch.sample_rate.expand(len(drawn_M))
+    if in_batch:
+        if log_expected_M is None:
+            log_expected_M = batch.item_log_q + batch.is_positive.sum().clamp_min(1).float().log()
+        expected_M = expected_M + log_expected_M.exp()
+    return counts_M.log() - expected_M.log()
+
+
+def info_nce(
+    hidden_AD: torch.Tensor,
+    items_MD: torch.Tensor,
+    pairs: Pairs,
+    log_weights_M: torch.Tensor,
+    own_items_BM: torch.Tensor | None,
+) -> torch.Tensor:
+    """The loss of each pair [P]. `hidden_AD` are scaled by the inverse temperature; `pairs.tokens` index them.
+
+    `own_items_BM` are taken out of the negatives of a row's tokens and hold every right item of it; without them, only
+    the right item of each pair is taken out of its own negatives.
+    """
+    if own_items_BM is None:
+        rows_R, left_out = pairs.tokens, pairs.items
+        bias_BM, bias_rows_R = log_weights_M[None], torch.zeros_like(pairs.rows)
+    else:
+        rows_R, left_out = torch.arange(len(hidden_AD), device=hidden_AD.device), None
+        bias_BM = log_weights_M.masked_fill(own_items_BM, float("-inf"))
+        bias_rows_R = torch.zeros(len(hidden_AD), dtype=torch.int64, device=hidden_AD.device)
+        bias_rows_R = bias_rows_R.index_copy(0, pairs.tokens, pairs.rows)
+    bias_BM = bias_BM.clamp_min(EXCLUDED)
+    step = max(1, BLOCK_CELLS // max(1, len(items_MD)))
+    blocks = []
+    for begin in range(0, len(rows_R), step):
+        block = slice(begin, begin + step)
+        out = None if left_out is None else left_out[block]
+        arguments = (hidden_AD, items_MD, bias_BM, rows_R[block], bias_rows_R[block], out)
+        if len(rows_R) > step and torch.is_grad_enabled():
+            blocks.append(checkpoint(_log_sum, *arguments, use_reentrant=False, preserve_rng_state=False))
+        else:
+            blocks.append(_log_sum(*arguments))
+    log_sums_R = torch.cat(blocks) if blocks else hidden_AD.new_zeros(0)
+    log_sums_P = log_sums_R if own_items_BM is None else log_sums_R.index_select(0, pairs.tokens)
+    # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
+    right_PD = functional.embedding(pairs.items, items_MD).float()
+    scores_P = (functional.embedding(pairs.tokens, hidden_AD).float() * right_PD).sum(dim=-1)
+    return functional.softplus(log_sums_P - scores_P)
+
+
+def _log_sum(
+    hidden_AD: torch.Tensor,
+    items_MD: torch.Tensor,
+    bias_BM: torch.Tensor,
+    rows_R: torch.Tensor,
+    bias_rows_R: torch.Tensor,
+    left_out_R: torch.Tensor | None,
+) -> torch.Tensor:
+    """log Σ w e^s over the negatives of each of some tokens [R]."""
+    bias_RM = bias_BM.index_select(0, bias_rows_R)
+    if left_out_R is not None:
+        bias_RM = bias_RM.scatter(1, left_out_R[:, None], EXCLUDED)
+    scores_RM = functional.embedding(rows_R, hidden_AD) @ items_MD.T
+    return torch.logsumexp(scores_RM.float() + bias_RM, dim=1)
 
 
 def next_item_loss(
@@ -58,13 +142,12 @@ def next_item_loss(
     mask_same_user: bool,
 ) -> torch.Tensor:
     """Mean InfoNCE over the batch's positive events; `hidden_PD` holds their predictions, in event order."""
-    targets_P = batch.items[batch.is_positive]
-    bias_M = log_expected_weight(batch) if correct_popularity else log_count(batch)
-    bias_BM = bias_M.expand(batch.num_rows, -1)
-    if mask_same_user:
-        bias_BM = bias_BM.masked_fill(same_user_items(batch), float("-inf"))
-    # One additive bias says it all: log-weight of a negative, -inf where it is none, 0 at the right item.
-    bias_PM = bias_BM.index_select(0, row_of_event(batch)[batch.is_positive])
-    bias_PM.scatter_(1, targets_P[:, None], 0.0)
-    logits_PM = torch.addmm(bias_PM, hidden_PD * inverse_temperature, items_MD.T)
-    return functional.cross_entropy(logits_PM, targets_P)
+    pairs = next_token_pairs(batch)
+    order = torch.arange(len(pairs), device=hidden_PD.device)
+    return info_nce(
+        hidden_PD * inverse_temperature,
+        items_MD,
+        Pairs(tokens=order, items=pairs.items, rows=pairs.rows),
+        negative_log_weights(batch, correct_popularity=correct_popularity),
+        same_user_items(batch) if mask_same_user else None,
+    ).mean()

@@ -2,14 +2,16 @@
 
 In: a batch of histories. Out: a loss, or one vector per history and per item whose product is the score.
 
-    event = item tables + action + surface + time gap  ─ φ_in ─►  decoder  ─ φ_out ─►  H   (a unit vector)
-    item  = item tables                                ─────────── ψ ──────────────►  z   (a unit vector)
+    event = item tables + action + surface + time gap  ─ φ_in ─►  backbone  ─ φ_out ─►  H   (a unit vector)
+    item  = item tables                                ─────────── ψ ───────────────►  z   (a unit vector)
     score = ⟨H, z⟩ / temperature
 
 φ_in, φ_out and ψ are pointwise MLPs with an L2 norm. Where the publication is silent, decided here: each history
 begins with a learned start token, so the first event is predicted too and an empty history has a defined vector; time
 enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off); φ_in's unit vectors are
-scaled by √width, so that they meet the residual stream at its own scale.
+scaled by √width, so that they meet the residual stream at its own scale. With `request_time` a token also knows how
+long it is until the event that it predicts: the gap of the next event in training, the time since the newest one in a
+request. Nothing else of the future: that the model was asked is known when it is asked.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,12 +30,31 @@ from torch.nn import functional
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.config import check
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.standard import SINCE_LAST
 from tackboard.models.backbone import Decoder
+from tackboard.models.frequencies import StreamingFrequencies
+from tackboard.models.hstu import HSTU
 from tackboard.models.interface import LossOutput
-from tackboard.models.losses import next_item_loss, row_of_event
+from tackboard.models.losses import info_nce, negative_log_weights, positive_counts, same_user_items
 from tackboard.models.tables import HashedTables
+from tackboard.models.targets import (
+    Pairs,
+    future_token_pairs,
+    join_pairs,
+    multi_token_pairs,
+    next_token_pairs,
+    row_of_event,
+)
+from tackboard.models.time_encoding import log2_bucket
 
 MAX_INVERSE_TEMPERATURE = 100.0
+FREQUENCY_HASHES = 2
+"""Hash functions of streaming frequencies: those of the first sub-tables."""
+CHOICES = {
+    "table_storage": ("fp32", "fp16", "bf16"),
+    "backbone": ("gpt", "hstu"),
+    "positions": ("learned", "rotary", "none"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +67,10 @@ class PinFMConfig:
     """Width of one sub-table's row; an item's vector is num_hashes times as wide."""
     table_init_std: float = 0.1
     """Standard deviation of fresh table rows."""
+    table_storage: str = "fp32"
+    """How table rows are stored: fp32, fp16 or bf16; half ones are rounded stochastically when they move."""
+    backbone: str = "gpt"
+    """`gpt`: a pre-norm decoder; `hstu`: pointwise attention and gates, without MLPs."""
     width: int = 64
     """Width of the decoder and of user and item vectors."""
     num_layers: int = 2
@@ -55,22 +81,56 @@ class PinFMConfig:
     """Width of a block's MLP over width."""
     max_history: int = 64
     """Events of a history that the model reads, the newest; longer training segments are refused."""
+    positions: str = "learned"
+    """How order enters: `learned` vectors per place, `rotary` turns by place, or `none`."""
     num_time_buckets: int = 24
     """Buckets of log2(seconds since the previous event); 0 leaves time out."""
+    time_bias: int = 0
+    """Buckets of log2(seconds from one event to another) by which attention is biased; 0 leaves that out."""
+    request_time: bool = False
+    """Whether tokens know the time from their event to the one they predict, or to the request."""
     request_features: tuple[str, ...] = ()
     """Features of the request (numbers, about -3 to 3) that are read beside the history; see docs/features.md."""
     dropout: float = 0.0
     """Share of activations dropped in training, 0 to below 1."""
     initial_temperature: float = 0.07
     """Where the learned temperature of the scores starts."""
+    in_batch_negatives: bool = True
+    """Whether the batch's other positives are negatives, beside those of data.uniform_negatives."""
     correct_popularity: bool = True
-    """Divide each in-batch negative by its expected count (logQ correction)."""
+    """Divide each negative by its expected count (logQ correction)."""
+    streaming_frequencies: bool = False
+    """Estimate expected counts while training, instead of counting the dataset: for data that never ends."""
     mask_same_user: bool = True
     """Take a user's own positives out of that user's negatives."""
+    multi_token_weight: float = 0.0
+    """Weight of the loss of events further ahead than the next, beside 1 for the next."""
+    multi_token_window: int = 8
+    """How far ahead these events lie at most, in events."""
+    multi_token_share: float = 0.25
+    """Share of the pairs of the window that a step takes, at random."""
+    future_token_weight: float = 0.0
+    """Weight of the loss of the events after the first `future_token_anchor` of a segment, predicted from there."""
+    future_token_anchor: int = 32
+    """Events that a downstream task will read."""
+    future_token_window: int = 8
+    """How many events after the anchor are predicted."""
 
     def __post_init__(self) -> None:
-        for name in ("table_dim", "width", "num_layers", "num_heads", "mlp_ratio", "max_history"):
+        counts = ("table_dim", "width", "num_layers", "num_heads", "mlp_ratio", "max_history")
+        for name in (*counts, "multi_token_window", "future_token_anchor", "future_token_window"):
             check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
+        for name, allowed in CHOICES.items():
+            check(getattr(self, name) in allowed, f"model.{name}", getattr(self, name), ", ".join(allowed))
+        for name in ("multi_token_weight", "future_token_weight"):
+            check(getattr(self, name) >= 0, f"model.{name}", getattr(self, name), "0 or more")
+        share = self.multi_token_share
+        check(0.0 < share <= 1.0, "model.multi_token_share", share, "above 0, up to 1")
+        check(0 <= self.time_bias <= 64, "model.time_bias", self.time_bias, "0 to 64")
+        has_buckets = not self.request_time or self.num_time_buckets > 0
+        check(has_buckets, "model.request_time", True, "false where model.num_time_buckets is 0")
+        reaches = self.future_token_weight == 0 or self.future_token_anchor < self.max_history
+        check(reaches, "model.future_token_anchor", self.future_token_anchor, f"below max_history {self.max_history}")
         check(self.width % self.num_heads == 0, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")
         check(0 <= self.num_time_buckets <= 64, "model.num_time_buckets", self.num_time_buckets, "0 to 64")
         distinct = len(set(self.request_features)) == len(self.request_features)
@@ -84,7 +144,14 @@ class PinFMConfig:
     def reads(self) -> tuple[str, ...]:
         """The features the model reads."""
         gap = ("history.gap",) if self.num_time_buckets else ()
-        return ("history.item", "history.action", "history.surface", *gap, *self.request_features)
+        time = ("history.time",) if self.reads_times else ()
+        asked = (SINCE_LAST,) if self.request_time else ()
+        return ("history.item", "history.action", "history.surface", *gap, *time, *asked, *self.request_features)
+
+    @property
+    def reads_times(self) -> bool:
+        """Whether the backbone needs the events' times."""
+        return self.time_bias > 0 or self.backbone == "hstu"
 
     def build(self, vocabulary: Vocabulary) -> PinFM:
         """A PinFM with fresh parameters."""
@@ -97,7 +164,9 @@ class PinFM(nn.Module):
     def __init__(self, config: PinFMConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config = config
-        self.item_tables = HashedTables(config.hashing, config.table_dim, config.table_init_std)
+        self.item_tables = HashedTables(
+            config.hashing, config.table_dim, config.table_init_std, config.table_storage
+        )  # fmt: skip
         event_width = self.item_tables.width
         self.actions = nn.Embedding(vocabulary.num_actions, event_width)
         self.surfaces = nn.Embedding(vocabulary.num_surfaces, event_width)
@@ -108,40 +177,87 @@ class PinFM(nn.Module):
         self.phi_in = _mlp(event_width, config.width)
         self.phi_out = _mlp(config.width, config.width)
         self.psi = _mlp(event_width, config.width)
-        self.decoder = Decoder(
-            width=config.width,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            mlp_ratio=config.mlp_ratio,
-            max_positions=config.max_history + 1,
-            dropout=config.dropout,
-        )
+        self.decoder = _backbone(config)
+        self.request_gaps = None
+        if config.request_time:
+            self.request_gaps = nn.Embedding(config.num_time_buckets + 1, config.width)
+            nn.init.normal_(self.request_gaps.weight, std=0.02)
+        self.frequencies = None
+        if config.streaming_frequencies:
+            num_hashes = min(FREQUENCY_HASHES, config.hashing.num_hashes)
+            self.frequencies = StreamingFrequencies(num_hashes, config.hashing.num_rows)
         num_features = len(config.request_features)
         self.request = nn.Linear(num_features, config.width, bias=False) if num_features else None
         self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.initial_temperature)))
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """InfoNCE of every positive event, predicted from what its user did before it."""
+        """InfoNCE of every positive event, predicted from what its user did before it; see `targets` for which."""
         items_ME = self.item_tables(batch.item_rows)
         hidden_TD = self._hidden(batch, items_ME)
-        # The token before event n is number n + row: one start token for its own row and for each row before.
-        before_N = torch.arange(batch.num_events, device=batch.items.device) + row_of_event(batch)
-        hidden_PD = self._with_request(hidden_TD.index_select(0, before_N[batch.is_positive]), batch, batch.is_positive)
-        loss = next_item_loss(
-            self._project(hidden_PD),
+        parts = self._targets(batch)
+        pairs = join_pairs([pairs for _, _, pairs in parts])
+        tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
+        rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
+        # The event after token t of row r is number t - r: its request is the one that the token answers.
+        hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
+        losses_P = info_nce(
+            self._project(hidden_AD) * self._inverse_temperature(),
             functional.normalize(self.psi(items_ME), dim=-1),
-            batch,
-            self._inverse_temperature(),
-            correct_popularity=self.config.correct_popularity,
-            mask_same_user=self.config.mask_same_user,
+            Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
+            self._log_weights(batch),
+            same_user_items(batch) if self.config.mask_same_user else None,
         )
-        return LossOutput(loss, {"temperature": float(1.0 / self._inverse_temperature().detach())})
+        total = losses_P.new_zeros(())
+        metrics = {"temperature": float(1.0 / self._inverse_temperature().detach())}
+        for (name, weight, _), losses in zip(parts, losses_P.split([len(part) for *_, part in parts]), strict=True):
+            mean = losses.sum() / max(1, len(losses))
+            total = total + weight * mean
+            if len(parts) > 1:
+                metrics[f"loss_{name}"] = float(mean.detach())
+        return LossOutput(total, metrics)
+
+    def _targets(self, batch: SequenceBatch) -> list[tuple[str, float, Pairs]]:
+        """(name, weight, pairs) of each loss that is on."""
+        config = self.config
+        parts = [("next_token", 1.0, next_token_pairs(batch))]
+        if config.multi_token_weight:
+            pairs = multi_token_pairs(batch, config.multi_token_window, config.multi_token_share)
+            parts.append(("multi_token", config.multi_token_weight, pairs))
+        if config.future_token_weight:
+            pairs = future_token_pairs(batch, config.future_token_anchor, config.future_token_window)
+            parts.append(("future_token", config.future_token_weight, pairs))
+        return parts
+
+    def _log_weights(self, batch: SequenceBatch) -> torch.Tensor:
+        log_expected_M = None
+        if self.frequencies is not None:
+            if self.training:
+                self.frequencies.observe(batch.item_rows, positive_counts(batch))
+            log_expected_M = self.frequencies.log_expected(batch.item_rows)
+        return negative_log_weights(
+            batch,
+            in_batch=self.config.in_batch_negatives,
+            correct_popularity=self.config.correct_popularity,
+            log_expected_M=log_expected_M,
+        )
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
-        hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows))
+        since_last_B = batch.request[SINCE_LAST] if self.config.request_time else None
+        hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
         last_B = batch.offsets[1:] + torch.arange(batch.num_rows, device=batch.items.device)
         return self._project(self._with_request(hidden_TD.index_select(0, last_B), batch))
+
+    def encode_before(self, batch: SequenceBatch, events_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of what came before each of `events_P` in its row: the hidden vector [P, D], and the unit vector made of it.
+
+        For tasks that are built on the model; `batch.request` holds, as in training, what was known before every event.
+        """
+        hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows))
+        # The token before event n of row r is number n + r.
+        tokens_P = events_P + row_of_event(batch).index_select(0, events_P)
+        hidden_PD = self._with_request(hidden_TD.index_select(0, tokens_P), batch, events_P)
+        return hidden_PD, self._project(hidden_PD)
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         """One unit vector per item [M, D]."""
@@ -151,8 +267,13 @@ class PinFM(nn.Module):
         """Cosine over temperature [B, M]."""
         return (users @ items.T) * self._inverse_temperature()
 
-    def _hidden(self, batch: SequenceBatch, items_ME: torch.Tensor) -> torch.Tensor:
-        """Hidden vectors [N + B, D] of the packed tokens: each row's start token, then its events."""
+    def _hidden(
+        self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden vectors [N + B, D] of the packed tokens: each row's start token, then its events.
+
+        `since_last_B` are the seconds from each row's newest event to its request; None where there is no request.
+        """
         # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
         events_NE = functional.embedding(batch.items, items_ME)
         events_NE = events_NE + self.actions(batch.actions) + self.surfaces(batch.surfaces)
@@ -165,23 +286,76 @@ class PinFM(nn.Module):
         tokens_TD = events_ND.new_empty(batch.num_events + batch.num_rows, self.config.width)
         tokens_TD = tokens_TD.index_copy(0, batch.offsets[:-1] + rows_B, self.start.expand(batch.num_rows, -1))
         tokens_TD = tokens_TD.index_copy(0, places_N, events_ND)
-        hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1)
+        if self.request_gaps is not None:
+            tokens_TD = tokens_TD + self.request_gaps(self._gaps_ahead(batch, since_last_B))
+        tokens_TD = functional.dropout(tokens_TD, self.config.dropout, self.training)
+        times_T, asked_T = self._times(batch, since_last_B) if self.config.reads_times else (None, None)
+        hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1, times_T, asked_T)
         return hidden
 
+    def _gaps_ahead(self, batch: SequenceBatch, since_last_B: torch.Tensor | None) -> torch.Tensor:
+        """The bucket of the time from each token to the event it predicts, or the request [T]; the last one: unknown.
+
+        Start tokens never know it: what came before a segment is not part of it.
+        """
+        num_buckets = self.config.num_time_buckets
+        rows_N, rows_B = row_of_event(batch), torch.arange(batch.num_rows, device=batch.items.device)
+        gaps_T = torch.full((batch.num_events + batch.num_rows,), num_buckets, device=batch.items.device)
+        before_N = torch.arange(batch.num_events, device=batch.items.device) + rows_N
+        gaps_T[before_N] = batch.column("gap").clamp_max(num_buckets - 1)
+        if since_last_B is not None:
+            # A request dated before its newest event is in bucket 0, as if no time had passed.
+            gaps_T[batch.offsets[1:] + rows_B] = log2_bucket(since_last_B, num_buckets)
+        gaps_T[batch.offsets[:-1] + rows_B] = num_buckets
+        return gaps_T
+
+    def _times(
+        self, batch: SequenceBatch, since_last_B: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Times of tokens [T] in ms, and the times at which they ask; a start token stands at its first event's."""
+        rows_N, rows_B = row_of_event(batch), torch.arange(batch.num_rows, device=batch.items.device)
+        before_N = torch.arange(batch.num_events, device=batch.items.device) + rows_N
+        times_T = torch.zeros(batch.num_events + batch.num_rows, dtype=torch.int64, device=batch.items.device)
+        # Each event's time to the token before it, then to its own: only start tokens keep the former.
+        times_T[before_N] = batch.times_ms
+        times_T[before_N + 1] = batch.times_ms
+        if not self.config.request_time:
+            return times_T, None
+        asked_T = times_T.clone()
+        asked_T[before_N] = batch.times_ms
+        if since_last_B is not None:
+            last_B = batch.offsets[1:] + rows_B
+            asked_T[last_B] = times_T[last_B] + (since_last_B.double().clamp_min(0) * 1000).round().long()
+        return times_T, asked_T
+
     def _with_request(
-        self, hidden_PD: torch.Tensor, batch: SequenceBatch, chosen: torch.Tensor | None = None
+        self, hidden_PD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds what the request says: its features [P], or those at the `chosen` ones of one per event."""
+        """Adds what the request says: its features [P], or those before each of `events_P`."""
         if self.request is None:
             return hidden_PD
         features = torch.stack([batch.request[name].float() for name in self.config.request_features], dim=-1)
-        return hidden_PD + self.request(features if chosen is None else features[chosen])
+        return hidden_PD + self.request(features if events_P is None else features[events_P])
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         return functional.normalize(self.phi_out(hidden), dim=-1)
 
     def _inverse_temperature(self) -> torch.Tensor:
         return self.log_inverse_temperature.exp().clamp_max(MAX_INVERSE_TEMPERATURE)
+
+
+def _backbone(config: PinFMConfig) -> nn.Module:
+    sizes: dict[str, Any] = {
+        "width": config.width,
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+        "max_positions": config.max_history + 1,
+        "dropout": config.dropout,
+        "positions": config.positions,
+    }
+    if config.backbone == "hstu":
+        return HSTU(**sizes)
+    return Decoder(**sizes, mlp_ratio=config.mlp_ratio, time_bias=config.time_bias)
 
 
 def _mlp(width_in: int, width_out: int) -> nn.Sequential:

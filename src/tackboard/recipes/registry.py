@@ -12,7 +12,29 @@ from tackboard.core.errors import UsageError
 from tackboard.core.user_code import load_code
 from tackboard.train.config import RunConfig
 
-RECIPES = {"demo": "tackboard.recipes.demo:demo"}
+RECIPES = {
+    "demo": "tackboard.recipes.demo:demo",
+    "ml-1m": "tackboard.recipes.public:ml_1m",
+    "kakao-brunch": "tackboard.recipes.public:kakao_brunch",
+    "deskdrop": "tackboard.recipes.public:deskdrop",
+    **{
+        f"ablation-{name}": f"tackboard.recipes.ablations:{name.replace('-', '_')}"
+        for name in (
+            *("losses-next", "losses-multi", "losses-multi-light", "losses-all"),
+            *("rows-256", "rows-1024", "rows-4096", "rows-16384"),
+            *("length-eighth", "length-half", "length-base", "length-double"),
+            *(
+                "negatives-batch",
+                "negatives-batch-corrected",
+                "negatives-batch-streaming",
+                "negatives-drawn",
+                "negatives-mixed",
+                "negatives-all",
+            ),
+            *("positives-saves", "positives-saves-comments", "positives-saves-views", "positives-all"),
+        )
+    },
+}
 
 
 def find_recipe(name: str) -> RunConfig:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import ConfigError, DataError
+from tackboard.core.keyed_random import uniform
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences
@@ -21,9 +23,11 @@ from tackboard.evaluation.ranking import (
     baselines,
     better_baseline,
     evaluate_rankings,
+    evaluated_users,
     gap_closed,
     history_batch,
     rank_model,
+    target_ranks,
 )
 from tackboard.models.interface import build_model, restore_config
 from tackboard.scoring.request import ScoreRequest
@@ -120,6 +124,64 @@ def test_a_history_is_the_newest_events_before_the_target(hand_made: Sequences) 
     assert batch.times_ms.tolist() == [2, 3, 1, 2]
     assert batch.users.tolist() == [1, 4, 2]
     assert not batch.is_positive.any()
+
+
+def test_a_target_that_a_later_test_asks_for_is_not_validated_on(
+    tmp_path: Path, make_dataset: Callable[..., Path]
+) -> None:
+    """With held_out=2 a user of one positive event has only the one that the test will ask for."""
+    log = [
+        (1, 10, "hide", "home", 1),
+        (1, 11, "click", "home", 2),  # the only click: tested, never validated on
+        (2, 10, "hide", "home", 1),
+        (2, 11, "click", "home", 2),
+        (2, 12, "click", "home", 3),
+        (3, 10, "click", "home", 1),  # the second to last without a history
+        (3, 12, "click", "home", 2),
+        (4, 10, "hide", "home", 1),
+    ]
+    dataset = make_dataset(tmp_path, log)
+    validation, test = (load_sequences(dataset, ("click",), held_out=number) for number in (2, 1))
+    assert validation.user_ids[evaluated_users(validation)].tolist() == [2]
+    assert test.user_ids[evaluated_users(test)].tolist() == [1, 2, 3]
+    asked = [data.targets[evaluated_users(data)].tolist() for data in (validation, test)]
+    assert not set(asked[0]) & set(asked[1])
+    assert validation.train_ends.tolist() == [1, 3, 5, 8]  # Nothing of user 1 from the only click on.
+    with pytest.raises(DataError, match="no user to evaluate"):
+        evaluated_users(load_sequences(dataset, ("click",), held_out=3))
+
+
+@pytest.mark.parametrize("filter_seen", [True, False])
+@pytest.mark.parametrize("chunk_users", [1, 3, 100])
+def test_ranks_equal_a_plain_loop(tiny_sequences: Sequences, filter_seen: bool, chunk_users: int) -> None:
+    """Few different scores, so that ties are many; arrays and tensors alike, however they lie in memory."""
+    data, users = tiny_sequences, evaluated_users(tiny_sequences)[::-1]
+    scores = (5 * uniform(3, np.arange(len(data.user_ids))[:, None], np.arange(len(data.catalogue)))).astype(np.float32)
+    scores = scores.round()
+    expected = []
+    for user in users:
+        target = int(data.item_ids[data.targets[user]])
+        seen = set(data.item_ids[data.offsets[user] : data.train_ends[user]].tolist()) if filter_seen else set()
+        own = scores[user][data.catalogue.tolist().index(target)]
+        others = [
+            score
+            for item, score in zip(data.catalogue.tolist(), scores[user], strict=True)
+            if item != target and item not in seen
+        ]
+        expected.append(sum(bool(score >= own) for score in others))
+    rivals: list[Any] = [
+        lambda chosen: scores[chosen],
+        lambda chosen: torch.from_numpy(scores[chosen]),
+        lambda chosen: np.asfortranarray(scores[chosen]),  # as NumPy lays out a choice of columns
+    ]
+    for given in rivals:
+        advanced: list[int] = []
+        ranks = target_ranks(
+            given, data, users, filter_seen=filter_seen, chunk_users=chunk_users, advance=advanced.append
+        )
+        assert ranks.tolist() == expected
+        assert sum(advanced) == len(users)
+        assert max(advanced) <= chunk_users
 
 
 def test_nobody_to_evaluate_is_an_error(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,13 @@ def test_a_score_that_is_no_number_ranks_last() -> None:
 @given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5), st.integers(0, 3))
 @settings(max_examples=40)
 def test_rank_counts_the_others_that_are_as_good(rows: list[list[int]], target: int) -> None:
-    ranks = ranks_of_targets(np.array(rows, dtype=np.float64), np.full(len(rows), target))
+    targets = np.full(len(rows), target)
     expected = [sum(score >= row[target] for place, score in enumerate(row) if place != target) for row in rows]
-    assert ranks.tolist() == expected
+    for scores in (np.array(rows, dtype=np.float64), torch.tensor(rows), torch.tensor(rows, dtype=torch.bfloat16)):
+        ranks = ranks_of_targets(scores, targets)
+        assert ranks.dtype == np.int64
+        assert ranks.tolist() == expected
+
+
+def test_nobody_has_no_ranks() -> None:
+    assert ranks_of_targets(np.zeros((0, 4), dtype=np.float32), np.zeros(0, dtype=np.int64)).tolist() == []

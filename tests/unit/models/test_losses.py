@@ -1,51 +1,247 @@
-"""InfoNCE: equal to a plain loop over predictions and occurrences."""
+"""InfoNCE: equal to a plain loop over pairs and occurrences, exact with the whole catalogue, unbiased with a part."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.core.errors import ConfigError
+from tackboard.core.keyed_random import uniform
+from tackboard.data.index import ItemFrequencies
+from tackboard.data.negatives import UniformNegatives
 from tackboard.features.column import Column
-from tackboard.models.losses import next_item_loss, row_of_event, same_user_items
+from tackboard.models import losses
+from tackboard.models.losses import (
+    info_nce,
+    negative_log_weights,
+    next_item_loss,
+    positive_counts,
+    same_user_items,
+)
+from tackboard.models.targets import (
+    Pairs,
+    future_token_pairs,
+    join_pairs,
+    multi_token_pairs,
+    next_token_pairs,
+    row_of_event,
+)
+
+Histories = Callable[..., SequenceBatch]
+HASHING = HashConfig(num_hashes=3, num_rows=32)
+CATALOGUE = np.arange(-3, 27, dtype=np.int64)
+"""The twelve items of `make_histories`, and as many again that no event has."""
+LENGTHS, USERS = [6, 4, 5, 0, 3], [8, 3, 8, 9, 1]
+"""Rows 0 and 2 belong to one user, row 3 is empty, items repeat within and across rows."""
 
 
-def plain_loss(
-    hidden: torch.Tensor, items: torch.Tensor, batch: SequenceBatch, scale: float, *, logq: bool, mask: bool
-) -> float:
+def with_uniform(batch: SequenceBatch, count: int, *key: int) -> SequenceBatch:
+    frequencies = ItemFrequencies.of(batch.item_ids[batch.items].numpy())
+    return UniformNegatives(CATALOGUE, count, HASHING, frequencies, seed=5).add(batch, *(key or (0,)))
+
+
+def unit(*shape: int) -> torch.Tensor:
+    return functional.normalize(torch.randn(*shape), dim=-1)
+
+
+def plain_losses(
+    hidden: torch.Tensor,
+    items: torch.Tensor,
+    batch: SequenceBatch,
+    pairs: Pairs,
+    *,
+    in_batch: bool,
+    logq: bool,
+    mask: bool,
+) -> list[float]:
     """The definition: one term per occurrence of a negative, divided by its expected count."""
-    users = [int(user) for user, length in zip(batch.users, batch.lengths(), strict=True) for _ in range(int(length))]
+    rows = row_of_event(batch).tolist()
+    users = [int(batch.users[row]) for row in rows]
     positives = [event for event in range(batch.num_events) if batch.is_positive[event]]
     own = {user: {int(batch.items[event]) for event in positives if users[event] == user} for user in users}
-    total = 0.0
-    for place, event in enumerate(positives):
-        target = int(batch.items[event])
-        logits = [scale * float(hidden[place] @ items[item]) for item in range(len(items))]
+    occurrences = [int(batch.items[event]) for event in positives] if in_batch else []
+    occurrences += batch.sampled.tolist()
+    found = []
+    for token, target, row in zip(pairs.tokens.tolist(), pairs.items.tolist(), pairs.rows.tolist(), strict=True):
+        logits = [float(hidden[token] @ items[item]) for item in range(len(items))]
         denominator = math.exp(logits[target])
-        for other in positives:
-            negative = int(batch.items[other])
-            if negative == target or (mask and negative in own[users[event]]):
+        for negative in occurrences:
+            if negative == target or (mask and negative in own[int(batch.users[row])]):
                 continue
-            expected_count = len(positives) * math.exp(float(batch.item_log_q[negative])) if logq else 1.0
-            denominator += math.exp(logits[negative]) / expected_count
-        total += math.log(denominator) - logits[target]
-    return total / len(positives)
+            expected = float(batch.sample_rate)
+            expected += len(positives) * math.exp(float(batch.item_log_q[negative])) if in_batch else 0.0
+            denominator += math.exp(logits[negative]) / (expected if logq else 1.0)
+        found.append(math.log(denominator) - logits[target])
+    return found
+
+
+def all_pairs(batch: SequenceBatch) -> Pairs:
+    """Tokens with one target, with several, and with none."""
+    return join_pairs([next_token_pairs(batch), multi_token_pairs(batch, 3), future_token_pairs(batch, 2, 2)])
 
 
 @pytest.mark.parametrize("logq", [True, False])
 @pytest.mark.parametrize("mask", [True, False])
-def test_equal_to_a_plain_loop(make_histories: Callable[..., SequenceBatch], logq: bool, mask: bool) -> None:
-    """Rows 0 and 2 belong to one user, row 3 is empty, items repeat within and across rows."""
-    batch = make_histories([6, 4, 5, 0, 3], users=[8, 3, 8, 9, 1])
+@pytest.mark.parametrize(("in_batch", "count"), [(True, 0), (False, 9), (True, 9), (False, 1000), (True, 1000)])
+def test_every_pair_equals_a_plain_loop(
+    make_histories: Histories, in_batch: bool, count: int, logq: bool, mask: bool
+) -> None:
+    batch = make_histories(LENGTHS, users=USERS)
+    batch = with_uniform(batch, count) if count else batch
+    pairs = all_pairs(batch)
     torch.manual_seed(0)
-    hidden = torch.nn.functional.normalize(torch.randn(int(batch.is_positive.sum()), 6), dim=-1)
-    items = torch.nn.functional.normalize(torch.randn(len(batch.item_ids), 6), dim=-1)
-    loss = next_item_loss(hidden, items, batch, torch.tensor(4.0), correct_popularity=logq, mask_same_user=mask)
-    assert float(loss) == pytest.approx(plain_loss(hidden, items, batch, 4.0, logq=logq, mask=mask), abs=1e-5)
+    hidden = 4.0 * unit(batch.num_events + batch.num_rows, 6)
+    items = unit(len(batch.item_ids), 6)
+    found = info_nce(
+        hidden,
+        items,
+        pairs,
+        negative_log_weights(batch, in_batch=in_batch, correct_popularity=logq),
+        same_user_items(batch) if mask else None,
+    )
+    expected = plain_losses(hidden, items, batch, pairs, in_batch=in_batch, logq=logq, mask=mask)
+    assert len(expected) > 25
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_mean_over_positive_events(make_histories: Histories) -> None:
+    batch = make_histories(LENGTHS, users=USERS)
+    torch.manual_seed(0)
+    hidden, items = unit(int(batch.is_positive.sum()), 6), unit(len(batch.item_ids), 6)
+    pairs = next_token_pairs(batch)
+    pairs = Pairs(torch.arange(len(pairs)), pairs.items, pairs.rows)
+    for logq, mask in ((True, True), (False, False)):
+        loss = next_item_loss(hidden, items, batch, torch.tensor(4.0), correct_popularity=logq, mask_same_user=mask)
+        expected = plain_losses(4.0 * hidden, items, batch, pairs, in_batch=True, logq=logq, mask=mask)
+        assert float(loss) == pytest.approx(float(np.mean(expected)), abs=1e-5)
+
+
+def test_the_whole_catalogue_alone_is_the_exact_softmax(make_histories: Histories) -> None:
+    """Every weight is 1, and the loss that of torch's own cross-entropy."""
+    batch = with_uniform(make_histories(LENGTHS, users=USERS), len(CATALOGUE))
+    assert batch.item_ids.tolist() == CATALOGUE.tolist()
+    weights = negative_log_weights(batch, in_batch=False)
+    assert weights.tolist() == [0.0] * len(CATALOGUE)
+    torch.manual_seed(0)
+    hidden, items = 4.0 * unit(batch.num_events + batch.num_rows, 6), unit(len(CATALOGUE), 6)
+    pairs = all_pairs(batch)
+    found = info_nce(hidden, items, pairs, weights, None)
+    expected = functional.cross_entropy(hidden[pairs.tokens] @ items.T, pairs.items, reduction="none")
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize("cells", [1, 40, 333])
+def test_blocks_change_nothing(
+    make_histories: Histories, monkeypatch: pytest.MonkeyPatch, mask: bool, cells: int
+) -> None:
+    """Neither the losses nor the gradients; and no block has more than the cells it may have."""
+    batch = with_uniform(make_histories(LENGTHS, users=USERS), 9)
+    pairs, own = all_pairs(batch), same_user_items(batch) if mask else None
+    weights = negative_log_weights(batch)
+    torch.manual_seed(0)
+    hidden = (4.0 * unit(batch.num_events + batch.num_rows, 6)).requires_grad_()
+    items = unit(len(batch.item_ids), 6).requires_grad_()
+    share = torch.rand(len(pairs))
+
+    def outcome() -> list[torch.Tensor]:
+        found = info_nce(hidden, items, pairs, weights, own)
+        return [found.detach(), *torch.autograd.grad((found * share).sum(), [hidden, items])]
+
+    whole = outcome()
+    sizes: list[int] = []
+    log_sum = losses._log_sum
+
+    def measured(*arguments: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(arguments[3]) * len(items))
+        return log_sum(*arguments)
+
+    monkeypatch.setattr(losses, "BLOCK_CELLS", cells)
+    monkeypatch.setattr(losses, "_log_sum", measured)
+    for found, expected in zip(outcome(), whole, strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+    assert len(sizes) >= 4  # once forward and once backward, each
+    assert max(sizes) <= max(cells, len(items))
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_the_gradient_is_that_of_the_definition(make_histories: Histories, mask: bool) -> None:
+    batch = with_uniform(make_histories([4, 3], users=[1, 2]), 5)
+    pairs, own = all_pairs(batch), same_user_items(batch) if mask else None
+    weights = negative_log_weights(batch).double()
+    torch.manual_seed(0)
+    hidden = torch.randn(batch.num_events + batch.num_rows, 4, dtype=torch.float64)
+    items = torch.randn(len(batch.item_ids), 4, dtype=torch.float64)
+
+    def definition(hidden: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        total = hidden.new_zeros(())
+        for token, target, row in zip(pairs.tokens, pairs.items, pairs.rows, strict=True):
+            left_out = own[row].clone() if own is not None else torch.zeros(len(items), dtype=torch.bool)
+            left_out[target] = True
+            logits = items @ hidden[token]
+            negatives = (logits + weights)[~left_out]
+            total = total + torch.logsumexp(torch.cat([logits[target][None], negatives]), 0) - logits[target]
+        return total
+
+    expected = torch.autograd.functional.jacobian(definition, (hidden, items))
+    leaves = [tensor.float().requires_grad_() for tensor in (hidden, items)]
+    info_nce(leaves[0], leaves[1], pairs, weights.float(), own).sum().backward()
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert leaf.grad is not None
+        assert torch.allclose(leaf.grad.double(), gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize(("in_batch", "count"), [(True, 0), (False, 6), (True, 6)])
+def test_the_corrected_sum_is_on_average_the_sum_over_the_catalogue(
+    make_history: Callable[..., Column], in_batch: bool, count: int
+) -> None:
+    """Each item's weight is 1 in expectation, so is the estimate of any sum over the catalogue unbiased."""
+    num_items, num_draws, num_events = 10, 800, 12
+    frequencies = ItemFrequencies(np.arange(num_items), np.arange(1, num_items + 1) ** 2)
+    share = np.arange(1, num_items + 1) ** 2 / (np.arange(1, num_items + 1) ** 2).sum()
+    negatives = UniformNegatives(np.arange(num_items), max(1, count), HASHING, frequencies, seed=3)
+    weights = np.zeros((num_draws, num_items))
+    scores = 2.0 * uniform(8, np.arange(num_items))
+    for draw in range(num_draws):
+        items = np.searchsorted(np.cumsum(share), uniform(7, draw, np.arange(num_events)))
+        none = [0] * num_events
+        batch = make_batch(
+            history=make_history([num_events], items, none, none, none),
+            is_positive=np.ones(num_events, dtype=np.bool_),
+            hashing=HASHING,
+            log_q=frequencies.log_share,
+        )
+        batch = negatives.add(batch, draw) if count else batch
+        weights[draw, batch.item_ids.numpy()] = negative_log_weights(batch, in_batch=in_batch).exp().numpy()
+    spread = weights.std(axis=0) / math.sqrt(num_draws)
+    assert (np.abs(weights.mean(axis=0) - 1.0) < 4 * spread + 1e-9).all()
+    sums = weights @ np.exp(scores)
+    assert sums.mean() == pytest.approx(np.exp(scores).sum(), abs=4 * sums.std() / math.sqrt(num_draws))
+    plain = (weights > 0) @ np.exp(scores)  # what no correction would make of it
+    assert abs(plain.mean() - np.exp(scores).sum()) > 10 * plain.std() / math.sqrt(num_draws)
+
+
+def test_expected_counts_may_come_from_elsewhere(make_histories: Histories) -> None:
+    batch = with_uniform(make_histories(LENGTHS), 9)
+    expected = torch.linspace(0.1, 3.0, len(batch.item_ids))
+    found = negative_log_weights(batch, log_expected_M=expected.log()).exp()
+    counts = positive_counts(batch) + torch.isin(torch.arange(len(expected)), batch.sampled).long()
+    assert torch.allclose(found, counts / (expected + batch.sample_rate), atol=1e-6)
+    alone = negative_log_weights(batch, in_batch=False, log_expected_M=expected.log()).exp()
+    assert alone[batch.sampled].tolist() == pytest.approx([1 / float(batch.sample_rate)] * len(batch.sampled))
+
+
+def test_a_loss_without_negatives_says_which_settings_give_some(make_histories: Histories) -> None:
+    with pytest.raises(ConfigError, match="no negatives") as caught:
+        negative_log_weights(make_histories([3]), in_batch=False)
+    assert "data.uniform_negatives" in caught.value.fix
 
 
 def test_same_user_items_span_the_rows_of_a_user_and_hold_positives_only(make_history: Callable[..., Column]) -> None:
@@ -56,15 +252,10 @@ def test_same_user_items_span_the_rows_of_a_user_and_hold_positives_only(make_hi
         hashing=HashConfig(),
     )
     assert same_user_items(batch).int().tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [1, 0, 0, 1]]
+    assert positive_counts(batch).tolist() == [1, 0, 1, 1]
 
 
-def test_row_of_event_passes_over_empty_rows(make_histories: Callable[..., SequenceBatch]) -> None:
-    assert row_of_event(make_histories([0, 2, 0, 1, 0])).tolist() == [1, 1, 3]
-
-
-def test_a_user_without_negatives_has_loss_zero_and_a_finite_gradient(
-    make_histories: Callable[..., SequenceBatch],
-) -> None:
+def test_a_user_without_negatives_has_loss_zero_and_a_finite_gradient(make_histories: Histories) -> None:
     batch = make_histories([6])
     hidden = torch.randn(int(batch.is_positive.sum()), 6, requires_grad=True)
     loss = next_item_loss(
@@ -79,3 +270,15 @@ def test_a_user_without_negatives_has_loss_zero_and_a_finite_gradient(
     assert float(loss.detach()) == pytest.approx(0, abs=1e-6)
     assert hidden.grad is not None
     assert torch.isfinite(hidden.grad).all()
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_no_pair_is_no_loss(make_histories: Histories, mask: bool) -> None:
+    batch = make_histories([3, 2])
+    batch = dataclasses.replace(batch, is_positive=torch.zeros_like(batch.is_positive))
+    own = same_user_items(batch) if mask else None
+    hidden = torch.zeros(0, 6)
+    found = info_nce(
+        hidden, unit(len(batch.item_ids), 6), next_token_pairs(batch), torch.zeros(len(batch.item_ids)), own
+    )
+    assert found.shape == (0,)

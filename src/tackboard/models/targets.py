@@ -1,0 +1,84 @@
+"""What a history's tokens are asked to predict: pairs of a token and an event after it.
+
+In: a batch. Out: pairs. A row of n events has n + 1 tokens, a start token and one for each event; the token before an
+event has seen everything up to it and nothing of it:
+
+    events             a    b    c    d
+    tokens       ▷    a    b    c    d
+    next          ▷→a  a→b  b→c  c→d                    each positive event, from the token before it
+    multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               and from the tokens up to two places further back
+    future, 2    a→b  a→c                               here with anchor 1: the token after 1 event, the next 2 events
+
+Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next; there
+are many of them, and a share is enough. Future-token pairs ask only the token at the length that a downstream task will
+read, which is as long a history as that task ever has. Decided: the published multi-token loss counts the next event
+too; here that is the next-token loss's own, so that the two have weights that do not overlap.
+
+Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from tackboard.batch import SequenceBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """`tokens` predict `items` (positions among the distinct items); `rows` say whose they are. All int64 [P]."""
+
+    tokens: torch.Tensor
+    items: torch.Tensor
+    rows: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def row_of_event(batch: SequenceBatch) -> torch.Tensor:
+    """The row (history) of each event [N]."""
+    rows = torch.arange(batch.num_rows, device=batch.offsets.device)
+    return torch.repeat_interleave(rows, batch.lengths(), output_size=batch.num_events)
+
+
+def next_token_pairs(batch: SequenceBatch) -> Pairs:
+    """Every positive event, from the token before it."""
+    events_P = torch.nonzero(batch.is_positive).squeeze(1)
+    return _pairs(batch, events_P, events_P)
+
+
+def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> Pairs:
+    """Every positive event, from the tokens 2 to `window` places before it; `share` of these pairs, at random."""
+    places_N = torch.arange(batch.num_events, device=batch.items.device)
+    positive_P = places_N[batch.is_positive]
+    first_P = batch.offsets[:-1].index_select(0, row_of_event(batch)[batch.is_positive])
+    lags = torch.arange(1, max(1, window), device=batch.items.device)
+    before_PW = positive_P[:, None] - lags
+    inside_PW = before_PW >= first_P[:, None]
+    if share < 1.0:
+        inside_PW = inside_PW & (torch.rand(inside_PW.shape, device=inside_PW.device) < share)
+    return _pairs(batch, before_PW[inside_PW], positive_P[:, None].expand_as(before_PW)[inside_PW])
+
+
+def future_token_pairs(batch: SequenceBatch, anchor: int, window: int) -> Pairs:
+    """The positive ones of the `window` events after the first `anchor` of each row, from the token between."""
+    rows_N = row_of_event(batch)
+    places_N = torch.arange(batch.num_events, device=batch.items.device) - batch.offsets[:-1].index_select(0, rows_N)
+    chosen_N = batch.is_positive & (places_N >= anchor) & (places_N < anchor + window)
+    events_P = torch.nonzero(chosen_N).squeeze(1)
+    return _pairs(batch, events_P - places_N[events_P] + anchor, events_P)
+
+
+def join_pairs(parts: list[Pairs]) -> Pairs:
+    """The pairs of all parts, in their order."""
+    return Pairs(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "items", "rows")))
+
+
+def _pairs(batch: SequenceBatch, before_P: torch.Tensor, events_P: torch.Tensor) -> Pairs:
+    """Pairs of the token before event `before_P` and the event `events_P`, of the same row."""
+    rows_P = row_of_event(batch).index_select(0, events_P)
+    # The token before event n is number n + row: one start token for its own row and for each row before.
+    return Pairs(tokens=before_P + rows_P, items=batch.items.index_select(0, events_P), rows=rows_P)

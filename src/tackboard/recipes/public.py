@@ -1,0 +1,84 @@
+"""Pretraining on public datasets, with the sizes that `tackboard bench quality` chose on validation.
+
+A dataset is first brought in by `tackboard data import NAME FILE…`, which writes datasets/NAME. What each choice is
+worth is in docs/pretraining.md.
+"""
+
+from __future__ import annotations
+
+from tackboard.batch import HashConfig
+from tackboard.data.loader import DataConfig
+from tackboard.evaluation.ranking import EvaluationConfig
+from tackboard.models.pinfm import PinFMConfig
+from tackboard.train.config import RunConfig, TrainingConfig
+from tackboard.train.optimizers import OptimizerConfig
+
+
+def ml_1m() -> RunConfig:
+    """MovieLens-1M: a million ratings as actions, every film a negative, the time of the request read."""
+    return RunConfig(
+        name="ml-1m",
+        data=DataConfig(dataset="datasets/ml-1m", max_length=200, tokens_per_step=16_384, uniform_negatives=3_883),
+        model=PinFMConfig(
+            hashing=HashConfig(num_hashes=8, num_rows=4096),
+            table_dim=16,
+            width=128,
+            num_layers=4,
+            num_heads=2,
+            max_history=200,
+            positions="rotary",
+            request_time=True,
+            dropout=0.2,
+            in_batch_negatives=False,
+        ),
+        optimizer=OptimizerConfig(dense_learning_rate=2e-3, warmup_steps=200),
+        training=TrainingConfig(steps=3_700, checkpoint_every=370),
+        evaluation=EvaluationConfig(cutoffs=(10, 50, 200), filter_seen=True),
+    )
+
+
+def kakao_brunch() -> RunConfig:
+    """22 million reads of half a million articles: negatives of the batch and 16,384 drawn ones."""
+    return RunConfig(
+        name="kakao-brunch",
+        data=DataConfig(
+            dataset="datasets/kakao-brunch", max_length=200, tokens_per_step=65_536, uniform_negatives=16_384
+        ),
+        model=PinFMConfig(
+            hashing=HashConfig(num_hashes=8, num_rows=1 << 19),
+            table_dim=16,
+            width=128,
+            num_layers=4,
+            num_heads=2,
+            max_history=200,
+            positions="rotary",
+            request_time=True,
+            dropout=0.1,
+        ),
+        optimizer=OptimizerConfig(dense_learning_rate=2e-3, warmup_steps=100),
+        training=TrainingConfig(steps=1_000, checkpoint_every=100),
+        evaluation=EvaluationConfig(cutoffs=(10, 50, 200)),
+    )
+
+
+def deskdrop() -> RunConfig:
+    """72 thousand actions of five kinds, on articles that are new: views, likes, bookmarks, comments, follows."""
+    return RunConfig(
+        name="deskdrop",
+        data=DataConfig(dataset="datasets/deskdrop", max_length=64, tokens_per_step=4_096, uniform_negatives=2_987),
+        model=PinFMConfig(
+            hashing=HashConfig(num_hashes=8, num_rows=4096),
+            table_dim=16,
+            width=64,
+            num_layers=2,
+            num_heads=2,
+            max_history=64,
+            positions="rotary",
+            request_time=True,
+            dropout=0.3,
+            in_batch_negatives=False,
+        ),
+        optimizer=OptimizerConfig(dense_learning_rate=2e-3, warmup_steps=50),
+        training=TrainingConfig(steps=500, checkpoint_every=100),
+        evaluation=EvaluationConfig(cutoffs=(10, 50)),
+    )

@@ -1,0 +1,110 @@
+"""On a GPU the backbones and the rivals do what they do on the CPU, in full precision and nearly so in half."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import Column, sequence_column
+from tackboard.features.types import ID, INT, TIME
+from tackboard.models import backbone
+from tackboard.models.backbone import Decoder
+from tackboard.models.hstu import HSTU
+from tackboard.models.sequential import hstu, sasrec
+from tackboard.models.time_encoding import hstu_bucket, log2_bucket
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on a machine with one"),
+]
+
+SIZES = {"width": 32, "num_layers": 2, "num_heads": 4, "max_positions": 80, "dropout": 0.0}
+BACKBONES: dict[str, Callable[[], nn.Module]] = {
+    "learned": lambda: Decoder(**SIZES, mlp_ratio=2),  # type: ignore[arg-type]
+    "rotary": lambda: Decoder(**SIZES, mlp_ratio=2, positions="rotary"),  # type: ignore[arg-type]
+    "time": lambda: Decoder(**SIZES, mlp_ratio=2, positions="none", time_bias=24),  # type: ignore[arg-type]
+    "hstu": lambda: HSTU(**SIZES),  # type: ignore[arg-type]
+}
+
+
+def results(model: nn.Module, device: str, *, half: bool = False) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Hidden vectors of rows of 77, 0 and 30 tokens, and the gradients of a function of them."""
+    torch.manual_seed(1)
+    x = torch.randn(107, 32).to(device)
+    lengths, times = torch.tensor([77, 0, 30]).to(device), torch.cumsum(torch.randint(0, 10**8, (107,)), 0).to(device)
+    weights = torch.randn(107, 32).to(device)
+    model = copy.deepcopy(model).to(device)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
+        hidden = model(x, lengths, times, times + 60_000)
+    (hidden * weights).sum().backward()
+    gradients = {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
+    return hidden.detach().cpu(), gradients
+
+
+@pytest.mark.parametrize("tile_cells", [1 << 24, 1 << 12])
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_backbones_agree(monkeypatch: pytest.MonkeyPatch, name: str, tile_cells: int) -> None:
+    monkeypatch.setattr(backbone, "TILE_CELLS", tile_cells)
+    torch.manual_seed(0)
+    model = BACKBONES[name]()
+    hidden, gradients = results(model, "cpu")
+    hidden_gpu, gradients_gpu = results(model, "cuda")
+    assert torch.allclose(hidden, hidden_gpu, atol=1e-3)
+    assert gradients.keys() == gradients_gpu.keys()
+    for key, gradient in gradients.items():
+        assert (gradient - gradients_gpu[key]).abs().max() <= 1e-3 * (1 + gradient.abs().max()), key
+    hidden_half, gradients_half = results(model, "cuda", half=True)
+    assert (hidden_half.float() - hidden).abs().max() < 0.1
+    assert all(torch.isfinite(gradient).all() for gradient in gradients_half.values())
+
+
+def test_buckets_of_time_are_equal() -> None:
+    ms = torch.cat([torch.randint(0, 10**6, (10_000,)), 10 ** torch.arange(18), torch.tensor([-5, 0, 2**63 - 1])])
+    assert torch.equal(log2_bucket(ms, 40, per_second=1000), log2_bucket(ms.cuda(), 40, per_second=1000).cpu())
+    assert torch.equal(hstu_bucket(ms, 128), hstu_bucket(ms.cuda(), 128).cpu())
+
+
+def whole_catalogue() -> SequenceBatch:
+    """Histories over 200 items, of which all are drawn as negatives."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 20, 32)
+    count = int(lengths.sum())
+    items = np.concatenate([np.arange(200), random.integers(0, 200, count - 200)])
+    batch = make_batch(
+        history=sequence_column(
+            lengths,
+            item=Column(ID, items),
+            action=Column(INT, random.integers(0, 3, count)),
+            time=Column(TIME, np.cumsum(random.integers(0, 10**7, count))),
+            gap=Column(INT, random.integers(0, 24, count)),
+        ),
+        is_positive=random.random(count) < 0.8,
+        hashing=HashConfig(num_hashes=1, num_rows=200, method="modulo"),
+    )
+    request = {"since_last": torch.rand(count) * 1e5}
+    return SequenceBatch(
+        **(vars(batch) | {"sampled": torch.arange(200), "sample_rate": torch.tensor(1.0), "request": request})
+    )
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize("make", [sasrec, hstu])
+def test_rivals_agree(make: Callable[..., object], loss: str) -> None:
+    torch.manual_seed(0)
+    config = make(200, loss=loss, use_actions=True, use_time_gap=True, use_request_time=True, max_history=20)
+    model = config.build(Vocabulary.from_names(["click", "hide"], ["home"])).eval()  # type: ignore[attr-defined]
+    batch = whole_catalogue()
+    on_cpu = float(model.loss(batch).loss.detach())
+    on_gpu = float(copy.deepcopy(model).cuda().loss(batch.to(torch.device("cuda"))).loss.detach())
+    assert on_gpu == pytest.approx(on_cpu, abs=1e-3 if loss == "full" else 0.5)  # negatives are drawn on the device
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        half = copy.deepcopy(model).cuda().loss(batch.to(torch.device("cuda"))).loss
+    half.backward()
+    assert float(half.detach()) == pytest.approx(on_cpu, abs=0.05 if loss == "full" else 0.7)

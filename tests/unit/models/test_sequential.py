@@ -1,0 +1,323 @@
+"""The rivals: losses equal to plain ones, the same vectors in training and at a request, and able to learn."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from tackboard.batch import HashConfig, SequenceBatch, item_rows, make_batch
+from tackboard.core.config import from_dict, to_dict
+from tackboard.core.errors import ConfigError, DataError
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.column import Column
+from tackboard.features.types import FLOAT
+from tackboard.models import backbone, sequential
+from tackboard.models.interface import build_model, describe_model, restore_config
+from tackboard.models.sequential import (
+    SASRecLayer,
+    SequentialConfig,
+    SequentialModel,
+    draw_negatives,
+    hstu,
+    hstu_large,
+    sasrec,
+)
+
+VOCABULARY = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
+NUM_ITEMS = 12
+HASHING = HashConfig(num_hashes=1, num_rows=NUM_ITEMS, method="modulo")
+Histories = Callable[..., SequenceBatch]
+EVERYTHING = [
+    {"backbone": backbone, "loss": loss, "use_actions": more, "use_time_gap": more, "use_request_time": more}
+    | ({"request_vector": place} if more else {})
+    for backbone, loss, (more, place) in itertools.product(
+        ("sasrec", "hstu"), ("full", "sampled"), ((False, ""), (True, "auto"), (True, "input"), (True, "output"))
+    )
+]
+
+
+@pytest.fixture
+def histories(make_history: Callable[..., Column]) -> Histories:
+    """`histories(lengths, seed=0)`: of items 0 to 11, all of which are drawn; `request` is that of each event."""
+
+    def make(lengths: list[int], seed: int = 0, items: list[int] | None = None) -> SequenceBatch:
+        draw = np.random.default_rng(seed)
+        num = sum(lengths)
+        chosen = draw.integers(0, NUM_ITEMS, num) if items is None else np.array(items)
+        times = np.cumsum(10 ** draw.uniform(2, 8, num)).astype(np.int64) + 1_000_000_000_000
+        batch = make_batch(
+            history=make_history(lengths, chosen, draw.integers(0, 4, num), draw.integers(0, 3, num), times),
+            is_positive=draw.random(num) < 0.8,
+            hashing=HASHING,
+        )
+        since = np.full(num, -1.0, dtype=np.float32)
+        since[1:] = np.diff(times) / 1000
+        whole = np.arange(NUM_ITEMS)
+        return dataclasses.replace(
+            batch,
+            items=batch.item_ids[batch.items],
+            item_ids=torch.from_numpy(whole),
+            item_rows=item_rows(whole, HASHING),
+            sampled=torch.from_numpy(whole),
+            sample_rate=torch.ones(()),
+            request={"since_last": torch.from_numpy(since)},
+        )
+
+    return make
+
+
+def model_of(**settings: object) -> SequentialModel:
+    """A rival of width 8 with parameters from one fixed seed, in evaluation mode."""
+    torch.manual_seed(0)
+    values = {"hashing": HASHING, "width": 8, "num_heads": 2, "ffn_width": 6, "max_history": 9, "num_negatives": 4}
+    model = SequentialConfig(**(values | settings)).build(VOCABULARY).eval()  # type: ignore[arg-type]
+    with torch.no_grad():  # fresh items are so small that every effect would be lost in rounding
+        model.items.weight.mul_(20)
+    return model
+
+
+def cut(batch: SequenceBatch, make_history: Callable[..., Column], first: int, end: int, since: float) -> SequenceBatch:
+    """One history of the events from `first` to `end`, `since` seconds before a request."""
+    columns = (batch.items, batch.actions, batch.surfaces, batch.times_ms)
+    return make_batch(
+        history=make_history([end - first], *(column[first:end].tolist() for column in columns)),
+        request={"since_last": Column.of(FLOAT, [since])},
+        hashing=HASHING,
+    )
+
+
+@pytest.mark.parametrize("settings", EVERYTHING, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_training_and_requests_use_the_same_vectors(
+    histories: Histories, make_history: Callable[..., Column], settings: dict[str, object]
+) -> None:
+    """Of every prediction: what `encode_users` makes of the events before it and the time since the last of these."""
+    model, batch = model_of(**settings), histories([5, 0, 1, 9])
+    seen = []
+    name = "_full_loss" if settings["loss"] == "full" else "_sampled_loss"
+    plain = getattr(model, name)
+    setattr(model, name, lambda hidden, *rest: seen.append(hidden) or plain(hidden, *rest))
+    assert torch.isfinite(model.loss(batch).loss)
+    row_of = torch.repeat_interleave(torch.arange(4), batch.lengths()).tolist()
+    predicted = [
+        event for event in batch.is_positive.nonzero().squeeze(1).tolist() if event > batch.offsets[row_of[event]]
+    ]
+    assert len(predicted) == len(seen[0]) > 5
+    with torch.no_grad():
+        for event, hidden in zip(predicted, seen[0], strict=True):
+            since = float(batch.request["since_last"][event])
+            alone = cut(batch, make_history, int(batch.offsets[row_of[event]]), event, since)
+            assert torch.allclose(model.encode_users(alone)[0], hidden, atol=1e-5)
+            if settings["use_request_time"]:
+                later = cut(batch, make_history, int(batch.offsets[row_of[event]]), event, since * 50 + 1000)
+                assert (model.encode_users(later)[0] - hidden).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("tile_cells", [1 << 24, 30])
+@pytest.mark.parametrize("kind", ["sasrec", "hstu"])
+def test_the_full_loss_is_cross_entropy_over_the_catalogue(
+    monkeypatch: pytest.MonkeyPatch, histories: Histories, kind: str, tile_cells: int
+) -> None:
+    monkeypatch.setattr(sequential, "TILE_CELLS", tile_cells)
+    batch = histories([6, 4, 0, 1, 5])
+    model, twin = model_of(backbone=kind), model_of(backbone=kind)
+    loss = model.loss(batch).loss
+    loss.backward()
+    hidden = twin._hidden(batch, twin.items(batch.item_rows[:, 0]), None)
+    firsts = {0, 6, 10, 11}
+    events = [event for event in range(batch.num_events) if batch.is_positive[event] and event not in firsts]
+    terms = []
+    for event in events:
+        logits = torch.stack([hidden[event - 1] @ twin.items.weight[item] for item in range(NUM_ITEMS)])
+        terms.append(functional.cross_entropy(logits[None], batch.items[event][None]))
+    expected = torch.stack(terms).mean()
+    expected.backward()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+    for ours, plain in zip(model.parameters(), twin.parameters(), strict=True):
+        assert ours.grad is not None
+        assert torch.allclose(ours.grad, plain.grad, atol=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tile_cells", [1 << 24, 50])
+def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
+    monkeypatch: pytest.MonkeyPatch, histories: Histories, tile_cells: int
+) -> None:
+    monkeypatch.setattr(sequential, "TILE_CELLS", tile_cells)
+    batch = histories([6, 4], items=[1, 4, 7, 2, 4, 1, 7, 1, 3, 4])
+    batch = dataclasses.replace(batch, sampled=torch.tensor([1, 4, 7]))  # most targets are among so few
+    model = model_of(loss="sampled", num_negatives=5, temperature=0.5)
+    drawn: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        sequential, "draw_negatives", lambda *arguments: drawn.append(draw_negatives(*arguments)) or drawn[0]
+    )
+    loss = float(model.loss(batch).loss.detach())
+    hidden = model._hidden(batch, model.items(batch.item_rows[:, 0]), None).detach()
+    items = functional.normalize(model.items.weight.detach(), dim=-1)
+    events = [event for event in range(10) if batch.is_positive[event] and event not in (0, 6)]
+    terms, collisions = [], 0
+    for place, event in enumerate(events):
+        target, user = int(batch.items[event]), functional.normalize(hidden[event - 1], dim=-1)
+        negatives = [item for item in drawn[0][place].tolist() if item != target]
+        collisions += 5 - len(negatives)
+        logits = torch.stack([user @ items[item] / 0.5 for item in (target, *negatives)])
+        terms.append(float(logits.logsumexp(0) - logits[0]))
+    assert collisions > 0
+    assert loss == pytest.approx(float(np.mean(terms)), abs=1e-5)
+
+
+def test_negatives_are_uniform_over_what_was_drawn() -> None:
+    torch.manual_seed(0)
+    drawn = draw_negatives(torch.tensor([2, 5, 9]), 1000, 30)
+    counts = torch.bincount(drawn.flatten(), minlength=10)
+    assert counts.nonzero().squeeze(1).tolist() == [2, 5, 9]
+    assert (counts[[2, 5, 9]] - 10_000).abs().max() < 500
+
+
+def test_a_sasrec_layer_equals_its_definition() -> None:
+    torch.manual_seed(1)
+    layer = SASRecLayer(width=6, num_heads=2, ffn_width=4, dropout=0.5).eval()
+    x, expected = torch.randn(8, 6), []
+    for first, end in ((0, 5), (5, 8)):
+        for place in range(first, end):
+            normed = layer.query_norm(x[place])
+            keys, values = layer.key_value(x[first : place + 1]).split(6, dim=1)
+            heads = []
+            for part in (slice(0, 3), slice(3, 6)):
+                weights = (keys[:, part] @ layer.query(normed)[part] / 3**0.5).softmax(0)
+                heads.append(weights @ values[:, part])
+            y = layer.ffn_norm(normed + layer.attention_out(torch.cat(heads)))
+            expected.append(y + layer.ffn_out(functional.relu(layer.ffn_in(y))))
+    found = layer(x, backbone.Packing.from_lengths(torch.tensor([5, 3])))
+    assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sasrec", "hstu"])
+def test_a_later_event_never_changes_an_earlier_vector(histories: Histories, kind: str) -> None:
+    model, batch = model_of(backbone=kind, use_actions=True, use_time_gap=True), histories([7, 2])
+    items = batch.items.clone()
+    items[4] = (items[4] + 1) % NUM_ITEMS
+    with torch.no_grad():
+        table = model.items(batch.item_rows[:, 0])
+        before = model._hidden(batch, table, None)
+        after = model._hidden(dataclasses.replace(batch, items=items), table, None)
+    changed = (before - after).abs().amax(dim=1) > 1e-5
+    assert changed.tolist() == [False] * 4 + [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize("kind", ["sasrec", "hstu"])
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_an_empty_history_is_the_vector_zero(histories: Histories, kind: str, loss: str) -> None:
+    model = model_of(backbone=kind, loss=loss, use_request_time=True)
+    for lengths in ([0, 3, 0], [0, 0], []):
+        batch = dataclasses.replace(histories(lengths), request={"since_last": torch.full((len(lengths),), 5.0)})
+        users = model.encode_users(batch)
+        assert users.shape == (len(lengths), 8)
+        assert (users.detach().abs().amax(dim=1) > 0).tolist() == [length > 0 for length in lengths]
+        assert torch.isfinite(model.score(users, model.encode_items(batch.item_rows))).all()
+
+
+def test_scores_are_products_or_cosines_over_temperature(histories: Histories) -> None:
+    batch = histories([4, 2])
+    model = model_of()
+    users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
+    assert torch.equal(items, model.items.weight)
+    assert torch.allclose(model.score(users, items), users @ items.T)
+    model = model_of(loss="sampled", temperature=0.1)
+    users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
+    assert torch.allclose(items.norm(dim=1), torch.ones(NUM_ITEMS), atol=1e-5)
+    assert torch.allclose(model.score(users, items), 10 * users @ items.T, atol=1e-5)
+
+
+def test_a_batch_in_which_nothing_is_predicted_has_loss_zero(histories: Histories) -> None:
+    loss = model_of().loss(histories([1, 0, 1])).loss
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backbone": "sasrec", "loss": "full"},
+        {"backbone": "sasrec", "loss": "sampled"},
+        {"backbone": "hstu", "loss": "full", "use_request_time": True},
+        {"backbone": "hstu", "loss": "sampled", "use_actions": True, "use_time_gap": True},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_learns_a_pattern(histories: Histories, settings: dict[str, object]) -> None:
+    """Item i is followed by 5i + 1: after some steps the last item of every row has the first rank."""
+    rows = []
+    for first in range(6):
+        rows.append([first])
+        while len(rows[-1]) < 7:
+            rows[-1].append((5 * rows[-1][-1] + 1) % NUM_ITEMS)
+    batch = histories([7] * 6, items=[*itertools.chain(*rows)])
+    batch = dataclasses.replace(batch, is_positive=torch.ones(42, dtype=torch.bool))
+    model = model_of(width=16, dropout=0.0, num_negatives=8, **settings).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    torch.manual_seed(0)
+    for _ in range(100):
+        optimizer.zero_grad()
+        model.loss(batch).loss.backward()
+        optimizer.step()
+    model.eval()
+    known = histories([6] * 6, items=[item for row in rows for item in row[:6]])
+    known = dataclasses.replace(known, request={"since_last": torch.full((6,), 60.0)})
+    with torch.no_grad():
+        best = model.score(model.encode_users(known), model.encode_items(batch.item_rows)).argmax(dim=1)
+    assert best.tolist() == [row[6] for row in rows]
+
+
+def test_losses_without_the_items_they_need_are_refused(histories: Histories) -> None:
+    batch = histories([4, 3])
+    some = dataclasses.replace(batch, sampled=torch.arange(5), sample_rate=torch.tensor(0.4))
+    none = dataclasses.replace(batch, sampled=torch.arange(0), sample_rate=torch.zeros(()))
+    with pytest.raises(ConfigError, match="5 items were drawn"):
+        model_of().loss(some)
+    with pytest.raises(ConfigError, match="5 items were drawn"):
+        model_of().loss(dataclasses.replace(some, item_rows=batch.item_rows[:5], items=batch.items % 5))
+    assert torch.isfinite(model_of(loss="sampled").loss(some).loss)
+    with pytest.raises(ConfigError, match="no item was drawn"):
+        model_of(loss="sampled").loss(none)
+    with pytest.raises(DataError, match="a row of 10 tokens"):
+        model_of().loss(histories([10]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hashing": HashConfig(num_hashes=2)}, "num_hashes = 2"),
+        ({"backbone": "gru"}, "model.backbone"),
+        ({"loss": "bce"}, "model.loss"),
+        ({"num_heads": 3}, "a divisor of width 8"),
+        ({"head_width": 4}, "0 with sasrec"),
+        ({"dropout": 1.0}, "model.dropout"),
+        ({"use_request_time": True, "request_vector": "none"}, "SASRec has no other place"),
+        ({"num_negatives": 0}, "model.num_negatives"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model_of(**settings)
+
+
+def test_published_sizes_and_what_they_read() -> None:
+    assert sasrec(3953).reads == ("history.item",)
+    assert hstu(3953).reads == hstu_large(3953).reads == ("history.item", "history.time", "since_last")
+    assert hstu(3953, use_request_time=False).reads == ("history.item", "history.time")
+    both = sasrec(3953, use_actions=True, use_request_time=True, request_vector="input", loss="full")
+    assert both.reads == ("history.item", "history.action", "history.gap", "since_last")
+    assert (both.width, both.num_layers, both.num_heads, both.ffn_width, both.loss) == (50, 2, 1, 50, "full")
+    large = hstu_large(3953)
+    assert (large.num_layers, large.num_heads, large.head_width, large.temperature) == (8, 2, 25, 0.05)
+    for config in (sasrec(100), hstu(100), large, both):
+        build_model(config, VOCABULARY)
+        assert restore_config(describe_model(config)) == config
+        assert from_dict(SequentialConfig, to_dict(config)) == config
+    layer = hstu(100).build(VOCABULARY).backbone.layers[0]  # type: ignore[index]
+    assert tuple(layer.uvqk.weight.shape) == (200, 50)

@@ -1,0 +1,88 @@
+"""Each recipe of an ablation changes what it says and nothing else."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tackboard.core.config import to_dict
+from tackboard.recipes.ablations import SAVES, deskdrop_base, ml_1m_base
+from tackboard.recipes.public import deskdrop, ml_1m
+from tackboard.recipes.registry import RECIPES, find_recipe
+from tackboard.train.config import RunConfig, config_from_json, config_to_json
+
+NAMES = [name for name in RECIPES if name.startswith("ablation-")]
+ALLOWED = {
+    "losses": ("model.multi_token_", "model.future_token_"),
+    "rows": ("model.hashing.num_rows",),
+    "length": ("training.steps", "training.checkpoint_every", "optimizer.warmup_steps"),
+    "negatives": (
+        "model.in_batch_negatives",
+        "model.correct_popularity",
+        "model.streaming_frequencies",
+        "data.uniform_negatives",
+    ),
+    "positives": ("data.positive_actions",),
+}
+
+
+def changed(one: dict[str, Any], other: dict[str, Any], path: str = "") -> list[str]:
+    """Settings that differ, as `a.b`."""
+    found = []
+    for key in one:
+        if isinstance(one[key], dict):
+            found += changed(one[key], other[key], f"{path}{key}.")
+        elif one[key] != other[key]:
+            found.append(f"{path}{key}")
+    return found
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    return to_dict(dataclasses.replace(config, name="x"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_changes_one_thing(name: str) -> None:
+    config = find_recipe(name)
+    question = name.split("-")[1]
+    base = deskdrop_base("base", ()) if question == "positives" else ml_1m_base("base")
+    assert config.name == name
+    assert all(one.startswith(ALLOWED[question]) for one in changed(settings(config), settings(base)))
+    assert config_from_json(config_to_json(config)) == config
+
+
+def test_recipes_of_a_question_differ() -> None:
+    for question in ALLOWED:
+        configs = [settings(find_recipe(name)) for name in NAMES if name.split("-")[1] == question]
+        assert len(configs) >= 4
+        assert all(one != other for place, one in enumerate(configs) for other in configs[:place])
+
+
+def test_the_base_is_the_datasets_recipe_made_small() -> None:
+    small = ("model.width", "model.num_layers", "model.request_time", "training.steps", "training.checkpoint_every")
+    assert set(changed(settings(ml_1m_base("base")), settings(ml_1m()))) <= set(small)
+    assert set(changed(settings(deskdrop_base("base", ())), settings(deskdrop()))) <= set(small)
+    for config in (ml_1m_base("base"), deskdrop_base("base", ())):
+        assert not config.model.request_time
+        assert config.training.checkpoint_every == config.training.steps, "judged at the end of its schedule"
+
+
+def test_losses_add_up() -> None:
+    weights = [
+        (config.model.multi_token_weight, config.model.future_token_weight)
+        for config in map(find_recipe, ("ablation-losses-next", "ablation-losses-multi", "ablation-losses-all"))
+    ]
+    assert weights == [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]
+
+
+def test_negatives_exist_in_every_recipe() -> None:
+    for name in NAMES:
+        config = find_recipe(name)
+        assert config.model.in_batch_negatives or config.data.uniform_negatives
+    assert find_recipe("ablation-negatives-all").data.uniform_negatives >= ml_1m().data.uniform_negatives
+
+
+def test_saves_are_positives_everywhere() -> None:
+    for name in NAMES:
+        actions = find_recipe(name).data.positive_actions
+        assert not actions or set(SAVES) <= set(actions)
