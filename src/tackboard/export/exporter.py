@@ -23,7 +23,7 @@ from tackboard.core.files import new_directory, write_text_atomic
 from tackboard.core.manifest import write_manifest
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import FeatureSet, read_features
-from tackboard.models.interface import build_model, features_of, recorded_code_file, restore_config
+from tackboard.models.interface import build_model, describe_model, features_of, recorded_code_file, restore_config
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -41,6 +41,9 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     code_file = recorded_code_file(checkpoint.state["model"])
     config = restore_config(checkpoint.state["model"], code_file)
     _check_parameters(checkpoint, config)
+    if hasattr(config, "serving"):
+        config = config.serving()
+        _keep_served(checkpoint, config)
     features = read_features(checkpoint.path)
     if features is None:
         features = features_of(config, Vocabulary.from_dict(checkpoint.state["vocabulary"]))
@@ -106,6 +109,16 @@ def _check_parameters(checkpoint: Checkpoint, config: Any) -> None:
     if expected != found:
         differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
         raise DataError(f"{checkpoint.path} does not fit its model: {differing}", fix="was the model's code changed?")
+
+
+def _keep_served(checkpoint: Checkpoint, config: Any) -> None:
+    """Leaves of a checkpoint what the model of `config` has: what only training needs stays behind."""
+    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
+    with torch.device("meta"):
+        served = build_model(config, vocabulary).state_dict()
+    dense = checkpoint.tensors["dense"]
+    checkpoint.tensors["dense"] = {name: tensor for name, tensor in dense.items() if name in served}
+    checkpoint.state["model"] = describe_model(config)
 
 
 def _card(signature: Signature, checkpoint: Checkpoint) -> str:

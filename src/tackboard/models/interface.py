@@ -69,7 +69,8 @@ class ModelConfig(Protocol):
     def build(self, vocabulary: Vocabulary) -> nn.Module:
         """A model with fresh parameters."""
 
-    # It may have `reads`: the features the model reads, such as history.item or the name of a number.
+    # It may have `reads`: the features the model reads, such as history.item or the name of a number; and `serving()`,
+    # the config of the same model without what only training needs.
 
 
 def build_model(config: Any, vocabulary: Vocabulary) -> nn.Module:

@@ -153,6 +153,10 @@ class PinFMConfig:
         """Whether the backbone needs the events' times."""
         return self.time_bias > 0 or self.backbone == "hstu"
 
+    def serving(self) -> PinFMConfig:
+        """The same model without what only its loss reads."""
+        return dataclasses.replace(self, streaming_frequencies=False)
+
     def build(self, vocabulary: Vocabulary) -> PinFM:
         """A PinFM with fresh parameters."""
         return PinFM(self, vocabulary)

@@ -18,6 +18,8 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.export.exporter import export_bundle
 from tackboard.features.feature_set import read_features
+from tackboard.models.frequencies import StreamingFrequencies
+from tackboard.scoring.scorer import Scorer
 
 
 @pytest.fixture
@@ -143,3 +145,18 @@ def test_a_damaged_checkpoint_is_not_exported(trained_run: RunDirectory, tmp_pat
     (copy / "state.json").write_text(json.dumps(state, indent=2).replace('"step": 6', '"step": 7') + "\n")
     with pytest.raises(CorruptFileError, match=r"state\.json"):
         export_bundle(copy, tmp_path / "out", name="x", version="1", tables="fp32")
+
+
+def test_what_only_training_needs_stays_behind(trained_run: RunDirectory, tmp_path: Path) -> None:
+    """Streaming frequencies are as large as a table; a server has no use for them."""
+    checkpoint = load_checkpoint(find_checkpoint(trained_run.path))
+    model = checkpoint.state["model"]
+    config = {**model["config"], "streaming_frequencies": True}
+    frequencies = StreamingFrequencies(2, config["hashing"]["num_rows"])
+    checkpoint.tensors["dense"] |= {f"frequencies.{name}": value for name, value in frequencies.state_dict().items()}
+    state = checkpoint.state | {"model": {**model, "config": config}}
+    path = CheckpointStore(tmp_path / "copy" / "checkpoints").save(6, checkpoint.tensors, state)
+    export_bundle(path, tmp_path / "bundle", name="tiny", version="3", tables="fp32")
+    assert not any(name.startswith("frequencies.") for name in load_file(tmp_path / "bundle" / "dense.safetensors"))
+    assert read_bundle(tmp_path / "bundle").model["config"]["streaming_frequencies"] is False
+    Scorer.load(tmp_path / "bundle")

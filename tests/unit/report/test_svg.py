@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from tackboard.report.svg import (
     TONES,
     Bars,
+    Dots,
     Line,
     MatrixRow,
     Svg,
     bar_chart,
     clean,
+    dot_chart,
     format_number,
     histogram,
     line_chart,
@@ -229,3 +231,21 @@ def test_a_matrix_has_a_dot_for_every_mark() -> None:
 def test_a_matrix_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
         matrix([], ["a"], [], title="t", description="d")
+
+
+def test_dots_stand_at_their_values_with_the_mean_and_named_marks() -> None:
+    rows = [Dots(name="ours", values=[0.3, 0.4]), Dots(name="theirs", values=[0.2])]
+    chart = dot_chart(rows, title="t", description="d", x_label="HR@10", marks={"published": 0.35, "edge": 0.4})
+    places = [float(dot.get("cx", "")) for dot in parse(chart).iter("circle")]
+    first, second, third = places
+    [mean, _] = [float(stroke.get("x", "")) + 1 for stroke in parse(chart).iter("rect")]
+    assert third < first < mean < second and mean == pytest.approx((first + second) / 2, abs=0.2)
+    dashed = [float(line.get("x1", "")) for line in parse(chart).iter("line") if line.get("stroke-dasharray")]
+    assert dashed == [pytest.approx(mean, abs=0.2), pytest.approx(second, abs=0.2)]
+    assert {"ours", "theirs", "published 0.35", "edge 0.4", "HR@10"} <= set(texts(chart))
+
+
+@pytest.mark.parametrize("rows", [[], [Dots(name="a", values=[])], [Dots(name="a", values=[math.nan])]])
+def test_dots_without_values_are_refused(rows: list[Dots]) -> None:
+    with pytest.raises(ValueError, match="needs rows of finite values"):
+        dot_chart(rows, title="t", description="d", x_label="x")
