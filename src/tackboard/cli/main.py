@@ -45,6 +45,7 @@ def _register() -> None:
         bench_features,
         bench_feeding,
         bench_loader,
+        bench_quality,
         bench_sequences,
         bench_skeleton,
         data_check,
@@ -114,6 +115,7 @@ def _register() -> None:
     bench_app.command("feeding")(bench_feeding.bench_feeding)
     bench_app.command("sequences")(bench_sequences.bench_sequences)
     bench_app.command("loader")(bench_loader.bench_loader)
+    bench_app.command("quality")(bench_quality.bench_quality)
 
 
 def _print_version(asked: bool) -> None:

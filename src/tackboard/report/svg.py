@@ -64,6 +64,15 @@ class Bars:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dots:
+    """One row of a dot chart: repeated measurements of one thing."""
+
+    name: str
+    values: Sequence[float]
+    tone: Tone = "accent"
+
+
+@dataclass(frozen=True, kw_only=True)
 class MatrixRow:
     """One row of a matrix: its name, where a click leads, and in which columns it has a mark, full or hollow."""
 
@@ -247,6 +256,54 @@ def bar_chart(
     parts.append(_text((left + right) / 2, height - 8, x_label, anchor="middle", fill=MUTED))
     parts.append(_legend([series.name for series in bars], tones, left, 16))
     return _chart(parts, width, height, title, description)
+
+
+def dot_chart(
+    rows: Sequence[Dots],
+    *,
+    title: str,
+    description: str,
+    x_label: str,
+    marks: Mapping[str, float] | None = None,
+    width: int = 900,
+) -> Svg:
+    """Each row's values as dots with a stroke at their mean, over one axis; `marks` are named dashed lines to compare.
+
+    Raises ValueError without rows, and with a value that is not finite.
+    """
+    marks = marks or {}
+    values = [float(value) for row in rows for value in row.values] + list(marks.values())
+    if not rows or not all(row.values for row in rows) or any(not math.isfinite(value) for value in values):
+        raise ValueError(f"chart {title!r} needs rows of finite values")
+    step, top = 26, 16 + 17 * len(marks)
+    bottom = top + step * len(rows) + 8
+    left = 24 + max(len(row.name) for row in rows) * FONT_SIZE * BOLD_CHARACTER_WIDTH
+    axis = _axis(values, left, width - 16, count=8)
+    parts = []
+    for tick in axis.ticks:
+        x = axis.place(tick)
+        parts.append(_rule(x, top, x, bottom, GRID))
+        parts.append(_text(x, bottom + 18, format_number(tick), anchor="middle", fill=MUTED))
+    for number, (name, value) in enumerate(sorted(marks.items(), key=lambda mark: mark[1])):
+        x, label_y = axis.place(value), 16 + 17 * number
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{label_y + 5:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{MUTED}" '
+            'stroke-width="1" stroke-dasharray="4 3"/>'
+        )
+        text = f"{name} {format_number(value)}"
+        near_edge = x + 4 + len(text) * FONT_SIZE * CHARACTER_WIDTH > width - 16
+        parts.append(_text(x - 4 if near_edge else x + 4, label_y, text, anchor="end" if near_edge else "start"))
+    for number, row in enumerate(rows):
+        y, colour = top + step * (number + 0.5), _colour(row.tone)
+        mean = axis.place(sum(row.values) / len(row.values))
+        parts.append(_text(left - 10, y + 4.5, row.name, anchor="end", weight=600))
+        parts.append(f'<rect x="{mean - 1:.1f}" y="{y - 9:.1f}" width="2" height="18" fill="{INK}"/>')
+        for value in row.values:
+            x = axis.place(value)
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" fill-opacity="0.75"/>')
+    parts.append(_rule(left, bottom, width - 16, bottom, MUTED))
+    parts.append(_text((left + width - 16) / 2, bottom + 38, x_label, anchor="middle", fill=MUTED))
+    return _chart(parts, width, math.ceil(bottom + 46), title, description)
 
 
 def matrix(

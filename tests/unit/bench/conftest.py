@@ -1,11 +1,18 @@
-"""Runs contenders of the features and the loader bench over little data, each in a process of its own."""
+"""Runs contenders of the features and the loader bench over little data, each in a process of its own.
 
+For the quality bench: files in the format of MovieLens, made up.
+"""
+
+import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tackboard.bench import features
@@ -14,6 +21,10 @@ from tackboard.bench.features_data import QUICK, batch_world, online_world, read
 from tackboard.bench.loader import Entry, Runner
 from tackboard.bench.loader_check import Reference
 from tackboard.bench.loader_data import POSITIVE, Setting, prepare, write_made_up
+from tackboard.bench.quality_data import BENCHES
+from tackboard.events.dataset import write_dataset
+from tackboard.events.public import listing
+from tackboard.events.public.publisher import Counts, canonical_events
 
 PARTS = {"batch": "batch", "online": "online", "unprepared": "online"}
 
@@ -83,3 +94,46 @@ def loader_differences(loader_folder: Path) -> Callable[[str, str], list[str]]:
         return Reference(Setting.read(loader_folder)).differences(loader_folder / f"{module}_{variant}_check.npz")
 
     return differences
+
+
+def movielens_files(num_users: int = 24, num_items: int = 30, num_events: int = 12) -> dict[str, str]:
+    """Ratings in which each film is followed by the next, three of them in each second; five films nobody rated."""
+    ratings = [
+        "::".join(map(str, (user, (user * 5 + place) % num_items + 1, place % 5 + 1, 978_000_000 + user + place // 3)))
+        for user in range(1, num_users + 1)
+        for place in range(num_events)
+    ]
+    films = [f"{film}::Film {film} (1990)::Drama" for film in range(1, num_items + 6)]
+    people = [f"{user}::F::25::{user % 3}::0000{user % 10}" for user in range(1, num_users + 1)]
+    files = {"ratings.dat": ratings, "movies.dat": films, "users.dat": people}
+    return {f"ml-1m/{name}": "\n".join(lines) + "\n" for name, lines in files.items()}
+
+
+@pytest.fixture
+def fake_ml_1m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with ml-1m/ml-1m.zip, of made-up ratings, which passes for the publisher's."""
+    folder = tmp_path / "downloads" / "ml-1m"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "ml-1m.zip", "w") as archive:
+        for name, text in movielens_files().items():
+            archive.writestr(name, text)
+    counts = Counts(users=24, items=30, events=288)
+    monkeypatch.setitem(listing.DATASETS, "ml-1m", dataclasses.replace(listing.DATASETS["ml-1m"], counts=counts))
+    small = dataclasses.replace(BENCHES["ml-1m"], max_length=12, quick_stride=2)
+    monkeypatch.setitem(BENCHES, "ml-1m", small)
+    return folder.parent
+
+
+@pytest.fixture
+def made_up_ratings() -> Callable[[Path], None]:
+    """A function that writes a prepared dataset: 40 users of 20 events whose actions are drawn, on 30 items."""
+
+    def write(path: Path, actions: Sequence[str] = tuple(f"rating_{stars}" for stars in range(1, 6))) -> None:
+        random = np.random.default_rng(11)
+        users, items = np.repeat(np.arange(1, 41), 20), random.integers(1, 31, 800)
+        chosen = pa.array([actions[code] for code in random.integers(0, len(actions), 800)])
+        events = canonical_events(users, items, np.arange(800) * 60_000, action=chosen)
+        source = {"kind": "made up", "last_tied_share": 0.0}
+        write_dataset(path.parent.parent / "made-up", "ratings", events, source=source).rename(path)
+
+    return write

@@ -8,6 +8,7 @@ does not deserve. Rows of one user and one time keep the publisher's order: that
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,18 +78,24 @@ def import_public(
     Files that are not this dataset raise DataError; then nothing is written.
     """
     check_name(name or dataset.name)
-    try:
-        data = dataset.read(Download(paths))
-    except (ValueError, KeyError, IndexError, OverflowError, pa.ArrowException) as error:
-        raise not_this(dataset, f"{type(error).__name__}: {error}") from None
-    except DataError as error:
-        raise not_this(dataset, error.got) from None
-    check_counts(dataset, data.events)
+    data = read_public(dataset, paths)
     source = {"kind": "public", "dataset": dataset.name, "from": dataset.source, "note": dataset.note}
     path = write_dataset(
         root, name or dataset.name, data.events, item_attributes=data.items, user_attributes=data.users, source=source
     )
     return path, data
+
+
+def read_public(dataset: PublicDataset, paths: Sequence[Path]) -> PublicData:
+    """What downloaded files hold. Files that are not this dataset, or torn ones, raise DataError."""
+    try:
+        data = dataset.read(Download(paths))
+    except (ValueError, KeyError, IndexError, OverflowError, pa.ArrowException, zipfile.BadZipFile) as error:
+        raise not_this(dataset, f"{type(error).__name__}: {error}") from None
+    except DataError as error:
+        raise not_this(dataset, error.got) from None
+    check_counts(dataset, data.events)
+    return data
 
 
 def not_this(dataset: PublicDataset, got: str) -> DataError:

@@ -1,0 +1,300 @@
+"""The datasets of `tackboard bench quality`: a publisher's files in, a dataset whose order is settled out.
+
+A leave-one-out figure depends on which event of a user is the last, and in MovieLens-1M 42% of users have several in
+their last second. So the rule for ties is part of the data here: events of one user and one instant get 0, 1, 2, … ms
+more, in the order of the file (`file`), in the reverse of it (`reverse`) or in a seeded random one (`random`), and
+nothing that reads the dataset can order them differently. A prepared dataset is one snapshot under WORK/datasets whose
+name says what it is, so that a run that was begun on it goes on wherever the same files were prepared the same way.
+
+Decided: items are renumbered from 1 where the publisher's ids are not small numbers, so that every method may use a
+plain table of one row per item; the publisher's id stays in the item table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tackboard.core import keyed_random
+from tackboard.core.config import suggest
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.progress import say
+from tackboard.events.dataset import open_dataset, write_dataset
+from tackboard.events.public import listing
+from tackboard.events.public.publisher import PublicData, PublicDataset, read_public
+from tackboard.events.schema import encode, numpy_column, starts_of_users
+
+TIE_RULES = ("file", "reverse", "random")
+TIE_SEED = 20261115
+TIE_STREAM = 31
+"""Keeps the random numbers of the tie rule apart from every other use of a seed."""
+SPARSE_IDS = 4
+"""Ids are renumbered where the largest is above so many times their number."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench:
+    """How one public dataset is used: protocol and sizes."""
+
+    name: str
+    filter_seen: bool
+    """Whether items of the history are taken out of the ranking."""
+    max_length: int
+    """Events of a history that a method reads at most."""
+    max_users: int = 0
+    """Users that are ranked at most, drawn once and the same for every method; 0: all."""
+    ties: tuple[str, ...] = TIE_RULES
+    """Tie rules that make sense for it, the default first."""
+    quick_stride: int = 1
+    """`--quick` takes every so manieth user."""
+    quick_max_users: int = 0
+    """`max_users` of `--quick`."""
+    note: str = ""
+    """What a reader of the table must know of the protocol."""
+
+    @property
+    def public(self) -> PublicDataset:
+        """Where it comes from, and how it is read."""
+        return listing.find_public(self.name)
+
+
+BENCHES = {
+    bench.name: bench
+    for bench in (
+        Bench(
+            name="ml-1m",
+            filter_seen=True,
+            max_length=200,
+            quick_stride=6,
+            note="all ratings are positives; the catalogue is every row of movies.dat",
+        ),
+        Bench(
+            name="kakao-brunch",
+            filter_seen=False,
+            max_length=200,
+            max_users=20_000,
+            ties=("file",),
+            quick_stride=150,
+            quick_max_users=1_000,
+            note="people come back to what they read (one read in five repeats the one before), so the history stays "
+            "in the ranking; times are whole hours in the publisher's order",
+        ),
+        Bench(
+            name="deskdrop",
+            filter_seen=False,
+            max_length=200,
+            ties=("file",),
+            note="all actions are positives and come back to the same article, so the history stays in the ranking",
+        ),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the sizes of a method may depend on."""
+
+    path: Path
+    num_items: int
+    """Of the catalogue, items without events included."""
+    num_rows: int
+    """Rows of a table with one row per id: the largest id and 1."""
+    events_per_user: NDArray[np.int64]
+    actions: tuple[str, ...]
+    last_tied_share: float
+    """Share of users whose last instant holds several events: for them the tie rule chooses the last one."""
+
+    @property
+    def num_users(self) -> int:
+        """Users with events."""
+        return len(self.events_per_user)
+
+    @property
+    def num_events(self) -> int:
+        """Events of all users."""
+        return int(self.events_per_user.sum())
+
+    def newest_tokens(self, max_length: int, held_out: int = 1) -> int:
+        """Training events where only a user's newest `max_length` are read."""
+        return int(np.clip(self.events_per_user - held_out, 0, max_length).sum())
+
+
+def find_bench(name: str) -> Bench:
+    """The dataset of that name; another name raises UsageError with the closest."""
+    if name not in BENCHES:
+        close = suggest(name, BENCHES)
+        raise UsageError(
+            f"--dataset {name}",
+            allowed=f"allowed: {', '.join(BENCHES)}",
+            fix=f"did you mean {close}?" if close else "",
+        )
+    return BENCHES[name]
+
+
+def prepared_name(bench: Bench, ties: str, stride: int = 1) -> str:
+    """The name of a prepared dataset: what it is of, its tie rule, and the share of users if not all."""
+    return f"{bench.name}-{ties}" + (f"-every{stride}" if stride > 1 else "")
+
+
+def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | None, stride: int = 1) -> dict[str, Path]:
+    """Tie rule → prepared dataset under `datasets`, made from the publisher's files in `data` where it is not there."""
+    for rule in rules:
+        if rule not in bench.ties:
+            close = suggest(rule, bench.ties)
+            raise UsageError(
+                f"--ties {rule} for {bench.name}",
+                allowed=f"allowed: {', '.join(bench.ties)}",
+                fix=f"did you mean {close}?" if close else "",
+            )
+    paths = {rule: datasets / prepared_name(bench, rule, stride) for rule in rules}
+    missing = [rule for rule, path in paths.items() if not path.exists()]
+    if not missing:
+        return paths
+    whole = read_public(bench.public, find_files(bench.public, data))
+    content = every_nth_user(whole, stride)
+    events, items = renumber_items(content.events, content.items)
+    about = {"kind": "public", "dataset": bench.name, "every_nth_user": stride}
+    about["last_tied_share"] = round(last_tied_share(events), 4)
+    for rule in missing:
+        say(f"preparing {paths[rule].name}")
+        making = datasets / f".making-{os.getpid()}"
+        try:
+            snapshot = write_dataset(
+                making,
+                bench.name,
+                settle_ties(events, rule),
+                item_attributes=items,
+                user_attributes=content.users,
+                source=about | {"ties": rule},
+            )
+            os.rename(snapshot, paths[rule])
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    return paths
+
+
+def read_facts(path: Path) -> Facts:
+    """The facts of a prepared dataset."""
+    dataset = open_dataset(path, verify=False)
+    counts = numpy_column(dataset.read_users(["num_events"]), "num_events")
+    items = numpy_column(dataset.read_items(["item_id"]), "item_id")
+    return Facts(
+        path=path,
+        num_items=len(items),
+        num_rows=int(items.max()) + 1,
+        events_per_user=counts[counts > 0],
+        actions=tuple(dataset.actions),
+        last_tied_share=float(dataset.manifest["source"]["last_tied_share"]),
+    )
+
+
+def find_files(public: PublicDataset, data: Path | None) -> list[Path]:
+    """What was downloaded: `data` is the dataset's own folder, a folder that has one of its name, or a file."""
+    where = {"allowed": f"needed: {public.files}", "fix": f"download it from {public.source}"}
+    if data is None:
+        raise UsageError(f"no folder with the files of {public.name}: give --data DIR or set TACKBOARD_DATA", **where)
+    if not data.exists():
+        raise UsageError(f"--data {data} does not exist", **where)
+    if data.is_file():
+        return [data]
+    folder = data / public.name if (data / public.name).is_dir() else data
+    archives = sorted(folder.glob("*.zip"))
+    if not archives and not any(path.is_file() for path in folder.rglob("*")):
+        raise UsageError(f"{folder} is empty", **where)
+    return archives or [folder]
+
+
+def every_nth_user(content: PublicData, stride: int) -> PublicData:
+    """The events and attributes of every `stride`-th user, in the order of their ids; items stay."""
+    if stride == 1:
+        return content
+    kept = pa.array(distinct_ids(content.events["user"])[::stride])
+
+    def of_kept(table: pa.Table) -> pa.Table:
+        column = table["user"] if pa.types.is_integer(table["user"].type) else table["user"].cast(pa.string())
+        return table.filter(pc.is_in(column, value_set=kept))
+
+    users = None if content.users is None else of_kept(content.users)
+    return PublicData(events=of_kept(content.events), items=content.items, users=users)
+
+
+def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
+    """The ids of a column, each once, rising."""
+    if pa.types.is_integer(column.type):
+        found: list[Any] = np.unique(column.to_numpy()).tolist()
+        return found
+    array = encode(column)
+    return sorted(array.dictionary.take(pc.unique(array.indices)).to_pylist())
+
+
+def settle_ties(events: pa.Table, rule: str) -> pa.Table:
+    """Events with times that rise within each user: those of one instant get 0, 1, 2, … ms more, by the tie rule."""
+    users = _codes(events["user"])
+    times, order = numpy_column(events, "time_ms"), numpy_column(events, "order")
+    by_time = np.lexsort((order, times, users))
+    same_user = users[by_time][1:] == users[by_time][:-1]
+    is_tied = same_user & (times[by_time][1:] == times[by_time][:-1])
+    starts = np.flatnonzero(np.append(True, ~is_tied))[: len(users)]
+    group = np.cumsum(np.append(True, ~is_tied))[: len(users)] - 1
+    if rule == "reverse":
+        by_rule = by_time[np.lexsort((-order[by_time], group))]
+    elif rule == "random":
+        by_rule = by_time[np.lexsort((keyed_random.bits(TIE_SEED, TIE_STREAM, order[by_time]), group))]
+    else:
+        by_rule = by_time
+    settled = times.copy()
+    settled[by_rule] += np.arange(len(users)) - starts[group]
+    if len(users) and not (np.diff(settled[by_rule]) > 0)[same_user].all():
+        raise DataError("a user has more events in one instant than fit before the next", allowed="at most one per ms")
+    column = pa.array(settled)
+    for name in ("time_ms", "received_ms"):
+        events = events.set_column(events.schema.get_field_index(name), name, column)
+    return events
+
+
+def renumber_items(events: pa.Table, items: pa.Table | None) -> tuple[pa.Table, pa.Table | None]:
+    """Both tables with items numbered from 1, unless their ids are small numbers already; see the module."""
+    listed = [] if items is None else items["item"].to_pylist()
+    published = sorted({*distinct_ids(events["item"]), *listed})
+    if not published or (
+        isinstance(published[0], int) and published[0] >= 0 and published[-1] < SPARSE_IDS * len(published)
+    ):
+        return events, items
+    ids = pa.array(published)
+    table = items if items is not None else pa.table({"item": ids})
+    table = table.append_column("published_item", table["item"].cast(pa.string()))
+    return _renumbered(events, ids), _renumbered(table, ids)
+
+
+def _renumbered(table: pa.Table, ids: pa.Array) -> pa.Table:
+    """`table` with the place of its items in `ids`, from 1, in their stead."""
+    column = table["item"]
+    plain = column if pa.types.is_integer(column.type) else column.cast(pa.string())
+    places = pc.add(pc.index_in(plain, value_set=ids).cast(pa.int64()), 1)
+    return table.set_column(table.schema.get_field_index("item"), "item", places)
+
+
+def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Numbers that are equal where the ids are."""
+    if pa.types.is_integer(column.type):
+        return np.asarray(column.to_numpy(), dtype=np.int64)
+    return np.asarray(encode(column).indices.to_numpy(), dtype=np.int64)
+
+
+def last_tied_share(events: pa.Table) -> float:
+    """The share of users whose last instant holds more than one event; `events` as published."""
+    users, times = _codes(events["user"]), numpy_column(events, "time_ms")
+    by_time = np.lexsort((times, users))
+    users, times = users[by_time], times[by_time]
+    ends = np.append(starts_of_users(users)[1:], len(users)) - 1
+    tied = (ends > 0) & (users[ends - 1] == users[ends]) & (times[ends - 1] == times[ends])
+    return float(tied.mean()) if len(ends) else 0.0

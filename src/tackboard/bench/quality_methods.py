@@ -1,0 +1,285 @@
+"""The methods of `tackboard bench quality`: a name in, the whole config of a run out.
+
+A method says what it reads, because only methods with the same inputs may be compared:
+
+    items      which items, in which order
+    times      also when, and the time of the request, as HSTU was published
+    history    what was done with each item (the rating, say) and the time between events, not that of the request
+    request    all of these
+
+Rivals that are named as published (sasrec, hstu, hstu-large) have the published sizes and loss. Every size here was
+chosen on validation, never on the test event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tackboard.batch import HashConfig
+from tackboard.bench.quality_data import Bench, Facts
+from tackboard.core.config import apply_overrides, suggest
+from tackboard.core.errors import UsageError
+from tackboard.data.loader import DataConfig
+from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.sequential import SequentialConfig, hstu, hstu_large, sasrec
+from tackboard.train.config import RunConfig, TrainingConfig
+from tackboard.train.optimizers import OptimizerConfig
+
+INPUTS = {
+    "items": ("items",),
+    "times": ("items", "times", "request's time"),
+    "history": ("items", "actions", "times"),
+    "request": ("items", "actions", "times", "request's time"),
+}
+USERS_PER_STEP = 128
+QUICK_EPOCHS, QUICK_LENGTH, QUICK_USERS = 8, 50, 32
+"""Passes, events of a history and users of a step of `--quick`."""
+QUICK_RATE = 3e-3
+"""Learning rate of `--quick`, which has few steps."""
+PUBLISHED_EPOCHS = 101
+EPOCHS, LARGE_EPOCHS = 60, 3
+"""Passes over the data at most; the number that is used is chosen on validation. The second where there is much."""
+NUM_WORKERS = 3
+"""Threads that prepare windows: an epoch of a small dataset is a second on a GPU, and so is a window's preparation."""
+DRAWN_ITEMS = 16_384
+"""Items drawn for each step from a large catalogue."""
+LARGE_CATALOGUE = 50_000
+"""Above so many items a softmax over all of them is not computed at every step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a method runs: its sizes may depend on it."""
+
+    bench: Bench
+    facts: Facts
+    prepared: str
+    quick: bool = False
+
+    @property
+    def max_length(self) -> int:
+        """Events of a history that a method reads at most."""
+        return min(self.bench.max_length, QUICK_LENGTH) if self.quick else self.bench.max_length
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the catalogue is too large for an exact softmax."""
+        return self.facts.num_items > LARGE_CATALOGUE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """A named way to rank."""
+
+    name: str
+    title: str
+    inputs: str
+    is_ours: bool = False
+    build: Callable[[Place], RunConfig] | None = None
+    """The config of its run; None where nothing is fit."""
+
+    @property
+    def reads(self) -> str:
+        """What it reads, for people."""
+        return ", ".join(INPUTS[self.inputs])
+
+    def reads_no_more_than(self, other: Method) -> bool:
+        """Whether the other one reads all that this one does."""
+        return set(INPUTS[self.inputs]) <= set(INPUTS[other.inputs])
+
+
+def find_method(name: str) -> Method:
+    """The method of that name; another name raises UsageError with the closest."""
+    if name not in METHODS:
+        close = suggest(name, METHODS)
+        raise UsageError(
+            f"--methods {name}", allowed=f"allowed: {', '.join(METHODS)}", fix=f"did you mean {close}?" if close else ""
+        )
+    return METHODS[name]
+
+
+def config_of(method: Method, place: Place, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of a method's run. `overrides` are `a.b=c` for every method, or `METHOD:a.b=c` for one."""
+    if method.build is None:
+        raise UsageError(f"{method.name} has no settings")
+    config = dataclasses.replace(method.build(place), seed=seed)
+    mine = []
+    for override in overrides:
+        name, separator, setting = override.partition(":")
+        if not separator or "=" in name:
+            mine.append(override)
+        elif find_method(name) is method:
+            mine.append(setting)
+    return apply_overrides(config, mine)
+
+
+# ---- sizes of a run ----
+
+
+def newest_steps(place: Place, epochs: int) -> tuple[int, int]:
+    """(tokens of a step, steps) where each user's newest events are read once an epoch, about 128 users a step."""
+    facts = place.facts
+    users = min(QUICK_USERS if place.quick else USERS_PER_STEP, max(1, facts.num_users // 4))
+    tokens = facts.newest_tokens(place.max_length) * users / max(1, facts.num_users)
+    steps = max(1, round((QUICK_EPOCHS if place.quick else epochs) * facts.num_users / users))
+    # The plan cuts at tokens_per_step less the longest segment, which it leaves room for.
+    return max(2 * place.max_length, round(tokens) + place.max_length), steps
+
+
+def _run(
+    place: Place,
+    name: str,
+    model: Any,
+    *,
+    data: dict[str, Any],
+    steps: int,
+    optimizer: OptimizerConfig,
+    **training: Any,
+) -> RunConfig:
+    """A run of `steps` steps, judged at about 25 checkpoints, or 4 where it shall be quick."""
+    return RunConfig(
+        name=name,
+        data=DataConfig(dataset=place.prepared, window_buckets=64, num_workers=NUM_WORKERS, **data),
+        model=model,
+        optimizer=optimizer,
+        training=TrainingConfig(steps=steps, checkpoint_every=-(-steps // (4 if place.quick else 25)), **training),
+    )
+
+
+# ---- SASRec and HSTU ----
+
+
+def _sequential(place: Place, name: str, model: SequentialConfig, epochs: int, *, published: bool = False) -> RunConfig:
+    """A run of a rival over the newest events of each user."""
+    tokens, steps = newest_steps(place, epochs)
+    optimizer = OptimizerConfig(
+        dense_learning_rate=QUICK_RATE if place.quick else 1e-3,
+        weight_decay=0.0,
+        warmup_steps=0 if published else min(200, steps // 20),
+        final_share=1.0 if published else 0.1,
+        # Nothing is clipped where it was not when the figures were published.
+        clip_norm=1e9 if published else 1.0,
+    )
+    data = {
+        "max_length": place.max_length,
+        "segments": "newest",
+        "tokens_per_step": tokens,
+        "uniform_negatives": DRAWN_ITEMS if place.is_large else place.facts.num_items,
+    }
+    return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
+
+
+def _as_published(name: str, make: Callable[..., SequentialConfig]) -> Callable[[Place], RunConfig]:
+    """Sizes, loss and rates as published."""
+
+    def build(place: Place) -> RunConfig:
+        model = make(place.facts.num_rows, max_history=place.max_length)
+        return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
+
+    return build
+
+
+def _rival(
+    name: str, inputs: str, make: Callable[..., SequentialConfig], sizes: dict[str, Any]
+) -> Callable[[Place], RunConfig]:
+    """The published architecture with the exact softmax where the catalogue allows it, and the inputs of ours."""
+
+    def build(place: Place) -> RunConfig:
+        model = make(
+            place.facts.num_rows,
+            max_history=place.max_length,
+            loss="sampled" if place.is_large else "full",
+            use_actions="actions" in INPUTS[inputs],
+            use_time_gap="times" in INPUTS[inputs],
+            use_request_time="request's time" in INPUTS[inputs],
+            **sizes,
+        )
+        return _sequential(place, name, model, LARGE_EPOCHS if place.is_large else EPOCHS)
+
+    return build
+
+
+# ---- PinFM ----
+
+
+def _pinfm(name: str, inputs: str) -> Callable[[Place], RunConfig]:
+    def build(place: Place) -> RunConfig:
+        facts, max_length = place.facts, place.max_length
+        tokens, steps = newest_steps(place, EPOCHS)
+        if not place.quick:
+            tokens = 65_536 if place.is_large else 16_384
+            tokens = max(2 * max_length, min(tokens, facts.num_events // 4))
+            epochs = LARGE_EPOCHS if place.is_large else EPOCHS
+            steps = max(1, round(epochs * facts.num_events / max(1, tokens - max_length)))
+        model = PinFMConfig(
+            hashing=HashConfig(num_hashes=4 if place.quick else 8, num_rows=1 << (facts.num_items - 1).bit_length()),
+            table_dim=16,
+            width=64 if place.quick else 128,
+            num_layers=2 if place.quick else 4,
+            num_heads=2,
+            max_history=max_length,
+            dropout=0.2,
+            request_time=inputs == "request",
+            # The whole catalogue is an exact softmax; where only a part is drawn, popular items have to be there too.
+            in_batch_negatives=place.is_large,
+        )
+        data = {
+            "max_length": max_length,
+            "segments": "newest" if place.quick else "all",
+            "tokens_per_step": tokens,
+            "uniform_negatives": DRAWN_ITEMS if place.is_large else facts.num_items,
+        }
+        optimizer = OptimizerConfig(
+            dense_learning_rate=QUICK_RATE if place.quick else 1e-3, warmup_steps=min(200, max(1, steps // 20))
+        )
+        return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
+
+    return build
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(name="popularity", title="popularity", inputs="items"),
+        Method(name="item-to-item", title="item-to-item, cosine", inputs="items"),
+        Method(name="recently-seen", title="recently seen items", inputs="items"),
+        Method(
+            name="sasrec",
+            title="SASRec, sampled softmax, as published",
+            inputs="items",
+            build=_as_published("sasrec", sasrec),
+        ),
+        Method(name="hstu", title="HSTU, as published", inputs="times", build=_as_published("hstu", hstu)),
+        Method(
+            name="hstu-large",
+            title="HSTU-large, as published",
+            inputs="times",
+            build=_as_published("hstu-large", hstu_large),
+        ),
+        *(
+            Method(
+                name=f"{name}-{inputs}",
+                title=f"{title}, cross-entropy",
+                inputs=inputs,
+                build=_rival(f"{name}-{inputs}", inputs, make, sizes),
+            )
+            for name, title, make, sizes, all_inputs in (
+                ("sasrec", "SASRec", sasrec, {"width": 64, "ffn_width": 64}, ("items", "history", "request")),
+                ("hstu-large", "HSTU-large", hstu_large, {}, ("history", "request")),
+            )
+            for inputs in all_inputs
+        ),
+        *(
+            Method(
+                name=f"pinfm-{inputs}",
+                title="PinFM",
+                inputs=inputs,
+                is_ours=True,
+                build=_pinfm(f"pinfm-{inputs}", inputs),
+            )
+            for inputs in ("history", "request")
+        ),
+    )
+}

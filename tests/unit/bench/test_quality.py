@@ -1,0 +1,78 @@
+"""The whole harness on made-up ratings: cells, a table, nothing done twice; and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tackboard.bench.quality import measure
+from tackboard.bench.quality_plan import Options
+from tackboard.bench.quality_report import table_lines
+from tackboard.core.errors import DataError, TackboardError, UsageError
+
+SMALL = ("training.steps=4", "training.checkpoint_every=2", "model.width=8", "model.num_layers=1",
+         "pinfm-history:model.table_dim=2")  # fmt: skip
+
+
+def run(data: Path | None, work: Path, **options: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {"quick": True, "methods": ("popularity", "pinfm-history"), "overrides": SMALL} | options
+    return measure("ml-1m", Options(**settings), work=work, data=data, jobs=0, device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch(torch_settings: None) -> None:
+    """Training changes them."""
+
+
+def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    result = run(fake_ml_1m, work)
+    assert (result["num_cells"], result["num_finished"], result["num_left"], result["failures"]) == (3, 3, 0, [])
+    assert result["data"] == {"num_users": 12, "num_items": 35, "num_events": 144, "last_tied_share": 1.0}
+    assert [row["method"] for row in result["table"]["figures"]["rows"]] == ["popularity", "pinfm-history"]
+    assert result["table"]["figures"]["comparisons"][0]["against"] == "popularity"
+    assert result["devices"] == ["cpu"] and result["table"]["charts"]
+    assert table_lines(result)[0].startswith("QUICK")
+    before = {path: path.stat().st_mtime_ns for path in (work / "cells").rglob("*")}
+    again = run(None, work)
+    assert again["table"]["figures"]["rows"] == result["table"]["figures"]["rows"], "the files are not needed again"
+    assert {path: path.stat().st_mtime_ns for path in (work / "cells").rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"study": "compete"}, UsageError, r"did you mean compare\?"),
+        ({"methods": ("pinfn-history",)}, UsageError, r"did you mean pinfm-history\?"),
+        ({"ties": ("revers",)}, UsageError, r"did you mean reverse\?"),
+        ({"seeds": -1}, UsageError, "--seeds -1"),
+        ({"overrides": ("model.widht=8",)}, UsageError, "unknown setting model.widht"),
+    ],
+)
+def test_names_that_do_not_exist(
+    fake_ml_1m: Path, tmp_path: Path, options: dict[str, Any], error: type[TackboardError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        run(fake_ml_1m, tmp_path / "work", **options)
+
+
+def test_places_that_cannot_be(fake_ml_1m: Path, tmp_path: Path) -> None:
+    options = Options()
+    with pytest.raises(UsageError, match=r"did you mean ml-1m\?"):
+        measure("ml1m", options, work=tmp_path / "work", data=fake_ml_1m)
+    for device, words in (("gpu", "allowed: auto, cpu, cuda"), ("cuda:99999", "cuda")):
+        if device == "gpu" or not _has_gpu():
+            with pytest.raises(UsageError, match=words):
+                measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m, device=device)
+    with pytest.raises(UsageError, match=r"download it from https://grouplens\.org"):
+        measure("ml-1m", options, work=tmp_path / "work", data=tmp_path / "absent")
+    assert not (tmp_path / "work").exists(), "nothing is left behind"
+    (fake_ml_1m / "ml-1m" / "ml-1m.zip").write_bytes(b"torn")
+    with pytest.raises(DataError, match="not ml-1m as published"):
+        measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
