@@ -24,6 +24,7 @@ from tackboard.core.errors import UsageError
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.sequential import SequentialConfig, hstu, hstu_large, sasrec
+from tackboard.recipes.registry import find_recipe
 from tackboard.train.config import RunConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -136,15 +137,16 @@ def _run(
     data: dict[str, Any],
     steps: int,
     optimizer: OptimizerConfig,
-    **training: Any,
 ) -> RunConfig:
-    """A run of `steps` steps, judged at about 25 checkpoints, or 4 where it shall be quick."""
+    """A run of `steps` steps, judged at about 12 checkpoints, or 4 where it shall be quick."""
     return RunConfig(
         name=name,
         data=DataConfig(dataset=place.prepared, window_buckets=64, num_workers=NUM_WORKERS, **data),
         model=model,
         optimizer=optimizer,
-        training=TrainingConfig(steps=steps, checkpoint_every=-(-steps // (4 if place.quick else 25)), **training),
+        training=TrainingConfig(
+            steps=steps, checkpoint_every=-(-steps // (4 if place.quick else 12)), precision="auto"
+        ),
     )
 
 
@@ -201,42 +203,82 @@ def _rival(
     return build
 
 
+def _rival_of_our_size(name: str, inputs: str) -> Callable[[Place], RunConfig]:
+    """SASRec with the width, depth, dropout, events and steps of the PinFM beside it: what is left is the design."""
+
+    def build(place: Place) -> RunConfig:
+        recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
+        ours = recipe.model
+        model = sasrec(
+            place.facts.num_rows,
+            max_history=min(ours.max_history, place.max_length),
+            loss="sampled" if place.is_large else "full",
+            width=ours.width,
+            num_layers=ours.num_layers,
+            num_heads=ours.num_heads,
+            ffn_width=ours.mlp_ratio * ours.width,
+            dropout=ours.dropout,
+            use_actions="actions" in INPUTS[inputs],
+            use_time_gap="times" in INPUTS[inputs],
+            use_request_time="request's time" in INPUTS[inputs],
+            request_vector="input",
+        )
+        optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=1e-3)
+        return _like(recipe, place, name, model, optimizer)
+
+    return build
+
+
 # ---- PinFM ----
 
 
 def _pinfm(name: str, inputs: str) -> Callable[[Place], RunConfig]:
+    """The recipe that ships for the dataset; a small model where it shall be quick."""
+
     def build(place: Place) -> RunConfig:
-        facts, max_length = place.facts, place.max_length
-        tokens, steps = newest_steps(place, EPOCHS)
-        if not place.quick:
-            tokens = 65_536 if place.is_large else 16_384
-            tokens = max(2 * max_length, min(tokens, facts.num_events // 4))
-            epochs = LARGE_EPOCHS if place.is_large else EPOCHS
-            steps = max(1, round(epochs * facts.num_events / max(1, tokens - max_length)))
-        model = PinFMConfig(
-            hashing=HashConfig(num_hashes=4 if place.quick else 8, num_rows=1 << (facts.num_items - 1).bit_length()),
-            table_dim=16,
-            width=64 if place.quick else 128,
-            num_layers=2 if place.quick else 4,
-            num_heads=2,
-            max_history=max_length,
-            dropout=0.2,
-            request_time=inputs == "request",
-            # The whole catalogue is an exact softmax; where only a part is drawn, popular items have to be there too.
-            in_batch_negatives=place.is_large,
-        )
-        data = {
-            "max_length": max_length,
-            "segments": "newest" if place.quick else "all",
-            "tokens_per_step": tokens,
-            "uniform_negatives": DRAWN_ITEMS if place.is_large else facts.num_items,
-        }
-        optimizer = OptimizerConfig(
-            dense_learning_rate=QUICK_RATE if place.quick else 1e-3, warmup_steps=min(200, max(1, steps // 20))
-        )
-        return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
+        recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
+        max_history = min(recipe.model.max_history, place.max_length)
+        model = dataclasses.replace(recipe.model, request_time=inputs == "request", max_history=max_history)
+        return _like(recipe, place, name, model, recipe.optimizer)
 
     return build
+
+
+def _quick_pinfm(place: Place) -> RunConfig:
+    facts, max_length = place.facts, place.max_length
+    tokens, steps = newest_steps(place, QUICK_EPOCHS)
+    return RunConfig(
+        name="quick",
+        data=DataConfig(
+            dataset=place.prepared,
+            max_length=max_length,
+            segments="newest",
+            tokens_per_step=tokens,
+            uniform_negatives=DRAWN_ITEMS if place.is_large else facts.num_items,
+        ),
+        model=PinFMConfig(
+            hashing=HashConfig(num_hashes=4, num_rows=1 << (facts.num_items - 1).bit_length()),
+            max_history=max_length,
+            positions="rotary",
+            dropout=0.2,
+            in_batch_negatives=place.is_large,
+        ),
+        optimizer=OptimizerConfig(
+            dense_learning_rate=QUICK_RATE, table_learning_rate=0.3, warmup_steps=max(1, steps // 20)
+        ),
+        training=TrainingConfig(steps=steps),
+    )
+
+
+def _like(recipe: RunConfig, place: Place, name: str, model: Any, optimizer: OptimizerConfig) -> RunConfig:
+    """A run of `model` on the data of a recipe, for as many steps."""
+    data = {
+        "max_length": min(recipe.data.max_length, place.max_length),
+        "segments": recipe.data.segments,
+        "tokens_per_step": recipe.data.tokens_per_step,
+        "uniform_negatives": DRAWN_ITEMS if place.is_large else place.facts.num_items,
+    }
+    return _run(place, name, model, data=data, steps=recipe.training.steps, optimizer=optimizer)
 
 
 METHODS = {
@@ -270,6 +312,15 @@ METHODS = {
                 ("hstu-large", "HSTU-large", hstu_large, {}, ("history", "request")),
             )
             for inputs in all_inputs
+        ),
+        *(
+            Method(
+                name=f"sasrec-wide-{inputs}",
+                title="SASRec of PinFM's size, cross-entropy",
+                inputs=inputs,
+                build=_rival_of_our_size(f"sasrec-wide-{inputs}", inputs),
+            )
+            for inputs in ("history", "request")
         ),
         *(
             Method(

@@ -185,9 +185,10 @@ def _compared(context: Context) -> tuple[str, ...]:
     if context.options.quick:
         return ("popularity", "item-to-item", "sasrec-history", "pinfm-history")
     if context.bench.name == "ml-1m":
-        fits = (f"{name}-{inputs}" for inputs in ("history", "request") for name in ("sasrec", "hstu-large", "pinfm"))
+        names = ("sasrec", "sasrec-wide", "hstu-large", "pinfm")
+        fits = (f"{name}-{inputs}" for inputs in ("history", "request") for name in names)
         return ("popularity", "item-to-item", "sasrec-items", *fits)
-    return ("popularity", "item-to-item", "recently-seen", "sasrec-history", "pinfm-history")
+    return ("popularity", "item-to-item", "recently-seen", "sasrec-history", "sasrec-wide-history", "pinfm-history")
 
 
 def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table:

@@ -22,17 +22,17 @@ def ml_1m() -> RunConfig:
         model=PinFMConfig(
             hashing=HashConfig(num_hashes=8, num_rows=4096),
             table_dim=16,
-            width=128,
+            width=256,
             num_layers=4,
-            num_heads=2,
+            num_heads=4,
             max_history=200,
             positions="rotary",
             request_time=True,
-            dropout=0.2,
+            dropout=0.3,
             in_batch_negatives=False,
         ),
-        optimizer=OptimizerConfig(dense_learning_rate=2e-3, warmup_steps=200),
-        training=TrainingConfig(steps=3_700, checkpoint_every=370),
+        optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=200),
+        training=TrainingConfig(steps=3_700, checkpoint_every=370, precision="auto"),
         evaluation=EvaluationConfig(cutoffs=(10, 50, 200), filter_seen=True),
     )
 
@@ -55,8 +55,8 @@ def kakao_brunch() -> RunConfig:
             request_time=True,
             dropout=0.1,
         ),
-        optimizer=OptimizerConfig(dense_learning_rate=2e-3, warmup_steps=100),
-        training=TrainingConfig(steps=1_000, checkpoint_every=100),
+        optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=100),
+        training=TrainingConfig(steps=1_000, checkpoint_every=100, precision="auto"),
         evaluation=EvaluationConfig(cutoffs=(10, 50, 200)),
     )
 
@@ -78,7 +78,7 @@ def deskdrop() -> RunConfig:
             dropout=0.3,
             in_batch_negatives=False,
         ),
-        optimizer=OptimizerConfig(dense_learning_rate=2e-3, warmup_steps=50),
-        training=TrainingConfig(steps=500, checkpoint_every=100),
+        optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=50),
+        training=TrainingConfig(steps=500, checkpoint_every=100, precision="auto"),
         evaluation=EvaluationConfig(cutoffs=(10, 50)),
     )

@@ -34,14 +34,15 @@ class TrainingConfig:
     device: str = "auto"
     """`cpu`, `cuda` or `auto`, which takes the GPU where there is one."""
     precision: str = "fp32"
-    """Of the model's arithmetic: `fp32`, or `bf16` for matrix products; parameters stay as they are stored."""
+    """Of the model's arithmetic: `fp32`, or `bf16` for matrix products, parameters staying as they are stored; `auto`
+    is bf16 on a GPU, where it is faster, and fp32 on a CPU, where it is not."""
 
     def __post_init__(self) -> None:
         check(self.steps >= 1, "training.steps", self.steps, "1 or more")
         check(self.checkpoint_every >= 1, "training.checkpoint_every", self.checkpoint_every, "1 or more")
         check(self.log_every >= 1, "training.log_every", self.log_every, "1 or more")
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
-        check(self.precision in ("fp32", "bf16"), "training.precision", self.precision, "fp32, bf16")
+        check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")
         check(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)), "training.device", self.device, "auto, cpu, cuda"
         )

@@ -61,6 +61,8 @@ class Trainer:
         self.run = run
         self.source = source
         self.device = choose_device(config.training.device)
+        precision = config.training.precision
+        self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         self.num_threads = config.training.num_threads or usable_cores()
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
@@ -151,7 +153,7 @@ class Trainer:
         if not bool(batch.is_positive.any()):
             self.data_step = data_step + 1  # Nothing to predict here: go on behind it.
             return False
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.precision == "bf16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             loss, metrics = self.model.loss(batch)
         value = float(loss.detach())
         if reason := self.guard.judge_loss(value):
