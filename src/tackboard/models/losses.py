@@ -30,8 +30,8 @@ from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
 EXCLUDED = -1e4
 """Added to what is no negative. Not -inf: a token without any negative would have no gradient, but NaN."""
-BLOCK_CELLS = 1 << 25
-"""Tokens × items whose scores exist at one time: 128 MiB in fp32."""
+BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
+"""Tokens × items whose scores exist at one time: 128 MiB in fp32, on a GPU 512."""
 
 
 def same_user_items(batch: SequenceBatch) -> torch.Tensor:
@@ -98,7 +98,7 @@ def info_nce(
         bias_rows_R = torch.zeros(len(hidden_AD), dtype=torch.int64, device=hidden_AD.device)
         bias_rows_R = bias_rows_R.index_copy(0, pairs.tokens, pairs.rows)
     bias_BM = bias_BM.clamp_min(EXCLUDED)
-    step = max(1, BLOCK_CELLS // max(1, len(items_MD)))
+    step = max(1, BLOCK_CELLS[hidden_AD.device.type] // max(1, len(items_MD)))
     blocks = []
     for begin in range(0, len(rows_R), step):
         block = slice(begin, begin + step)
