@@ -116,10 +116,12 @@ class Judge:
         self.seconds += time.perf_counter() - started
         return ranks
 
-    def rank_model(self, model: Any, config: RunConfig) -> NDArray[np.int64]:
-        """The ranks by a model."""
+    def rank_model(self, model: Any, config: RunConfig, *, skip_newest: int = 0) -> NDArray[np.int64]:
+        """The ranks by a model, from histories that end `skip_newest` events before the held-out one."""
         started = time.perf_counter()
-        score = rank_model(model, self.sequences, config.model.hashing, config.model.max_history)
+        score = rank_model(
+            model, self.sequences, config.model.hashing, config.model.max_history, skip_newest=skip_newest
+        )
         self.seconds += time.perf_counter() - started
         return self.rank(score)
 
@@ -219,7 +221,12 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best, values = fit.best_step(), fit.values()
     ranks = fit.ranks_at(best)
     chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
-    return values | chosen, {"ranks": ranks}
+    # From further back: the last of several events that the model was not shown, ranked by the last step's parameters.
+    ahead = {
+        f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
+        for number in cell.protocol.get("ahead", ())
+    }
+    return values | chosen | {name: metrics_of(found) for name, found in ahead.items()}, {"ranks": ranks} | ahead
 
 
 def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:

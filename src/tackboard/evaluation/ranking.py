@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, SequenceBatch, item_rows
 from tackboard.core.config import check
-from tackboard.core.errors import DataError
+from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.data.loader import stored_batch
 from tackboard.data.sequences import Sequences
@@ -46,8 +46,10 @@ class EvaluationConfig:
         check(self.chunk_users >= 1, "evaluation.chunk_users", self.chunk_users, "1 or more")
 
 
-def rank_model(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> ScoreUsers:
-    """The scores of a model for users' histories up to their held-out event."""
+def rank_model(
+    model: Any, sequences: Sequences, hashing: HashConfig, max_history: int, *, skip_newest: int = 0
+) -> ScoreUsers:
+    """The scores of a model for users' histories up to their held-out event, or `skip_newest` events before it."""
     model.eval()
     device = next(model.parameters()).device
     with torch.no_grad():
@@ -55,7 +57,7 @@ def rank_model(model: Any, sequences: Sequences, hashing: HashConfig, max_histor
 
     def score(users: NDArray[np.int64]) -> torch.Tensor:
         with torch.no_grad():
-            batch = history_batch(sequences, users, hashing, max_history).to(device)
+            batch = history_batch(sequences, users, hashing, max_history, skip_newest=skip_newest).to(device)
             scores: torch.Tensor = model.score(model.encode_users(batch), items).float()
             return scores
 
@@ -63,11 +65,25 @@ def rank_model(model: Any, sequences: Sequences, hashing: HashConfig, max_histor
 
 
 def history_batch(
-    sequences: Sequences, users: NDArray[np.int64], hashing: HashConfig, max_history: int
+    sequences: Sequences,
+    users: NDArray[np.int64],
+    hashing: HashConfig,
+    max_history: int,
+    *,
+    skip_newest: int = 0,
 ) -> SequenceBatch:
-    """The newest `max_history` events before each user's held-out event, as a batch."""
-    ends = sequences.train_ends[users]
-    starts = np.maximum(sequences.offsets[:-1][users], ends - max_history)
+    """The newest `max_history` events before each user's held-out event, or before the last `skip_newest` of these.
+
+    Features of the request are those of the held-out event, so they fit no history that ends before it.
+    """
+    if skip_newest and sequences.request:
+        raise ConfigError(
+            f"the newest {skip_newest} events are skipped, and the model reads {', '.join(sequences.request)}",
+            allowed="features of the request belong to the whole history",
+        )
+    begins = sequences.offsets[:-1][users]
+    ends = np.maximum(begins, sequences.train_ends[users] - skip_newest)
+    starts = np.maximum(begins, ends - max_history)
     return stored_batch(sequences, users, starts, ends - starts, hashing)
 
 

@@ -126,6 +126,18 @@ def test_a_history_is_the_newest_events_before_the_target(hand_made: Sequences) 
     assert not batch.is_positive.any()
 
 
+def test_a_history_can_end_earlier(hand_made: Sequences) -> None:
+    """To rank from further back; a history that has fewer events is empty then."""
+    users = np.flatnonzero(hand_made.targets >= 0)
+    whole = history_batch(hand_made, users, HashConfig(), 100)
+    for skipped in (1, 2, 50):
+        earlier = history_batch(hand_made, users, HashConfig(), 100, skip_newest=skipped)
+        for row in range(len(users)):
+            before = whole.item_ids[whole.items[whole.offsets[row] : whole.offsets[row + 1]]].tolist()
+            after = earlier.item_ids[earlier.items[earlier.offsets[row] : earlier.offsets[row + 1]]].tolist()
+            assert after == before[: max(0, len(before) - skipped)]
+
+
 def test_a_target_that_a_later_test_asks_for_is_not_validated_on(
     tmp_path: Path, make_dataset: Callable[..., Path]
 ) -> None:
