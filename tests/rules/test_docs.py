@@ -26,7 +26,13 @@ OTHER_SPELLINGS = {"sh", "shell", "console", "zsh", "py", "python3", "pycon"}
 LIMIT_S = {"quick": 240, "slow": 1200}
 
 # Blocks that are only shown, by page. Raise a number only for a command that cannot run in an empty folder.
-SHOWN: dict[str, int] = {"CONTRIBUTING.md": 1, "README.md": 2, "docs/data.md": 1, "docs/serving.md": 6}
+SHOWN: dict[str, int] = {
+    "CONTRIBUTING.md": 1,
+    "README.md": 2,
+    "docs/data.md": 1,
+    "docs/pretraining.md": 2,
+    "docs/serving.md": 6,
+}
 
 FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
