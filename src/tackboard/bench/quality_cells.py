@@ -136,7 +136,7 @@ class Work:
         if marker.exists():
             if not isinstance(kind := read_json(marker), dict) or kind.get("kind") != KIND:
                 raise UsageError(f"--work {root} holds a {MARKER} of something else", fix="give another --work")
-        elif root.exists() and any(root.iterdir()):
+        elif root.exists() and not {path.name for path in root.iterdir()} <= {"datasets", "cells", "runs", "logs"}:
             raise UsageError(
                 f"--work {root} holds other things",
                 allowed="allowed: a new or empty folder, or one that an earlier run left",

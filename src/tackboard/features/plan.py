@@ -80,8 +80,18 @@ class Plan:
 
     @property
     def needs_event_times(self) -> bool:
-        """Whether any feature depends on how old events are."""
-        return any(node.op in ("within", "between", "decayed_sum") for node in self.nodes)
+        """Whether any feature depends on how old events are: by a view of them, or by taking one time from another."""
+        if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
+            return True
+        clocks: list[frozenset[str]] = []
+        for node in self.nodes:
+            met = frozenset().union(*(clocks[argument] for argument in node.args))
+            if node.op == "source" and node.params["column"] == "time":
+                met = frozenset([str(node.params["entity"])])
+            if {"event", "request"} <= met:
+                return True
+            clocks.append(met)
+        return False
 
     @property
     def needs_request_time(self) -> bool:

@@ -554,3 +554,13 @@ def test_a_source_that_is_not_in_the_data_says_where_it_would_come_from() -> Non
 def test_advice_about_two_values_is_not_given_for_one() -> None:
     assert failing(user.country.log1p()).fix == "" and failing(request.time.log1p()).fix == ""
     assert "concat(a, b)" in failing(user.country + user.country).fix
+
+
+def test_a_time_taken_from_another_needs_the_times_of_events() -> None:
+    """Else a history without times would be as old as 1970, and nobody would be told."""
+    events, request = Events(), Request()
+    away = request.time.seconds_since(events.last(events.time))
+    assert compile_features({"a": away.fill_missing(-1.0)}).needs_event_times
+    both_apart = compile_features({"hour": request.time.hour(), "times": events.newest(3).collect(events.time)})
+    assert not both_apart.needs_event_times
+    assert both_apart.needs_request_time
