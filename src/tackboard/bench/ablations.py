@@ -1,0 +1,317 @@
+"""The study `ablations` of `tackboard bench quality`: the publication's ablations, each beside its published direction.
+
+In: the recipes of recipes/ablations.py. Out: one table per question. Recipes are judged on the validation event at the
+end of their schedule, with three seeds or more; the test event is seen by nobody, because these tables are there to
+choose by. A difference is shown with the interval of paired draws of users and the error by seeds, and counts only if
+it stands out from both (quality_verdict.py).
+
+Published lifts are of saves in a ranker that was fine-tuned on top; here the next item is judged, which is what the
+next-token loss trains. So a loss that looks further ahead has a harder time here, and a disagreement is about that too.
+
+Positives need a dataset of several actions, and a judgement that does not change with them (stage
+`ablation-positives`): whatever a recipe's loss predicts, the article of the last save but one is ranked among those
+that the user has not met, from what the user did before meeting it, and training ends there too. Decided: before
+meeting it, not before saving it, because people open an article and then save it, and to guess the article that is
+open is no test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tackboard.bench.quality_cell import Fit, Judge, Machine, Outcome, metrics_of
+from tackboard.bench.quality_cells import Cell, Result, Work
+from tackboard.bench.quality_methods import Method, Place
+from tackboard.bench.quality_plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality_studies import mean_metrics, per_user
+from tackboard.bench.quality_verdict import Measured, verdict
+from tackboard.bench.transfer_data import write_beginning
+from tackboard.core.errors import UsageError
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import open_sequences
+from tackboard.metrics.paired import paired_bootstrap
+from tackboard.recipes.ablations import SAVES, STEPS
+from tackboard.recipes.registry import find_recipe
+from tackboard.train.config import RunConfig, features_for
+from tackboard.train.trainer import Trainer
+
+JUDGED = ("ndcg@10", "hr@10")
+HELD_OUT = 2
+"""The event that is judged, from the last: the one that settings are chosen by."""
+QUICK_STEPS, QUICK_TOKENS = 20, 2_048
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A recipe, and what is asked of it."""
+
+    name: str
+    """Of the recipe, after `ablation-` and its question."""
+    title: str
+    against: str = ""
+    """The recipe it is compared with; empty: it is one that others are compared with."""
+    published: int | None = None
+    """Sign of the published difference, 0: next to none, None: not published."""
+    words: str = ""
+    """What was published."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Recipes that differ in one thing."""
+
+    name: str
+    title: str
+    dataset: str
+    variants: tuple[Variant, ...]
+
+
+NOT_PUBLISHED = "not in the publication"
+QUESTIONS = (
+    Question(
+        "losses",
+        "Losses (Table 3)",
+        "ml-1m",
+        (
+            Variant("next", "next-token"),
+            Variant("multi", "and multi-token", "next", 1, "Save +0.42%"),
+            Variant("multi-light", "and multi-token at weight 0.1", "next", None, NOT_PUBLISHED),
+            Variant("all", "and multi-token and future-token", "next", 1, "Save +0.95%"),
+        ),
+    ),
+    Question(
+        "rows",
+        "Rows of each sub-table (Table 7)",
+        "ml-1m",
+        (
+            Variant("256", "256"),
+            Variant("1024", "1,024", "256", 1, "20M to 40M: Save +0.81%"),
+            Variant("4096", "4,096", "256", 1, "20M to 80M: Save +0.91%"),
+            Variant("16384", "16,384", "256", 1, "20M to 160M: Save +1.98%"),
+        ),
+    ),
+    Question(
+        "length",
+        "Length of pretraining (Figure 3)",
+        "ml-1m",
+        (
+            Variant("eighth", "about 2.5 passes"),
+            Variant("half", "about 10 passes", "eighth", 1, "longer is better"),
+            Variant("base", "about 20 passes", "half", 1, "longer is better"),
+            Variant("double", "about 40 passes", "base", 1, "longer is better, to about 3 passes of theirs"),
+        ),
+    ),
+    Question(
+        "negatives",
+        "Negatives",
+        "ml-1m",
+        (
+            Variant("batch", "the batch's, uncorrected"),
+            Variant("batch-corrected", "the batch's, logQ", "batch", 1, "Yi et al. 2019: better"),
+            Variant("batch-streaming", "the batch's, logQ estimated", "batch-corrected", 0, "Yi et al. 2019: as good"),
+            Variant("drawn", "1,024 drawn uniformly", "batch-corrected", None, NOT_PUBLISHED),
+            Variant("mixed", "both, logQ", "batch-corrected", 1, "Yang et al. 2020: better"),
+            Variant("all", "the whole catalogue", "mixed", None, NOT_PUBLISHED),
+        ),
+    ),
+    Question(
+        "positives",
+        f"Positives, judged on {' and '.join(f'{name}s' for name in SAVES)} (Table 4)",
+        "deskdrop",
+        (
+            Variant("saves", "saves (bookmarks, likes)"),
+            Variant("saves-comments", "and comments", "saves", 1, "and Download: Save +0.21%"),
+            Variant("saves-views", "and views", "saves", 0, "and Clickthrough: Save +0.02%"),
+            Variant("all", "all", "saves", -1, "all but Hide: Save −0.2%"),
+        ),
+    ),
+)
+
+
+def recipe_name(question: Question, name: str) -> str:
+    """The recipe of a variant, as it is registered."""
+    return f"ablation-{question.name}-{name}"
+
+
+def ablations(context: Context) -> Plan:
+    """Every question that the dataset can answer."""
+    questions = [question for question in QUESTIONS if question.dataset == context.bench.name]
+    if not questions:
+        allowed = ", ".join(dict.fromkeys(question.dataset for question in QUESTIONS))
+        raise UsageError(f"--study ablations --dataset {context.bench.name}", allowed=f"allowed: {allowed}")
+    rule, place = next(iter(context.places(context.ties(context.bench.ties[:1])[:1]).items()))
+    cells: dict[tuple[str, str], list[Cell]] = {}
+    methods: list[tuple[RunConfig, Method]] = []
+    for question in questions:
+        stage, protocol = "validate", {}
+        if question.name == "positives":
+            stage, protocol = "ablation-positives", _saves_protocol(context, place)
+        for variant in question.variants:
+            method = _method(question, variant, place, methods)
+            cells[question.name, variant.name] = [
+                context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
+            ]
+    # A seed of everything first: what is finished can be compared, wherever time runs out.
+    every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
+    return Plan(every, lambda find: _table(questions, cells, find))
+
+
+def _method(question: Question, variant: Variant, place: Place, known: list[tuple[RunConfig, Method]]) -> Method:
+    """The recipe as a method of the harness. The base answers several questions: it is run once, by its first name."""
+    name = recipe_name(question, variant.name)
+    config = _at(place, find_recipe(name))
+    for other, method in known:
+        if dataclasses.replace(other, name=name) == config:
+            return method
+    method = Method(name=name, title=variant.title, inputs="history", is_ours=True, build=lambda _place: config)
+    known.append((config, method))
+    return method
+
+
+def _at(place: Place, config: RunConfig) -> RunConfig:
+    """A recipe on a prepared dataset; a quick one is short."""
+    data = dataclasses.replace(config.data, dataset=place.prepared, window_buckets=64)
+    if not place.quick:
+        return dataclasses.replace(config, data=data)
+    length = min(place.max_length, config.model.max_history)
+    steps = max(2, round(QUICK_STEPS * config.training.steps / STEPS)) if place.bench.name == "ml-1m" else QUICK_STEPS
+    model = dataclasses.replace(
+        config.model, width=16, num_layers=1, max_history=length, future_token_anchor=max(1, length // 2)
+    )
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(data, max_length=length, tokens_per_step=max(QUICK_TOKENS, 2 * length)),
+        model=model,
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=1),
+        training=dataclasses.replace(config.training, steps=steps, checkpoint_every=steps),
+    )
+
+
+# ---- positives ----
+
+
+def _saves_protocol(context: Context, place: Place) -> dict[str, Any]:
+    """How positives are judged, with the dataset that ends before what is judged."""
+    source = context.work.datasets / place.prepared
+    target = context.work.datasets / f"{place.prepared}-before-saved"
+    if not target.exists():
+        sequences = when_met(open_sequences(source, SAVES, held_out=HELD_OUT).read())
+        write_beginning(source, sequences.train_ends - sequences.offsets[:-1], target)
+    return {"judged_actions": list(SAVES), "trained_on": target.name, "filter_seen": True}
+
+
+def when_met(sequences: Sequences) -> Sequences:
+    """The same with each user's first event of the item that is held out in the place of the held-out one."""
+    targets = sequences.targets.copy()
+    for user in np.flatnonzero(targets >= 0):
+        begin, target = int(sequences.offsets[user]), int(targets[user])
+        same = sequences.item_ids[begin : target + 1] == sequences.item_ids[target]
+        targets[user] = begin + int(np.argmax(same))
+    return dataclasses.replace(sequences, targets=targets)
+
+
+class JudgedFit(Fit):
+    """A fit whose loss and whose judgement have positives of their own: training reads what comes before the event
+    that is judged, all of it, and the judgement is the same for every set of positives."""
+
+    def __init__(self, work: Work, cell: Cell, config: RunConfig, machine: Machine) -> None:
+        super().__init__(work, cell, config, machine)
+        vocabulary, features = self.source.vocabulary, features_for(config)
+        judged = open_sequences(
+            work.dataset(cell), tuple(cell.protocol["judged_actions"]), "last", vocabulary, features, HELD_OUT
+        )
+        self.judge = Judge(when_met(judged.read()), cell.protocol)
+        trained_on = work.datasets / str(cell.protocol["trained_on"])
+        self.source = open_sequences(trained_on, config.data.positive_actions, "none", vocabulary, features)
+        self.trainer = Trainer(self.config, self.run, self.source, quiet=True, on_checkpoint=self._at_checkpoint)
+
+
+def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Fits with the recipe's positives and ranks what is saved, the last but one, before it is met."""
+    fit = JudgedFit(work, cell, cell.run_config(), machine)
+    fit.train(judge_always=False)
+    ranks = fit.ranks_at(fit.last_step())
+    return fit.values() | {"metrics": metrics_of(ranks)}, {"ranks": ranks}
+
+
+# ---- the tables ----
+
+
+def _table(questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequence[Cell]], find: Find) -> Table:
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for key, group in cells.items():
+        if found := [result for cell in group if (result := find(cell)) is not None]:
+            groups[key] = found
+    sections, comparisons = [], []
+    for question in questions:
+        mine = {name: group for (of, name), group in groups.items() if of == question.name}
+        differences = compare(question, mine)
+        comparisons += differences
+        sections += [
+            section(
+                question.title,
+                ["", *JUDGED, "each seed", "parameters", "steps", "s"],
+                [_row(variant, mine[variant.name]) for variant in question.variants if variant.name in mine],
+            ),
+            section(
+                f"{question.title}: differences, beside what was published",
+                ["", "against", "metric", "difference", "95% from", "to", "error by seeds", "published", ""],
+                [_difference_row(one) for one in differences],
+            ),
+        ]
+    return {
+        "sections": sections,
+        "notes": [
+            "Judged on the validation event at the end of each schedule; the test event was seen by nobody.",
+            "Published lifts are of saves after fine-tuning, in a ranker; here the next item is ranked. Directions can "
+            "be compared, sizes cannot.",
+        ],
+        "figures": {
+            "comparisons": comparisons,
+            "rows": [
+                {"question": of, "variant": name, "seed": result.cell.seed, "metrics": result.values["metrics"]}
+                for (of, name), group in groups.items()
+                for result in group
+            ],
+        },
+        "charts": [],
+    }
+
+
+def compare(question: Question, groups: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
+    """Each variant against the one it is compared with, by metric, where both are finished."""
+    found = []
+    for variant in question.variants:
+        if variant.name not in groups or variant.against not in groups:
+            continue
+        ours, theirs = groups[variant.name], groups[variant.against]
+        against = next(one.title for one in question.variants if one.name == variant.against)
+        for metric in JUDGED:
+            drawn = paired_bootstrap(per_user(ours, metric), per_user(theirs, metric))
+            singles = [[float(one.values["metrics"][metric]) for one in group] for group in (ours, theirs)]
+            measured = Measured(drawn.mean, drawn.low, drawn.high, *singles)
+            found.append(
+                {"question": question.name, "variant": variant.title, "against": against, "metric": metric}
+                | {"difference": measured.difference, "low": measured.low, "high": measured.high}
+                | {"seed_error": measured.seed_error, "published": variant.words}
+                | {"verdict": verdict(measured, variant.published)}
+            )
+    return found
+
+
+def _row(variant: Variant, group: Sequence[Result]) -> list[str]:
+    means, values = mean_metrics(group), group[0].values
+    singles = " ".join(f"{result.values['metrics'][JUDGED[0]]:.4f}" for result in group)
+    numbers = [f"{means[metric]:.4f}" for metric in JUDGED]
+    costs = [f"{values['parameters']:,}", f"{values['steps']:,}", f"{values['seconds']:,.0f}"]
+    return [variant.title, *numbers, singles, *costs]
+
+
+def _difference_row(one: Mapping[str, Any]) -> list[str]:
+    numbers = [f"{one[key]:+.4f}" for key in ("difference", "low", "high")]
+    error = f"{one['seed_error']:.4f}" if one["seed_error"] else ""
+    return [one["variant"], one["against"], one["metric"], *numbers, error, one["published"], one["verdict"]]
