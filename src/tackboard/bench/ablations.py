@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tackboard.bench.quality_cell import Fit, Judge, Machine, Outcome, metrics_of
 from tackboard.bench.quality_cells import Cell, Result, Work
@@ -33,7 +34,7 @@ from tackboard.bench.transfer_data import write_beginning
 from tackboard.core.errors import UsageError
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import open_sequences
-from tackboard.metrics.paired import paired_bootstrap
+from tackboard.metrics.paired import gains, paired_bootstrap
 from tackboard.recipes.ablations import SAVES, STEPS
 from tackboard.recipes.registry import find_recipe
 from tackboard.train.config import RunConfig, features_for
@@ -42,6 +43,9 @@ from tackboard.train.trainer import Trainer
 JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
 """The event that is judged, from the last: the one that settings are chosen by."""
+AHEAD = (5, 10)
+"""How many events after the end of the history the ranked one comes, beside 1, where losses are compared: one that
+looks further ahead should be better there, if anywhere."""
 QUICK_STEPS, QUICK_TOKENS = 20, 2_048
 
 
@@ -147,7 +151,9 @@ def ablations(context: Context) -> Plan:
     cells: dict[tuple[str, str], list[Cell]] = {}
     methods: list[tuple[RunConfig, Method]] = []
     for question in questions:
-        stage, protocol = "validate", {}
+        # For every question, though one asks: the base answers several, and is the same cell only if judged alike.
+        stage = "validate"
+        protocol: dict[str, Any] = {"ahead": list(AHEAD)}
         if question.name == "positives":
             stage, protocol = "ablation-positives", _saves_protocol(context, place)
         for variant in question.variants:
@@ -263,6 +269,8 @@ def _table(questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequen
                 [_difference_row(one) for one in differences],
             ),
         ]
+        if question.name == "losses":
+            sections.append(_ahead_section(question, mine))
     return {
         "sections": sections,
         "notes": [
@@ -280,6 +288,31 @@ def _table(questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequen
         },
         "charts": [],
     }
+
+
+def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """How well each loss ranks an event that lies further ahead, beside its difference to the first one."""
+    rows = []
+    for variant in question.variants:
+        for number in AHEAD:
+            name = f"ranks_{number}_ahead"
+            group = [result for result in groups.get(variant.name, ()) if name in result.values]
+            if not group:
+                continue
+            means = [np.mean([result.values[name][metric] for result in group]) for metric in JUDGED]
+            row = [variant.title, str(number), *(f"{mean:.4f}" for mean in means)]
+            base = [result for result in groups.get(variant.against, ()) if name in result.values]
+            if base:
+                drawn = paired_bootstrap(_gains(group, name), _gains(base, name))
+                row += [f"{drawn.mean:+.4f}", f"{drawn.low:+.4f}", f"{drawn.high:+.4f}"]
+            rows.append(row + [""] * (7 - len(row)))
+    header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", "95% from", "to"]
+    return section("Losses: an event further ahead, ranked from what came before", header, rows)
+
+
+def _gains(group: Sequence[Result], name: str) -> NDArray[np.float64]:
+    """Each user's mean gain of NDCG@10 over the seeds."""
+    return np.asarray(np.mean([gains(result.array(name), 10) for result in group], axis=0))
 
 
 def compare(question: Question, groups: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:

@@ -52,9 +52,10 @@ def _function(name: str) -> Callable[[], Any]:
         return getattr(importlib.import_module(module), function)
     if ".py" not in name:
         close = suggest(name, RECIPES)
+        shown = [recipe for recipe in RECIPES if not recipe.startswith("ablation-")]
         raise UsageError(
             f"there is no recipe {name!r}",
-            allowed=f"allowed: {', '.join(RECIPES)}, or path/to/file.py:recipe",
+            allowed=f"allowed: {', '.join(shown)}, ablation-…, or path/to/file.py:recipe",
             fix=f"did you mean {close}?" if close else "",
         )
     path, _, function = name.partition(":")

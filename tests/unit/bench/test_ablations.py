@@ -82,6 +82,9 @@ def test_a_whole_question_on_little_data(work: Work) -> None:
     table = plan.table(work.find)
     losses = next(part for part in table["sections"] if part["title"].startswith("Losses"))
     assert [row[0] for row in losses["rows"]] == [variant.title for variant in QUESTIONS[0].variants]
+    ahead = next(part for part in table["sections"] if "further ahead" in part["title"])
+    assert [row[1] for row in ahead["rows"]] == ["5", "10"] * len(QUESTIONS[0].variants)
+    assert all(row[4] == "" for row in ahead["rows"][:2]) and all(row[4] for row in ahead["rows"][2:])
     assert len(table["figures"]["comparisons"]) == 2 * 3
     assert json.loads(json.dumps(table)) == table
     assert {one["verdict"] for one in table["figures"]["comparisons"]} <= {
