@@ -13,7 +13,9 @@ def bench_quality(
     data: Path | None = typer.Option(
         None, "--data", envvar="TACKBOARD_DATA", help="Folder of what you downloaded, or one with a folder NAME in it."
     ),
-    study: str = typer.Option("compare", "--study", help="compare, validate, reproduce, transfer, ablations."),
+    study: str = typer.Option(
+        "compare", "--study", help="compare, validate, reproduce, transfer, transfer-hidden, ablations."
+    ),
     methods: str = typer.Option("", "--methods", help="Names between commas; the study's own by default."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="How many seeds; the study's own by default."),
     ties: str = typer.Option("", "--ties", help="file, reverse, random: between commas."),
