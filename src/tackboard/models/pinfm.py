@@ -39,11 +39,11 @@ from tackboard.models.losses import info_nce, negative_log_weights, positive_cou
 from tackboard.models.tables import HashedTables
 from tackboard.models.targets import (
     Pairs,
+    TokenPlaces,
     future_token_pairs,
     join_pairs,
     multi_token_pairs,
     next_token_pairs,
-    row_of_event,
 )
 from tackboard.models.time_encoding import log2_bucket
 
@@ -168,9 +168,7 @@ class PinFM(nn.Module):
     def __init__(self, config: PinFMConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config = config
-        self.item_tables = HashedTables(
-            config.hashing, config.table_dim, config.table_init_std, config.table_storage
-        )  # fmt: skip
+        self.item_tables = HashedTables(config.hashing, config.table_dim, config.table_init_std, config.table_storage)
         event_width = self.item_tables.width
         self.actions = nn.Embedding(vocabulary.num_actions, event_width)
         self.surfaces = nn.Embedding(vocabulary.num_surfaces, event_width)
@@ -249,8 +247,7 @@ class PinFM(nn.Module):
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
         since_last_B = batch.request[SINCE_LAST] if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
-        last_B = batch.offsets[1:] + torch.arange(batch.num_rows, device=batch.items.device)
-        return self._project(self._with_request(hidden_TD.index_select(0, last_B), batch))
+        return self._project(self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch))
 
     def encode_before(self, batch: SequenceBatch, events_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what came before each of `events_P` in its row: the hidden vector [P, D], and the unit vector made of it.
@@ -258,8 +255,7 @@ class PinFM(nn.Module):
         For tasks that are built on the model; `batch.request` holds, as in training, what was known before every event.
         """
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows))
-        # The token before event n of row r is number n + r.
-        tokens_P = events_P + row_of_event(batch).index_select(0, events_P)
+        tokens_P = TokenPlaces.of(batch).before.index_select(0, events_P)
         hidden_PD = self._with_request(hidden_TD.index_select(0, tokens_P), batch, events_P)
         return hidden_PD, self._project(hidden_PD)
 
@@ -285,51 +281,46 @@ class PinFM(nn.Module):
             last_bucket = self.config.num_time_buckets - 1
             events_NE = events_NE + self.time_gaps(batch.column("gap").clamp_max(last_bucket))
         events_ND = functional.normalize(self.phi_in(events_NE), dim=-1) * math.sqrt(self.config.width)
-        rows_B = torch.arange(batch.num_rows, device=batch.items.device)
-        places_N = torch.arange(batch.num_events, device=batch.items.device) + row_of_event(batch) + 1
-        tokens_TD = events_ND.new_empty(batch.num_events + batch.num_rows, self.config.width)
-        tokens_TD = tokens_TD.index_copy(0, batch.offsets[:-1] + rows_B, self.start.expand(batch.num_rows, -1))
-        tokens_TD = tokens_TD.index_copy(0, places_N, events_ND)
+        places = TokenPlaces.of(batch)
+        tokens_TD = events_ND.new_empty(places.num_tokens, self.config.width)
+        tokens_TD = tokens_TD.index_copy(0, places.starts, self.start.expand(batch.num_rows, -1))
+        tokens_TD = tokens_TD.index_copy(0, places.before + 1, events_ND)
         if self.request_gaps is not None:
-            tokens_TD = tokens_TD + self.request_gaps(self._gaps_ahead(batch, since_last_B))
+            tokens_TD = tokens_TD + self.request_gaps(self._gaps_ahead(batch, places, since_last_B))
         tokens_TD = functional.dropout(tokens_TD, self.config.dropout, self.training)
-        times_T, asked_T = self._times(batch, since_last_B) if self.config.reads_times else (None, None)
+        times_T, asked_T = self._times(batch, places, since_last_B) if self.config.reads_times else (None, None)
         hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1, times_T, asked_T)
         return hidden
 
-    def _gaps_ahead(self, batch: SequenceBatch, since_last_B: torch.Tensor | None) -> torch.Tensor:
+    def _gaps_ahead(self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None) -> torch.Tensor:
         """The bucket of the time from each token to the event it predicts, or the request [T]; the last one: unknown.
 
         Start tokens never know it: what came before a segment is not part of it.
         """
         num_buckets = self.config.num_time_buckets
-        rows_N, rows_B = row_of_event(batch), torch.arange(batch.num_rows, device=batch.items.device)
-        gaps_T = torch.full((batch.num_events + batch.num_rows,), num_buckets, device=batch.items.device)
-        before_N = torch.arange(batch.num_events, device=batch.items.device) + rows_N
-        gaps_T[before_N] = batch.column("gap").clamp_max(num_buckets - 1)
+        gaps_T = torch.full((places.num_tokens,), num_buckets, device=batch.items.device)
+        gaps_T[places.before] = batch.column("gap").clamp_max(num_buckets - 1)
         if since_last_B is not None:
             # A request dated before its newest event is in bucket 0, as if no time had passed.
-            gaps_T[batch.offsets[1:] + rows_B] = log2_bucket(since_last_B, num_buckets)
-        gaps_T[batch.offsets[:-1] + rows_B] = num_buckets
+            gaps_T[places.lasts] = log2_bucket(since_last_B, num_buckets)
+        gaps_T[places.starts] = num_buckets
         return gaps_T
 
     def _times(
-        self, batch: SequenceBatch, since_last_B: torch.Tensor | None
+        self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Times of tokens [T] in ms, and the times at which they ask; a start token stands at its first event's."""
-        rows_N, rows_B = row_of_event(batch), torch.arange(batch.num_rows, device=batch.items.device)
-        before_N = torch.arange(batch.num_events, device=batch.items.device) + rows_N
-        times_T = torch.zeros(batch.num_events + batch.num_rows, dtype=torch.int64, device=batch.items.device)
+        times_T = torch.zeros(places.num_tokens, dtype=torch.int64, device=batch.items.device)
         # Each event's time to the token before it, then to its own: only start tokens keep the former.
-        times_T[before_N] = batch.times_ms
-        times_T[before_N + 1] = batch.times_ms
+        times_T[places.before] = batch.times_ms
+        times_T[places.before + 1] = batch.times_ms
         if not self.config.request_time:
             return times_T, None
         asked_T = times_T.clone()
-        asked_T[before_N] = batch.times_ms
+        asked_T[places.before] = batch.times_ms
         if since_last_B is not None:
-            last_B = batch.offsets[1:] + rows_B
-            asked_T[last_B] = times_T[last_B] + (since_last_B.double().clamp_min(0) * 1000).round().long()
+            since_ms_B = (since_last_B.double().clamp_min(0) * 1000).round().long()
+            asked_T[places.lasts] = times_T[places.lasts] + since_ms_B
         return times_T, asked_T
 
     def _with_request(

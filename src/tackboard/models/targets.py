@@ -44,6 +44,27 @@ def row_of_event(batch: SequenceBatch) -> torch.Tensor:
     return torch.repeat_interleave(rows, batch.lengths(), output_size=batch.num_events)
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenPlaces:
+    """Where tokens lie: each row's start token [B] and last one [B], and the token before each event [N]."""
+
+    starts: torch.Tensor
+    lasts: torch.Tensor
+    before: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: SequenceBatch) -> TokenPlaces:
+        """The places of a batch's tokens."""
+        rows_B = torch.arange(batch.num_rows, device=batch.offsets.device)
+        events_N = torch.arange(batch.num_events, device=batch.offsets.device)
+        return cls(batch.offsets[:-1] + rows_B, batch.offsets[1:] + rows_B, events_N + row_of_event(batch))
+
+    @property
+    def num_tokens(self) -> int:
+        """T: one for each event and one for each row."""
+        return len(self.before) + len(self.starts)
+
+
 def next_token_pairs(batch: SequenceBatch) -> Pairs:
     """Every positive event, from the token before it."""
     events_P = torch.nonzero(batch.is_positive).squeeze(1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tackboard.batch import SequenceBatch
 from tackboard.models.targets import (
     Pairs,
+    TokenPlaces,
     future_token_pairs,
     join_pairs,
     multi_token_pairs,
@@ -91,3 +92,12 @@ def test_parts_are_joined_in_their_order(make_histories: Histories) -> None:
 
 def test_row_of_event_passes_over_empty_rows(make_histories: Histories) -> None:
     assert row_of_event(make_histories([0, 2, 0, 1, 0])).tolist() == [1, 1, 3]
+
+
+def test_where_tokens_lie(make_histories: Histories) -> None:
+    """Rows of 2, 0 and 3 events: tokens 0–2, 3, 4–7."""
+    places = TokenPlaces.of(make_histories([2, 0, 3]))
+    assert places.starts.tolist() == [0, 3, 4]
+    assert places.lasts.tolist() == [2, 3, 7]
+    assert places.before.tolist() == [0, 1, 4, 5, 6]
+    assert places.num_tokens == 8
