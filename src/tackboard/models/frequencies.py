@@ -51,14 +51,12 @@ class StreamingFrequencies(nn.Module):
         self.rate = rate
         num_slots = num_hashes * num_rows
         self.step: torch.Tensor
-        self.mean_positives: torch.Tensor
         self.last_seen: torch.Tensor
         self.interval: torch.Tensor
         self.count: torch.Tensor
         self.times_seen: torch.Tensor
         self.first_rows: torch.Tensor
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("mean_positives", torch.zeros((), dtype=torch.float32))
         self.register_buffer("last_seen", torch.zeros(num_slots, dtype=torch.int32))
         self.register_buffer("interval", torch.zeros(num_slots, dtype=torch.float32))
         self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
@@ -67,14 +65,12 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
 
     @torch.no_grad()
-    def observe(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor | None = None) -> None:
+    def observe(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor) -> None:
         """Takes in one step: distinct items by their rows (int64 [M, k or more]), how often each occurred (int64).
 
-        Items of count 0 did not occur. Without counts, each occurred once.
+        Items of count 0 did not occur.
         """
         slots_Mk = self._slots(item_rows_MK)
-        if counts_M is None:
-            counts_M = torch.ones(len(slots_Mk), dtype=torch.int64, device=slots_Mk.device)
         if counts_M.shape != slots_Mk.shape[:1] or counts_M.is_floating_point():
             raise DataError(
                 f"counts of {counts_M.dtype} and shape {tuple(counts_M.shape)} for {len(slots_Mk)} items",
@@ -86,7 +82,6 @@ class StreamingFrequencies(nn.Module):
         totals_S = torch.zeros_like(slots_S)
         totals_S.index_add_(0, place.flatten(), counts_M[occurred_M].to(torch.int64).repeat_interleave(self.num_hashes))
         self.step += 1
-        self.mean_positives += self._share(self.step) * (counts_M.sum() - self.mean_positives)
         times_S = self.times_seen[slots_S] + 1
         share_S = self._share(times_S)
         gap_S = (self.step - self.last_seen[slots_S]).float()
@@ -106,11 +101,6 @@ class StreamingFrequencies(nn.Module):
         interval_Mk = torch.maximum(interval_Mk, seen_now_Mk).clamp_min(1.0)
         count_Mk = torch.where(times_Mk > 0, self.count[slots_Mk], 1.0)
         return (count_Mk.log() - interval_Mk.log()).amin(dim=1)
-
-    @torch.no_grad()
-    def log_share(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """log of each item's share of all positives: float32 [M], always finite. In the place of `item_log_q`."""
-        return self.log_expected(item_rows_MK) - self.mean_positives.clamp_min(1.0).log()
 
     def _slots(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
         """Slots [M, k] of items; of more columns than there are hash functions the first are taken."""

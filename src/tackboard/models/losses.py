@@ -13,9 +13,10 @@ others, the weights are 1: the exact softmax. Items that the same user engaged w
 negatives: they are no evidence against themselves. As the right item is one of them, all pairs of a token share one
 sum, which is why further targets of a token cost next to nothing.
 
-Sums are computed over blocks of tokens, and again in the backward pass, so memory does not grow with tokens × items.
+Sums are computed over blocks of tokens, and again in the backward pass, so memory does not grow with tokens × items;
+what does grow is the mask of own items, a byte for each row and item.
 
-Shapes: P pairs, A tokens that predict something, M distinct items, D width, B rows.
+Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
 EXCLUDED = -1e4
-"""Added to what is no negative. Not -inf: a token without any negative would have no gradient, but NaN."""
+"""The score of what is no negative. Not -inf: a token without any negative would have no gradient, but NaN."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Tokens × items whose scores exist at one time: 128 MiB in fp32, on a GPU 512."""
 
@@ -89,22 +90,20 @@ def info_nce(
     `own_items_BM` are taken out of the negatives of a row's tokens and hold every right item of it; without them, only
     the right item of each pair is taken out of its own negatives.
     """
+    log_weights_M = log_weights_M.clamp_min(EXCLUDED)
     if own_items_BM is None:
-        rows_R, left_out = pairs.tokens, pairs.items
-        bias_BM, bias_rows_R = log_weights_M[None], torch.zeros_like(pairs.rows)
+        tokens_R, left_out_R, own_rows_R = pairs.tokens, pairs.items, None
     else:
-        rows_R, left_out = torch.arange(len(hidden_AD), device=hidden_AD.device), None
-        bias_BM = log_weights_M.masked_fill(own_items_BM, float("-inf"))
-        bias_rows_R = torch.zeros(len(hidden_AD), dtype=torch.int64, device=hidden_AD.device)
-        bias_rows_R = bias_rows_R.index_copy(0, pairs.tokens, pairs.rows)
-    bias_BM = bias_BM.clamp_min(EXCLUDED)
+        tokens_R, left_out_R = torch.arange(len(hidden_AD), device=hidden_AD.device), None
+        own_rows_R = torch.zeros_like(tokens_R).index_copy(0, pairs.tokens, pairs.rows)
     step = max(1, BLOCK_CELLS[hidden_AD.device.type] // max(1, len(items_MD)))
     blocks = []
-    for begin in range(0, len(rows_R), step):
+    for begin in range(0, len(tokens_R), step):
         block = slice(begin, begin + step)
-        out = None if left_out is None else left_out[block]
-        arguments = (hidden_AD, items_MD, bias_BM, rows_R[block], bias_rows_R[block], out)
-        if len(rows_R) > step and torch.is_grad_enabled():
+        own_rows = None if own_rows_R is None else own_rows_R[block]
+        left_out = None if left_out_R is None else left_out_R[block]
+        arguments = (hidden_AD, items_MD, log_weights_M, own_items_BM, tokens_R[block], own_rows, left_out)
+        if len(tokens_R) > step and torch.is_grad_enabled():
             blocks.append(checkpoint(_log_sum, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
             blocks.append(_log_sum(*arguments))
@@ -119,17 +118,19 @@ def info_nce(
 def _log_sum(
     hidden_AD: torch.Tensor,
     items_MD: torch.Tensor,
-    bias_BM: torch.Tensor,
-    rows_R: torch.Tensor,
-    bias_rows_R: torch.Tensor,
+    log_weights_M: torch.Tensor,
+    own_items_BM: torch.Tensor | None,
+    tokens_R: torch.Tensor,
+    own_rows_R: torch.Tensor | None,
     left_out_R: torch.Tensor | None,
 ) -> torch.Tensor:
-    """log Σ w e^s over the negatives of each of some tokens [R]."""
-    bias_RM = bias_BM.index_select(0, bias_rows_R)
+    """log Σ w e^s over the negatives of each of some tokens [R]: not those of a row of `own`, nor the one left out."""
+    scores_RM = (functional.embedding(tokens_R, hidden_AD) @ items_MD.T).float() + log_weights_M
+    if own_items_BM is not None and own_rows_R is not None:
+        scores_RM = scores_RM.masked_fill(own_items_BM.index_select(0, own_rows_R), EXCLUDED)
     if left_out_R is not None:
-        bias_RM = bias_RM.scatter(1, left_out_R[:, None], EXCLUDED)
-    scores_RM = functional.embedding(rows_R, hidden_AD) @ items_MD.T
-    return torch.logsumexp(scores_RM.float() + bias_RM, dim=1)
+        scores_RM = scores_RM.scatter(1, left_out_R[:, None], EXCLUDED)
+    return torch.logsumexp(scores_RM, dim=1)
 
 
 def next_item_loss(

@@ -1,4 +1,4 @@
-"""PinFM: a causal model of everything users did, with nearly all parameters in hashed tables.
+"""PinFM: a causal model of everything users did; at the published size nearly all parameters are in hashed tables.
 
 In: a batch of histories. Out: a loss, or one vector per history and per item whose product is the score.
 
@@ -129,6 +129,9 @@ class PinFMConfig:
         check(0 <= self.time_bias <= 64, "model.time_bias", self.time_bias, "0 to 64")
         has_buckets = not self.request_time or self.num_time_buckets > 0
         check(has_buckets, "model.request_time", True, "false where model.num_time_buckets is 0")
+        is_used = not self.streaming_frequencies or (self.correct_popularity and self.in_batch_negatives)
+        names = "false where correct_popularity or in_batch_negatives is off: nothing would read them"
+        check(is_used, "model.streaming_frequencies", True, names)
         reaches = self.future_token_weight == 0 or self.future_token_anchor < self.max_history
         check(reaches, "model.future_token_anchor", self.future_token_anchor, f"below max_history {self.max_history}")
         check(self.width % self.num_heads == 0, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")
@@ -147,6 +150,16 @@ class PinFMConfig:
         time = ("history.time",) if self.reads_times else ()
         asked = (SINCE_LAST,) if self.request_time else ()
         return ("history.item", "history.action", "history.surface", *gap, *time, *asked, *self.request_features)
+
+    @property
+    def needs_drawn_negatives(self) -> bool:
+        """Whether there are no negatives but those of data.uniform_negatives."""
+        return not self.in_batch_negatives
+
+    @property
+    def least_max_length(self) -> int:
+        """Events that a training segment must be able to have, so that every loss finds something to predict."""
+        return self.future_token_anchor + 1 if self.future_token_weight else 2
 
     @property
     def reads_times(self) -> bool:
@@ -194,6 +207,10 @@ class PinFM(nn.Module):
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """InfoNCE of every positive event, predicted from what its user did before it; see `targets` for which."""
+        if self.training:
+            # The parameter itself, not what is made of it: beyond a clamp there is no gradient to come back by.
+            with torch.no_grad():
+                self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
         items_ME = self.item_tables(batch.item_rows)
         hidden_TD = self._hidden(batch, items_ME)
         parts = self._targets(batch)
@@ -265,7 +282,7 @@ class PinFM(nn.Module):
 
     def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Cosine over temperature [B, M]."""
-        return (users @ items.T) * self._inverse_temperature()
+        return (users @ items.T) * self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
 
     def _hidden(
         self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None = None
@@ -336,7 +353,7 @@ class PinFM(nn.Module):
         return functional.normalize(self.phi_out(hidden), dim=-1)
 
     def _inverse_temperature(self) -> torch.Tensor:
-        return self.log_inverse_temperature.exp().clamp_max(MAX_INVERSE_TEMPERATURE)
+        return self.log_inverse_temperature.exp()
 
 
 def _backbone(config: PinFMConfig) -> nn.Module:

@@ -107,6 +107,11 @@ class SequentialConfig:
         check(has_place, "model.request_vector", self.request_vector, "auto, input, output: SASRec has no other place")
 
     @property
+    def needs_drawn_negatives(self) -> bool:
+        """Whether there are no negatives but those of data.uniform_negatives."""
+        return True
+
+    @property
     def request_place(self) -> str:
         """Where the vector of the request's time is added: none, input or output."""
         if not self.use_request_time:

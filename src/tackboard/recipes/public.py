@@ -1,4 +1,7 @@
-"""Pretraining on public datasets, with the sizes that `tackboard bench quality` chose on validation.
+"""Pretraining on public datasets: the PinFM of `tackboard bench quality`, ready to train.
+
+Sizes of MovieLens-1M follow a first sweep on validation (docs/log.md), which was not run to its end; those of the other
+two follow MovieLens and are not tuned.
 
 A dataset is first brought in by `tackboard data import NAME FILE…`, which writes datasets/NAME. What each choice is
 worth is in docs/pretraining.md.

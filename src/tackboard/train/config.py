@@ -77,6 +77,19 @@ class RunConfig:
             self.name,
             "letters, digits, . _ -",
         )
+        if getattr(self.model, "needs_drawn_negatives", False) and not self.data.uniform_negatives:
+            raise ConfigError(
+                "data.uniform_negatives = 0, and the model has no other negatives",
+                allowed="allowed: 1 or more; the number of items or more takes all of them",
+                fix="--set data.uniform_negatives=1024",
+            )
+        least = getattr(self.model, "least_max_length", 2)
+        if self.data.max_length < least:
+            raise ConfigError(
+                f"data.max_length = {self.data.max_length}",
+                allowed=f"allowed: at least {least}: the future-token loss predicts what comes after its anchor",
+                fix=f"--set data.max_length={least}, or lower model.future_token_anchor",
+            )
         limit = getattr(self.model, "max_history", None)
         if isinstance(limit, int) and self.data.max_length > limit:
             raise ConfigError(
@@ -84,6 +97,17 @@ class RunConfig:
                 allowed=f"allowed: at most model.max_history = {limit}",
                 fix=f"--set data.max_length={limit}, or raise model.max_history",
             )
+
+    def warnings(self) -> list[str]:
+        """What is allowed and hardly ever meant."""
+        found = []
+        longer = getattr(self.model, "max_history", 0) > self.data.max_length
+        if longer and getattr(self.model, "positions", "") == "learned":
+            found.append(
+                f"positions beyond data.max_length = {self.data.max_length} are read but never trained: "
+                "raise it to model.max_history, or --set model.positions=rotary"
+            )
+        return found
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tackboard.batch import SequenceBatch
+from tackboard.batch import HashConfig, SequenceBatch, item_rows
 from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
 from tackboard.core.files import storage_error
@@ -79,6 +79,8 @@ class Trainer:
         if config.data.ray_address:
             self.batches = ClusterSteps(self.steps, config.data.ray_address)
         self.store = CheckpointStore(run.checkpoints)
+        for warning in [*config.warnings(), *_shared_rows(config.model.hashing, source)]:
+            say(f"warning: {warning}")
         self.step = 0
         self.data_step = 0
         self.num_tokens = 0
@@ -306,6 +308,18 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"training.device = {name}", allowed="torch sees no GPU here", fix="--set training.device=cpu")
     return torch.device(name)
+
+
+def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
+    """A plain table is plain only if every item has a row of its own."""
+    if hashing.method != "modulo":
+        return []
+    num_rows = len(torch.unique(item_rows(source.catalogue, hashing)))
+    if num_rows == len(source.catalogue):
+        return []
+    return [
+        f"{len(source.catalogue):,} items share {num_rows:,} rows: raise model.hashing.num_rows above the largest id"
+    ]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -479,3 +480,22 @@ def test_a_temperature_without_end_is_reported_not_raised(make_model: Model, mak
     with torch.no_grad():
         model.log_inverse_temperature.fill_(-1e6)
     assert model.loss(make_histories([3, 2])).metrics["temperature"] == float("inf")
+
+
+def test_the_temperature_comes_back_from_its_limit(make_model: Model, make_histories: Histories) -> None:
+    """Beyond a clamp there would be no gradient: the temperature would stay at its lowest for ever."""
+    model = make_model(initial_temperature=0.01)
+    model.train()
+    batch = make_histories([6, 4, 5], users=[1, 2, 3])
+    with torch.no_grad():
+        model.log_inverse_temperature.add_(3.0)
+    model.loss(batch).loss.backward()
+    limit = math.log(MAX_INVERSE_TEMPERATURE)
+    assert float(model.log_inverse_temperature.detach()) == pytest.approx(limit)
+    assert model.log_inverse_temperature.grad is not None and float(model.log_inverse_temperature.grad) != 0.0
+
+
+@pytest.mark.parametrize("off", ["correct_popularity", "in_batch_negatives"])
+def test_frequencies_that_nothing_reads_are_refused(off: str) -> None:
+    with pytest.raises(ConfigError, match="streaming_frequencies"):
+        PinFMConfig(streaming_frequencies=True, **{off: False})

@@ -132,3 +132,18 @@ def test_a_seed_beyond_64_bits_is_refused(tiny_config: Callable[..., RunConfig])
     for seed in (2**63, 99999999999999999999, -(2**63) - 1):
         with pytest.raises(ConfigError, match=f"seed = {seed}"):
             tiny_config(f"seed={seed}")
+
+
+def test_losses_that_would_find_nothing_are_refused_before_a_run_is_made(tiny_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"data.uniform_negatives = 0"):
+        tiny_config("model.in_batch_negatives=false")
+    anchored = ("model.future_token_weight=1.0", "model.future_token_anchor=7")
+    with pytest.raises(ConfigError, match=r"data.max_length = 4"):
+        tiny_config(*anchored, "data.max_length=4")
+    assert tiny_config(*anchored, "data.max_length=8").data.max_length == 8
+
+
+def test_positions_that_are_never_trained_are_warned_of(tiny_config: Callable[..., RunConfig]) -> None:
+    assert "never trained" in tiny_config("data.max_length=4").warnings()[0]
+    assert tiny_config("data.max_length=4", "model.positions=rotary").warnings() == []
+    assert tiny_config("data.max_length=8").warnings() == []

@@ -38,7 +38,7 @@ def test_settings_that_decide_the_result_are_named(tiny_config: Config) -> None:
     before = config_to_json(tiny_config())
     assert changed_settings(before, config_to_json(tiny_config())) == []
     changed = config_to_json(tiny_config("model.width=16", "seed=3", "data.tokens_per_step=64"))
-    assert changed_settings(before, changed) == ["data.tokens_per_step", "model.config.width", "seed"]
+    assert changed_settings(before, changed) == ["data.tokens_per_step", "model.width", "seed"]
 
 
 @pytest.mark.parametrize("setting", sorted(FREE_SETTINGS))
@@ -81,10 +81,10 @@ def without(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def test_what_older_runs_did_is_known_of_every_setting_added_since(tiny_config: Config, override: str) -> None:
     before = without(config_to_json(tiny_config()), ADDED_SETTINGS)
     assert changed_settings(before, config_to_json(tiny_config())) == []
-    hashes = ["model.hashing.num_hashes=1"] if "modulo" in override else []
-    changed = config_to_json(tiny_config(*hashes, override))
-    name = override.partition("=")[0].replace("model.", "model.config.")
-    assert name in changed_settings(before, changed)
+    needed = {"model.hashing.method=modulo": "model.hashing.num_hashes=1"}
+    needed["model.in_batch_negatives=false"] = "data.uniform_negatives=5"
+    changed = config_to_json(tiny_config(*([needed[override]] if override in needed else []), override))
+    assert override.partition("=")[0] in changed_settings(before, changed)
 
 
 def test_a_setting_is_either_recorded_since_the_first_version_or_its_old_behaviour_is_known(
