@@ -76,13 +76,17 @@ class StepPlan:
         tokens_per_step: int,
         seed: int,
         buckets_per_window: int,
+        longest_setting: str = "data.max_length",
     ) -> None:
-        """`bucket_tokens` [G] are the tokens of each bucket's units, none of which is longer than `longest`."""
+        """`bucket_tokens` [G] are the tokens of each bucket's units, none of which is longer than `longest`.
+
+        `longest_setting` is the setting that bounds them.
+        """
         if tokens_per_step < 2 * longest:
             raise ConfigError(
                 f"data.tokens_per_step = {tokens_per_step}",
                 allowed=f"allowed: at least {2 * longest}, twice the tokens of the longest",
-                fix="raise data.tokens_per_step, or lower what is read at most (data.max_length, data.max_history)",
+                fix=f"raise data.tokens_per_step, or lower {longest_setting}",
             )
         self._bucket_tokens = bucket_tokens
         self._seed = seed

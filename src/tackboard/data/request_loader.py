@@ -121,7 +121,7 @@ class RequestSource:
             )
         chosen = features or (lambda names: standard_features(names, config.max_history))
         self.events = SequenceSource(
-            dataset, Path(config.dataset), holdout="none", vocabulary=vocabulary, features=chosen, of_requests=True
+            dataset, Path(config.dataset), held_out=0, vocabulary=vocabulary, features=chosen, of_requests=True
         )
         self.dataset = dataset
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
@@ -275,6 +275,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
             tokens_per_step=config.tokens_per_step,
             seed=seed,
             buckets_per_window=config.window_buckets,
+            longest_setting="data.max_history",
         )
         super().__init__(plan, rank=rank, world_size=world_size)
 

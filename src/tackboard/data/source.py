@@ -3,8 +3,9 @@
 In: a snapshot, the features that a model reads, which actions count. Out: for any choice of buckets the histories of
 their users, columns that the model does not read left on disk. What belongs to a user lies in one bucket of every file,
 so events, stored features and contexts are joined by reading the same rows of each.
-Leave-last-out: a user's target is the last event with a positive action; training sees only what came before it,
-evaluation ranks the catalogue for it. Decided: events after the target (a trailing `hide`, say) are used by neither.
+Leave-last-out: a user's target is the last event with a positive action (`held_out` 1; 2 takes the one before it, 0
+none); training sees only what came before it, evaluation ranks the catalogue for it. Decided: events after the target
+(a trailing `hide`, say) are used by neither.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.core.config import suggest
+from tackboard.core.config import check, suggest
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.data.sequences import Sequences, UserRanges
 from tackboard.events.dataset import Dataset, open_dataset
@@ -68,21 +69,20 @@ class SequenceSource:
         path: Path,
         *,
         positive_actions: tuple[str, ...] = (),
-        holdout: str = "last",
+        held_out: int = 1,
         vocabulary: Vocabulary | None = None,
         features: Callable[[Vocabulary], FeatureSet] = standard_features,
         of_requests: bool = False,
-        held_out: int = 1,
     ) -> None:
         """See `open_sequences`; `path` is the folder as the user named it.
 
         With `of_requests` times are always read, and features are left to who knows the requests.
         """
+        check(held_out >= 0, "held_out", held_out, "0 (nothing), 1 (the last positive event), 2 (the one before it), …")
         if dataset.num_events == 0:
             raise DataError(f"{path} holds no events")
         self.dataset = dataset
         self.path = path
-        self.holdout = holdout
         self.held_out = held_out
         own = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
         self.positive_actions = _known_actions(own, positive_actions)
@@ -149,7 +149,7 @@ class SequenceSource:
             user_ids=users[starts],
             offsets=np.append(starts, len(users)).astype(np.int64),
             is_positive=positive[actions.indices.to_numpy()],
-            held_out=self.held_out if self.holdout == "last" else 0,
+            held_out=self.held_out,
         )
 
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None) -> Sequences:
@@ -242,14 +242,15 @@ class SequenceSource:
 def open_sequences(
     dataset: str | Path,
     positive_actions: tuple[str, ...] = (),
-    holdout: str = "last",
+    *,
+    held_out: int = 1,
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
-    held_out: int = 1,
 ) -> SequenceSource:
-    """Opens and verifies a dataset. `positive_actions` empty means all; `holdout` is `last` or `none`.
+    """Opens and verifies a dataset. `positive_actions` empty means all.
 
-    `held_out` says which positive event of a user is held out, counted from the last: 1 to test, 2 to validate.
+    `held_out` says which positive event of a user is held out, counted from the last: 1 to test, 2 to validate; 0
+    holds out nothing.
 
     `vocabulary` is that of the model that will read it, where there is one: its indices are not this dataset's.
     `features` gives what that model reads, for a vocabulary.
@@ -258,23 +259,22 @@ def open_sequences(
         open_dataset(Path(dataset)),
         Path(dataset),
         positive_actions=positive_actions,
-        holdout=holdout,
+        held_out=held_out,
         vocabulary=vocabulary,
         features=features,
-        held_out=held_out,
     )
 
 
 def load_sequences(
     dataset: str | Path,
     positive_actions: tuple[str, ...] = (),
-    holdout: str = "last",
+    *,
+    held_out: int = 1,
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
-    held_out: int = 1,
 ) -> Sequences:
     """All sequences of a dataset, in memory; see `open_sequences`."""
-    return open_sequences(dataset, positive_actions, holdout, vocabulary, features, held_out).read()
+    return open_sequences(dataset, positive_actions, held_out=held_out, vocabulary=vocabulary, features=features).read()
 
 
 def snapshot_path(lineage: Mapping[str, Any]) -> Path:

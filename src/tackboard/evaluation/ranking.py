@@ -1,8 +1,9 @@
 """Leave-last-out ranking of the full catalogue: a model and its rivals in, one table out.
 
-The protocol: each user's last positive event is the target and everything before it the history; every item of the
-catalogue is ranked; ties count against the target. Whether items of the history are taken out of the ranking is a
-setting and stands in the result. Users are ranked in chunks, so memory does not grow with their number.
+The protocol: each user's last positive event is the target (to validate, the one before it: the result says which) and
+everything before it the history; every item of the catalogue is ranked; ties count against the target. Whether items of
+the history are taken out of the ranking is a setting and stands in the result. Users are ranked in chunks, so memory
+does not grow with their number.
 """
 
 from __future__ import annotations
@@ -111,13 +112,21 @@ def evaluate_rankings(
         seconds[name] = time.perf_counter() - started
         rows.append({"name": name} | {key: round(value, 6) for key, value in metrics.result().items()})
     return {
-        "protocol": "leave-last-out, full catalogue, ties against the target",
+        "protocol": f"{held_out_event(sequences.source.held_out)}, full catalogue, ties against the target",
+        "held_out": sequences.source.held_out,
         "filter_seen": filter_seen,
         "num_users": len(users),
         "num_items": len(sequences.catalogue),
         "rows": rows,
         "users_per_s": round(len(users) / max(1e-9, seconds.get("model", sum(seconds.values()))), 1),
     }
+
+
+def held_out_event(held_out: int) -> str:
+    """Which event of a user is ranked, in words; `held_out` counts positive events from the last."""
+    if held_out == 1:
+        return "leave-last-out"
+    return f"validation: the last positive event but {({2: 'one', 3: 'two'}).get(held_out, held_out - 1)}"
 
 
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
@@ -145,9 +154,13 @@ def target_ranks(
     *,
     filter_seen: bool,
     chunk_users: int = 256,
+    skip_newest: int = 0,
     advance: Callable[[int], None] = lambda _count: None,
 ) -> NDArray[np.int64]:
-    """The 0-based rank of each user's held-out item [U] in the whole catalogue."""
+    """The 0-based rank of each user's held-out item [U] in the whole catalogue.
+
+    Where `score` skips the newest events of a history, so must the filter: what it took out would be known otherwise.
+    """
     targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
     ranks = np.empty(len(users), dtype=np.int64)
     for begin in range(0, len(users), chunk_users):
@@ -155,7 +168,7 @@ def target_ranks(
         # Where the scores are: a catalogue of a million items for 256 users is a gigabyte to copy.
         scores = torch.as_tensor(score(users[chunk]))
         if filter_seen:
-            _remove_seen(scores, sequences, users[chunk], targets[chunk])
+            _remove_seen(scores, sequences, users[chunk], targets[chunk], skip_newest)
         ranks[chunk] = ranks_of_targets(scores, targets[chunk])
         advance(len(users[chunk]))
     return ranks
@@ -185,10 +198,14 @@ def better_baseline(rows: list[dict[str, Any]], metric: str = "hr@10") -> str | 
 
 
 def _remove_seen(
-    scores: torch.Tensor, sequences: Sequences, users: NDArray[np.int64], targets: NDArray[np.int64]
+    scores: torch.Tensor,
+    sequences: Sequences,
+    users: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    skip_newest: int = 0,
 ) -> None:
     """Puts items of the history last, except the target itself, which stays where it is even if it was seen before."""
-    lengths = sequences.train_ends[users] - sequences.offsets[:-1][users]
+    lengths = np.maximum(0, sequences.train_ends[users] - skip_newest - sequences.offsets[:-1][users])
     history = sequences.item_ids[ranges(sequences.offsets[:-1][users], lengths)]
     rows, seen = np.repeat(np.arange(len(users)), lengths), np.searchsorted(sequences.catalogue, history)
     others = seen != targets[rows]
