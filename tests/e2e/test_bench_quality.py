@@ -65,7 +65,7 @@ def test_failing_cells_are_named_with_their_logs(tackboard: Callable[..., Any], 
     [line] = [line for line in answer.out.splitlines() if line.startswith("FAILED")]
     log = Path(line.rpartition("see ")[2])
     assert "tokens_per_step" in (downloads / log).read_text()
-    assert "popularity" in answer.out and "1 cells are not finished" in answer.out
+    assert "popularity" in answer.out and "1 cell is not finished" in answer.out
 
 
 def test_foreign_folder_and_broken_archive(tackboard: Callable[..., Any], downloads: Path) -> None:
@@ -77,6 +77,7 @@ def test_foreign_folder_and_broken_archive(tackboard: Callable[..., Any], downlo
     broken = tackboard("bench", "quality", "--data", str(downloads), "--work", "work", cwd=downloads)
     assert broken.code == 3 and "not ml-1m as published" in broken.err and "grouplens.org" in broken.err
     assert len(broken.err.splitlines()) == 3
+    assert not (downloads / "work").exists()
 
 
 @pytest.mark.slow

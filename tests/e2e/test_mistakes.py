@@ -224,6 +224,13 @@ MISTAKES = [
             file("items.csv", "item,valid_from_ms,price\ni1,5,1\ni1,5,2\n")(folder, workspace),
         ),
     ),
+    Mistake(
+        "a download that ended early",
+        "data import ml-1m ml-1m.zip",
+        DATA_INVALID,
+        ("ml-1m.zip is damaged", "needed: ml-1m.zip", "download it from https://grouplens.org"),
+        file("ml-1m.zip", b"PK\x03\x04" + bytes(1000)),
+    ),
     # Making a world.
     Mistake("a world that does not exist", "data synth --world dmeo", WRONG_USE, ("'dmeo'", "did you mean demo?")),
     Mistake("a world file that does not exist", "data synth --world my.json", WRONG_USE, ("my.json does not exist",)),
@@ -439,13 +446,19 @@ MISTAKES = [
         "a step that holds no segment",
         f"{TRAIN} --set data.tokens_per_step=10",
         WRONG_USE,
-        ("data.tokens_per_step = 10", "at least 24"),
+        ("data.tokens_per_step = 10", "at least 24", "or lower data.max_length"),
     ),
     Mistake(
         "a dataset that does not exist",
         "train {workspace}/recipe.py:recipe --set data.dataset={workspace}/datasets/tiyn",
         DATA_INVALID,
         ("datasets/tiyn holds no dataset", "datasets in", "did you mean {workspace}/datasets/tiny?"),
+    ),
+    Mistake(
+        "a public dataset that was not imported",
+        "train {workspace}/recipe.py:recipe --set data.dataset=datasets/ml-1m",
+        DATA_INVALID,
+        ("datasets/ml-1m holds no dataset", "download it", "`tackboard data import ml-1m FILE`"),
     ),
     Mistake(
         "a bundle instead of a dataset",
@@ -601,7 +614,13 @@ MISTAKES = [
         ("unknown key 'candidate'", "did you mean 'candidates'?"),
         file("request.json", '{"history": [], "candidate": [1]}'),
     ),
-    Mistake("no candidates", SCORE, WRONG_USE, ("candidates is empty", "one or more"), request(candidates=[])),
+    Mistake(
+        "no candidates",
+        SCORE,
+        WRONG_USE,
+        ("candidates is empty", "one or more", "send the items"),
+        request(candidates=[]),
+    ),
     Mistake(
         "ids of the wrong type",
         SCORE,

@@ -19,26 +19,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.bench.quality_cell import Fit, Judge, Machine, Outcome, metrics_of
+from tackboard.bench.quality_cell import Fit, Machine, Outcome, metrics_of
 from tackboard.bench.quality_cells import Cell, Result, Work
 from tackboard.bench.quality_methods import Method, Place
 from tackboard.bench.quality_plan import Context, Find, Plan, Table, section
-from tackboard.bench.quality_studies import mean_metrics, per_user
-from tackboard.bench.quality_verdict import Measured, verdict
+from tackboard.bench.quality_studies import mean_metrics, measure
+from tackboard.bench.quality_verdict import DIFFERENCE_COLUMNS, SAME_SHARE, Measured, difference_cells, figures_of
 from tackboard.bench.transfer_data import write_beginning
 from tackboard.core.errors import UsageError
 from tackboard.data.sequences import Sequences
-from tackboard.data.source import open_sequences
+from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.events.dataset import open_dataset
+from tackboard.events.vocabulary import Vocabulary
 from tackboard.metrics.paired import gains, paired_bootstrap
 from tackboard.recipes.ablations import SAVES, STEPS
 from tackboard.recipes.registry import find_recipe
 from tackboard.train.config import RunConfig, features_for
-from tackboard.train.trainer import Trainer
 
 JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
@@ -147,7 +149,14 @@ def ablations(context: Context) -> Plan:
     if not questions:
         allowed = ", ".join(dict.fromkeys(question.dataset for question in QUESTIONS))
         raise UsageError(f"--study ablations --dataset {context.bench.name}", allowed=f"allowed: {allowed}")
-    rule, place = next(iter(context.places(context.ties(context.bench.ties[:1])[:1]).items()))
+    if context.options.methods:
+        raise UsageError(
+            f"--study ablations --methods {','.join(context.options.methods)}",
+            allowed="its methods are the recipes named ablation-…, all of them",
+            fix="leave --methods out",
+        )
+    rule = context.one_rule()
+    place = context.places([rule])[rule]
     cells: dict[tuple[str, str], list[Cell]] = {}
     methods: list[tuple[RunConfig, Method]] = []
     for question in questions:
@@ -161,9 +170,10 @@ def ablations(context: Context) -> Plan:
             cells[question.name, variant.name] = [
                 context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
             ]
+    context.check_overrides([method for _, method in methods])
     # A seed of everything first: what is finished can be compared, wherever time runs out.
     every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
-    return Plan(every, lambda find: _table(questions, cells, find))
+    return Plan(every, lambda find: _table(context, questions, cells, find))
 
 
 def _method(question: Question, variant: Variant, place: Place, known: list[tuple[RunConfig, Method]]) -> Method:
@@ -204,7 +214,7 @@ def _saves_protocol(context: Context, place: Place) -> dict[str, Any]:
     """How positives are judged, with the dataset that ends before what is judged."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-before-saved"
-    if not target.exists():
+    if not target.exists() and not context.is_trial:
         sequences = when_met(open_sequences(source, SAVES, held_out=HELD_OUT).read())
         write_beginning(source, sequences.train_ends - sequences.offsets[:-1], target)
     return {"judged_actions": list(SAVES), "trained_on": target.name, "filter_seen": True}
@@ -224,16 +234,31 @@ class JudgedFit(Fit):
     """A fit whose loss and whose judgement have positives of their own: training reads what comes before the event
     that is judged, all of it, and the judgement is the same for every set of positives."""
 
-    def __init__(self, work: Work, cell: Cell, config: RunConfig, machine: Machine) -> None:
-        super().__init__(work, cell, config, machine)
-        vocabulary, features = self.source.vocabulary, features_for(config)
-        judged = open_sequences(
-            work.dataset(cell), tuple(cell.protocol["judged_actions"]), "last", vocabulary, features, HELD_OUT
+    def trained_on(self, work: Work, cell: Cell) -> Path:
+        """The dataset that ends before what is judged."""
+        return work.datasets / str(cell.protocol["trained_on"])
+
+    def open_source(self, work: Work, cell: Cell) -> SequenceSource:
+        """All of it, in the words of the whole dataset."""
+        whole = open_dataset(work.dataset(cell), verify=False)
+        return open_sequences(
+            self.trained_on(work, cell),
+            self.config.data.positive_actions,
+            held_out=0,
+            vocabulary=Vocabulary(actions=tuple(whole.actions), surfaces=tuple(whole.surfaces)),
+            features=features_for(self.config),
         )
-        self.judge = Judge(when_met(judged.read()), cell.protocol)
-        trained_on = work.datasets / str(cell.protocol["trained_on"])
-        self.source = open_sequences(trained_on, config.data.positive_actions, "none", vocabulary, features)
-        self.trainer = Trainer(self.config, self.run, self.source, quiet=True, on_checkpoint=self._at_checkpoint)
+
+    def judged(self, work: Work, cell: Cell) -> Sequences:
+        """The whole dataset, with the event that is judged held out."""
+        whole = open_sequences(
+            work.dataset(cell),
+            tuple(cell.protocol["judged_actions"]),
+            held_out=HELD_OUT,
+            vocabulary=self.source.vocabulary,
+            features=features_for(self.config),
+        )
+        return when_met(whole.read())
 
 
 def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
@@ -247,7 +272,9 @@ def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
 # ---- the tables ----
 
 
-def _table(questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequence[Cell]], find: Find) -> Table:
+def _table(
+    context: Context, questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequence[Cell]], find: Find
+) -> Table:
     groups: dict[tuple[str, str], list[Result]] = {}
     for key, group in cells.items():
         if found := [result for cell in group if (result := find(cell)) is not None]:
@@ -255,7 +282,7 @@ def _table(questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequen
     sections, comparisons = [], []
     for question in questions:
         mine = {name: group for (of, name), group in groups.items() if of == question.name}
-        differences = compare(question, mine)
+        differences = compare(question, mine, is_quick=context.options.quick)
         comparisons += differences
         sections += [
             section(
@@ -265,19 +292,26 @@ def _table(questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequen
             ),
             section(
                 f"{question.title}: differences, beside what was published",
-                ["", "against", "metric", "difference", "95% from", "to", "error by seeds", "published", ""],
-                [_difference_row(one) for one in differences],
+                ["", "against", "metric", *DIFFERENCE_COLUMNS, "published", ""],
+                [
+                    [
+                        one["variant"],
+                        one["against"],
+                        one["metric"],
+                        *difference_cells(one),
+                        one["published"],
+                        one["verdict"],
+                    ]
+                    for one in differences
+                ],
             ),
         ]
         if question.name == "losses":
             sections.append(_ahead_section(question, mine))
     return {
         "sections": sections,
-        "notes": [
-            "Judged on the validation event at the end of each schedule; the test event was seen by nobody.",
-            "Published lifts are of saves after fine-tuning, in a ranker; here the next item is ranked. Directions can "
-            "be compared, sizes cannot.",
-        ],
+        "protocol": _protocol(context, [result for group in groups.values() for result in group]),
+        "notes": _notes() if groups else [],
         "figures": {
             "comparisons": comparisons,
             "rows": [
@@ -290,9 +324,37 @@ def _table(questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequen
     }
 
 
+def _protocol(context: Context, results: Sequence[Result]) -> str:
+    """How the recipes are judged, in the words of the table."""
+    users = f" of {results[0].values['num_ranked_users']:,} users" if results else ""
+    if context.bench.name == "deskdrop":
+        saves = " or ".join(SAVES)
+        return (
+            f"the article of the last {saves} but one{users} is ranked among all that the user has not met, from what "
+            "the user did before meeting it; training ends there too, and whatever a recipe counts as a positive, the "
+            "judgement is the same; equal scores count against the held-out article"
+        )
+    seen = "items of the history taken out" if context.bench.filter_seen else "items of the history kept"
+    return (
+        f"validation: the last event but one{users} is ranked among the whole catalogue, {seen}, at the end of each "
+        f"schedule; the last event is seen by nobody; equal scores count against the held-out item; ties: "
+        f"{context.one_rule()}. {context.bench.note}"
+    )
+
+
+def _notes() -> list[str]:
+    return [
+        "Judged at the end of each schedule; the test event was seen by nobody.",
+        "Published lifts are of saves after fine-tuning, in a ranker; here the next item is ranked. Directions can be "
+        "compared, sizes cannot.",
+        f"Where next to no difference was published, agree means: within {SAME_SHARE:.0%}, by users and by seeds.",
+    ]
+
+
 def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     """How well each loss ranks an event that lies further ahead, beside its difference to the first one."""
     rows = []
+    header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", *DIFFERENCE_COLUMNS[1:], ""]
     for variant in question.variants:
         for number in AHEAD:
             name = f"ranks_{number}_ahead"
@@ -304,9 +366,10 @@ def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -
             base = [result for result in groups.get(variant.against, ()) if name in result.values]
             if base:
                 drawn = paired_bootstrap(_gains(group, name), _gains(base, name))
-                row += [f"{drawn.mean:+.4f}", f"{drawn.low:+.4f}", f"{drawn.high:+.4f}"]
-            rows.append(row + [""] * (7 - len(row)))
-    header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", "95% from", "to"]
+                ours, theirs = ([float(one.values[name][JUDGED[0]]) for one in side] for side in (group, base))
+                figures = figures_of(Measured(drawn.mean, drawn.low, drawn.high, ours, theirs))
+                row += [*difference_cells(figures), figures["verdict"]]
+            rows.append(row + [""] * (len(header) - len(row)))
     return section("Losses: an event further ahead, ranked from what came before", header, rows)
 
 
@@ -315,8 +378,13 @@ def _gains(group: Sequence[Result], name: str) -> NDArray[np.float64]:
     return np.asarray(np.mean([gains(result.array(name), 10) for result in group], axis=0))
 
 
-def compare(question: Question, groups: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
-    """Each variant against the one it is compared with, by metric, where both are finished."""
+def compare(
+    question: Question, groups: Mapping[str, Sequence[Result]], *, is_quick: bool = False
+) -> list[dict[str, Any]]:
+    """Each variant against the one it is compared with, by metric, where both are finished.
+
+    A few quick steps are not held against what was published.
+    """
     found = []
     for variant in question.variants:
         if variant.name not in groups or variant.against not in groups:
@@ -324,15 +392,9 @@ def compare(question: Question, groups: Mapping[str, Sequence[Result]]) -> list[
         ours, theirs = groups[variant.name], groups[variant.against]
         against = next(one.title for one in question.variants if one.name == variant.against)
         for metric in JUDGED:
-            drawn = paired_bootstrap(per_user(ours, metric), per_user(theirs, metric))
-            singles = [[float(one.values["metrics"][metric]) for one in group] for group in (ours, theirs)]
-            measured = Measured(drawn.mean, drawn.low, drawn.high, *singles)
-            found.append(
-                {"question": question.name, "variant": variant.title, "against": against, "metric": metric}
-                | {"difference": measured.difference, "low": measured.low, "high": measured.high}
-                | {"seed_error": measured.seed_error, "published": variant.words}
-                | {"verdict": verdict(measured, variant.published)}
-            )
+            names = {"question": question.name, "variant": variant.title, "against": against, "metric": metric}
+            figures = figures_of(measure(ours, theirs, metric), None if is_quick else variant.published)
+            found.append(names | figures | {"published": "" if is_quick else variant.words})
     return found
 
 
@@ -342,9 +404,3 @@ def _row(variant: Variant, group: Sequence[Result]) -> list[str]:
     numbers = [f"{means[metric]:.4f}" for metric in JUDGED]
     costs = [f"{values['parameters']:,}", f"{values['steps']:,}", f"{values['seconds']:,.0f}"]
     return [variant.title, *numbers, singles, *costs]
-
-
-def _difference_row(one: Mapping[str, Any]) -> list[str]:
-    numbers = [f"{one[key]:+.4f}" for key in ("difference", "low", "high")]
-    error = f"{one['seed_error']:.4f}" if one["seed_error"] else ""
-    return [one["variant"], one["against"], one["metric"], *numbers, error, one["published"], one["verdict"]]

@@ -7,6 +7,7 @@ quality_cell.py what a cell does, quality_pool.py runs them, quality_report.py s
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import time
@@ -16,11 +17,10 @@ from typing import Any
 import torch
 
 from tackboard.bench.quality_cells import Result, Work
-from tackboard.bench.quality_data import TIE_RULES, Bench, find_bench, find_files, prepared_name, read_facts
+from tackboard.bench.quality_data import find_bench, find_files, prepared_name, read_facts
 from tackboard.bench.quality_methods import find_method
 from tackboard.bench.quality_plan import Context, Options, Plan, find_study
 from tackboard.bench.quality_pool import Pool, Report
-from tackboard.core.config import suggest
 from tackboard.core.errors import UsageError
 from tackboard.core.rundir import describe_environment
 from tackboard.flow.outcome import describe_hardware
@@ -44,29 +44,22 @@ def measure(
     end = None if time_limit is None else time.monotonic() + time_limit
     bench = find_bench(dataset)
     study = find_study(options.study)
-    check_options(bench, options)
+    check_options(options)
     check_device(device)
-    if not work.exists():
-        find_files(bench.public, data)  # Else a mistyped --data would leave a folder behind.
-    folder = Work.open(work)
-    context = Context(folder, bench, options, data)
+    context = Context(Work.check(work), bench, options, data)
+    study(dataclasses.replace(context, is_trial=True))
+    if data is not None:
+        find_files(bench.public, data)  # A mistyped one is told also where the files are not needed any more.
     plan = study(context)
+    folder = Work.open(work)
     report = Pool(folder, jobs=jobs, device=device, end=end).run(plan.cells)
     return describe(context, plan, report)
 
 
-def check_options(bench: Bench, options: Options) -> None:
+def check_options(options: Options) -> None:
     """Raises UsageError for a name that does not exist and a number that cannot be."""
     for name in options.methods:
         find_method(name)
-    for rule in options.ties:
-        if rule not in TIE_RULES:
-            close = suggest(rule, TIE_RULES)
-            raise UsageError(
-                f"--ties {rule}",
-                allowed=f"allowed for {bench.name}: {', '.join(bench.ties)}",
-                fix=f"did you mean {close}?" if close else "",
-            )
     if options.seeds < 0:
         raise UsageError(f"--seeds {options.seeds}", allowed="allowed: 1 or more")
 
@@ -86,6 +79,8 @@ def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
     stride = context.bench.quick_stride if context.options.quick else 1
     facts = read_facts(context.work.datasets / prepared_name(context.bench, ties[0], stride))
     environment = describe_environment()
+    table = plan.table(context.work.find)
+    own_words = table.get("protocol")  # Of a study that judges otherwise than others on the same dataset.
     return {
         "bench": "quality",
         "study": context.options.study,
@@ -98,9 +93,9 @@ def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
             "last_tied_share": facts.last_tied_share,
         },
         "ties": list(ties),
-        "protocol": context.protocol(),
-        "note": context.bench.note,
-        "table": plan.table(context.work.find),
+        "protocol": {"words": own_words} if own_words else context.protocol(),
+        "note": "" if own_words else context.bench.note,
+        "table": table,
         "num_cells": report.num_found + report.num_done + len(report.failures) + len(report.left),
         "num_finished": report.num_found + report.num_done,
         "num_left": len(report.left),

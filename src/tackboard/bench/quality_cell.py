@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import importlib
+import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -44,7 +47,7 @@ from tackboard.core.machine import peak_rss_bytes
 from tackboard.core.progress import say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.sequences import Sequences
-from tackboard.data.source import open_sequences
+from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.evaluation.baselines import ItemToItem, Popularity
 from tackboard.evaluation.ranking import ScoreUsers, evaluated_users, rank_model, target_ranks
 from tackboard.metrics.ranking import RankingMetrics
@@ -57,6 +60,9 @@ CHOOSE_BY = "ndcg@10"
 USER_STREAM = 32
 """Keeps the draw of ranked users apart from every other use of a seed."""
 NUM_RECENT = 200
+PARENT_VARIABLE = "TACKBOARD_CELL_OF"
+"""The variable by which a process that runs cells tells theirs its own number."""
+WATCH_EVERY_S = 0.5
 
 Arrays = Mapping[str, NDArray[Any]]
 Outcome = tuple[dict[str, Any], Arrays]
@@ -107,11 +113,16 @@ class Judge:
         self.users = chosen_users(sequences, int(protocol.get("max_users", 0)))
         self.seconds = 0.0
 
-    def rank(self, score: ScoreUsers) -> NDArray[np.int64]:
+    def rank(self, score: ScoreUsers, *, skip_newest: int = 0) -> NDArray[np.int64]:
         """The 0-based rank of each user's held-out item among the whole catalogue; ties count against it."""
         started = time.perf_counter()
         ranks = target_ranks(
-            score, self.filtered, self.users, filter_seen=self.filter_seen, chunk_users=self.chunk_users
+            score,
+            self.filtered,
+            self.users,
+            filter_seen=self.filter_seen,
+            chunk_users=self.chunk_users,
+            skip_newest=skip_newest,
         )
         self.seconds += time.perf_counter() - started
         return ranks
@@ -123,16 +134,19 @@ class Judge:
             model, self.sequences, config.model.hashing, config.model.max_history, skip_newest=skip_newest
         )
         self.seconds += time.perf_counter() - started
-        return self.rank(score)
+        return self.rank(score, skip_newest=skip_newest)
 
     def facts(self) -> dict[str, Any]:
         """What was ranked, for the result."""
-        identities = np.ascontiguousarray(self.sequences.user_ids[self.users])
+        begins, targets = self.sequences.offsets[self.users], self.sequences.targets[self.users]
+        # Who, the how manieth of the user's events, and which item.
+        parts = (self.sequences.user_ids[self.users], targets - begins, self.sequences.item_ids[targets])
+        identities = np.stack([part.astype(np.int64) for part in parts])
         return {
             "num_ranked_users": len(self.users),
             "num_items": len(self.sequences.catalogue),
             "num_events": len(self.sequences.item_ids),
-            "users_sha256": hashlib.sha256(identities.tobytes()).hexdigest()[:16],
+            "targets_sha256": hashlib.sha256(identities.tobytes()).hexdigest()[:16],
         }
 
     def returns(self) -> NDArray[np.bool_]:
@@ -207,7 +221,8 @@ def run_baseline(work: Work, cell: Cell, machine: Machine) -> Outcome:
     values = {
         "metrics": metrics_of(ranks),
         **judge.facts(),
-        "seconds": round(time.perf_counter() - started, 1),
+        "seconds": round(time.perf_counter() - started - judge.seconds, 1),
+        "evaluation_seconds": round(judge.seconds, 1),
         "peak_rss_bytes": peak_rss_bytes(),
     }
     return values, {"ranks": ranks, "returns": judge.returns()}
@@ -221,7 +236,7 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best, values = fit.best_step(), fit.values()
     ranks = fit.ranks_at(best)
     chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
-    # From further back: the last of several events that the model was not shown, ranked by the last step's parameters.
+    # From further back: histories that end some events before the held-out one, ranked by the last step's parameters.
     ahead = {
         f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
         for number in cell.protocol.get("ahead", ())
@@ -284,26 +299,40 @@ class Fit:
     def __init__(self, work: Work, cell: Cell, config: RunConfig, machine: Machine) -> None:
         """Opens the cell's run, or makes it; nothing is trained yet."""
         training = dataclasses.replace(config.training, device=machine.device, num_threads=machine.num_threads)
-        data = dataclasses.replace(config.data, dataset=str(work.dataset(cell)))
+        data = dataclasses.replace(config.data, dataset=str(self.trained_on(work, cell)))
         self.config = dataclasses.replace(config, training=training, data=data)
         self.machine = machine
-        self.source = open_sequences(
-            work.dataset(cell),
-            config.data.positive_actions,
-            features=features_for(config),
-            held_out=config.data.held_out,
-        )
+        self.source = self.open_source(work, cell)
         path = work.run(cell)
         if (path / "config.json").is_file():
             self.run = RunDirectory.open(path)
         else:
             self.run = RunDirectory(path)
             self.run.write(config_to_json(self.config))
-        self.judge = Judge(self.source.read(), cell.protocol)
+        self.judge = Judge(self.judged(work, cell), cell.protocol)
         self.trainer = Trainer(self.config, self.run, self.source, quiet=True, on_checkpoint=self._at_checkpoint)
         self._every = True
         self._spent = self._read_spent()
         self._started = time.perf_counter()
+
+    def trained_on(self, work: Work, cell: Cell) -> Path:
+        """The dataset that is trained on."""
+        return work.dataset(cell)
+
+    def open_source(self, work: Work, cell: Cell) -> SequenceSource:
+        """What is trained on."""
+        data = self.config.data
+        return open_sequences(
+            self.trained_on(work, cell),
+            data.positive_actions,
+            held_out=data.held_out,
+            features=features_for(self.config),
+        )
+
+    def judged(self, work: Work, cell: Cell) -> Sequences:
+        """The sequences whose held-out events are ranked."""
+        del work, cell
+        return self.source.read()
 
     def train(self, *, judge_always: bool) -> None:
         """Trains to the end, ranking at each checkpoint or only at the last."""
@@ -411,17 +440,51 @@ class Fit:
 
 
 @contextlib.contextmanager
-def _stop_is_preemption() -> Iterator[None]:
-    """SIGTERM outside training, where nothing is lost by stopping at once, ends the process as preempted too."""
+def stop_is_preemption(end: float | None = None) -> Iterator[None]:
+    """SIGTERM outside training, where nothing is lost by stopping at once, raises Preempted too.
+
+    It is sent at `end`, by `time.monotonic`, if that comes before the block is left.
+    """
 
     def stop(number: int, _frame: Any) -> None:
         raise Preempted(f"stopped by signal {number}")
 
     previous = signal.signal(signal.SIGTERM, stop)
+    timer = threading.Timer(0 if end is None else max(0.0, end - time.monotonic()), _stop_myself)
     try:
+        if end is not None:
+            timer.start()
         yield
+        if end is not None:
+            # Joined, so that a signal on its way still finds our handler.
+            timer.cancel()
+            timer.join()
     finally:
+        timer.cancel()
         signal.signal(signal.SIGTERM, previous)
+
+
+def _stop_myself() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _watch(parent: int) -> None:
+    """Stops this process when the one that started it is gone, killed say: nobody would wait for its result."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_EVERY_S)
+    _stop_myself()
+
+
+@contextlib.contextmanager
+def _alone(work: Work, cell: Cell) -> Iterator[None]:
+    """Waits for another process that works on the same cell; what it finishes is found then."""
+    with work.log(cell).with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            say("waiting: another process works on this cell")
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
 
 
 def main(arguments: list[str]) -> int:
@@ -430,8 +493,11 @@ def main(arguments: list[str]) -> int:
     work, cell = Work(Path(folder)), Cell.from_description(read_json(Path(spec)))
     machine = Machine(device=device, num_threads=int(num_threads))
     try:
-        with _stop_is_preemption():
-            result = run_cell(work, cell, machine)
+        with stop_is_preemption():
+            if parent := os.environ.get(PARENT_VARIABLE):
+                threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+            with _alone(work, cell):
+                result = run_cell(work, cell, machine)
     except TackboardError as error:
         say(f"{'' if isinstance(error, Preempted) else 'error: '}{error}")
         return error.exit_code

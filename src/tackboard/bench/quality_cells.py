@@ -129,6 +129,17 @@ class Work:
     @classmethod
     def open(cls, root: Path) -> Work:
         """The folder `root`, made if it does not exist; a folder or file of somebody else's raises UsageError."""
+        work = cls.check(root)
+        for folder in (work.datasets, work.cells, work.runs, work.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
+        if not (root / MARKER).exists():
+            write_json_atomic(root / MARKER, {"kind": KIND, "format_version": 1})
+        return work
+
+    @classmethod
+    def check(cls, root: Path) -> Work:
+        """The folder `root`, which may not exist yet; one that `open` would refuse raises UsageError."""
         work = cls(root)
         marker = root / MARKER
         if root.exists() and not root.is_dir():
@@ -142,11 +153,6 @@ class Work:
                 allowed="allowed: a new or empty folder, or one that an earlier run left",
                 fix="give another --work",
             )
-        for folder in (work.datasets, work.cells, work.runs, work.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder)
-        if not marker.exists():
-            write_json_atomic(marker, {"kind": KIND, "format_version": 1})
         return work
 
     def dataset(self, cell: Cell) -> Path:

@@ -146,15 +146,11 @@ def prepared_name(bench: Bench, ties: str, stride: int = 1) -> str:
 
 
 def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | None, stride: int = 1) -> dict[str, Path]:
-    """Tie rule → prepared dataset under `datasets`, made from the publisher's files in `data` where it is not there."""
-    for rule in rules:
-        if rule not in bench.ties:
-            close = suggest(rule, bench.ties)
-            raise UsageError(
-                f"--ties {rule} for {bench.name}",
-                allowed=f"allowed: {', '.join(bench.ties)}",
-                fix=f"did you mean {close}?" if close else "",
-            )
+    """Tie rule → prepared dataset under `datasets`, made from the publisher's files in `data` where it is not there.
+
+    Nothing is written, not even the folder `datasets`, before the files were read and found to be as published.
+    """
+    check_ties(bench, rules)
     paths = {rule: datasets / prepared_name(bench, rule, stride) for rule in rules}
     missing = [rule for rule, path in paths.items() if not path.exists()]
     if not missing:
@@ -164,6 +160,7 @@ def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | Non
     events, items = renumber_items(content.events, content.items)
     about = {"kind": "public", "dataset": bench.name, "every_nth_user": stride}
     about["last_tied_share"] = round(last_tied_share(events), 4)
+    datasets.mkdir(parents=True, exist_ok=True)
     for rule in missing:
         say(f"preparing {paths[rule].name}")
         making = datasets / f".making-{os.getpid()}"
@@ -180,6 +177,25 @@ def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | Non
         finally:
             shutil.rmtree(making, ignore_errors=True)
     return paths
+
+
+def check_ties(bench: Bench, rules: Sequence[str]) -> None:
+    """Raises UsageError for a tie rule that does not exist, or makes no sense for the dataset."""
+    for rule in rules:
+        if rule not in bench.ties:
+            close = suggest(rule, bench.ties)
+            raise UsageError(
+                f"--ties {rule} for {bench.name}",
+                allowed=f"allowed: {', '.join(bench.ties)}",
+                fix=f"did you mean {close}?" if close else "",
+            )
+
+
+def expected_facts(bench: Bench, stride: int = 1) -> Facts:
+    """About what `read_facts` will find, from the publisher's counts: to plan with before anything is prepared."""
+    counts = bench.public.counts
+    lengths = np.full(max(1, counts.users // stride), max(1, counts.events // counts.users), dtype=np.int64)
+    return Facts(Path(), counts.items, counts.items + 1, lengths, (), 0.0)
 
 
 def read_facts(path: Path) -> Facts:

@@ -7,8 +7,8 @@ A method says what it reads, because only methods with the same inputs may be co
     history    what was done with each item (the rating, say) and the time between events, not that of the request
     request    all of these
 
-Rivals that are named as published (sasrec, hstu, hstu-large) have the published sizes and loss. Every size here was
-chosen on validation, never on the test event.
+Rivals that are named as published (sasrec, hstu, hstu-large) have the published sizes and loss. Sizes are
+chosen on validation, never on the test event; how far that has come is in docs/log.md.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ DRAWN_ITEMS = 16_384
 """Items drawn for each step from a large catalogue."""
 LARGE_CATALOGUE = 50_000
 """Above so many items a softmax over all of them is not computed at every step."""
+FIXED = {
+    "seed": "use --seeds",
+    "data.dataset": "use --dataset",
+    "data.held_out": "leave it out: the study says which event is held out",
+    "data.positive_actions": "leave it out: all methods are judged on the same events",
+    "training.device": "use --device",
+    "training.num_threads": "use --jobs",
+}
+"""Settings that are the harness's, and what to do instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +115,33 @@ def config_of(method: Method, place: Place, seed: int, overrides: Sequence[str] 
     if method.build is None:
         raise UsageError(f"{method.name} has no settings")
     config = dataclasses.replace(method.build(place), seed=seed)
-    mine = []
+    parts = [split_override(override) for override in overrides]
+    return apply_overrides(config, [setting for name, setting in parts if name in ("", method.name)])
+
+
+def split_override(override: str) -> tuple[str, str]:
+    """(method, or nothing where it is for every one, and `a.b=c`) of an override."""
+    name, separator, setting = override.partition(":")
+    return (name, setting) if separator and "=" not in name else ("", override)
+
+
+def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
+    """Raises UsageError for an override that would do nothing, or harm: `names` are the methods that are run."""
     for override in overrides:
-        name, separator, setting = override.partition(":")
-        if not separator or "=" in name:
-            mine.append(override)
-        elif find_method(name) is method:
-            mine.append(setting)
-    return apply_overrides(config, mine)
+        name, setting = split_override(override)
+        if name and name not in names:
+            close = suggest(name, names) or suggest(name, METHODS)
+            raise UsageError(
+                f"--set {override}",
+                allowed=f"{name} is not run; these are: {', '.join(names) or 'none that has settings'}",
+                fix=f"add it to --methods: {name}" if name in METHODS else f"did you mean {close}?" if close else "",
+            )
+        key = setting.partition("=")[0].strip()
+        for fixed, instead in FIXED.items():
+            if key == fixed or fixed.startswith(f"{key}."):
+                raise UsageError(f"--set {override}", allowed=f"{fixed} cannot be set here", fix=instead)
+        if not names:
+            raise UsageError(f"--set {override}", allowed="no method that is run has settings")
 
 
 # ---- sizes of a run ----

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.bench.quality_cells import Cell, Result, Work
-from tackboard.bench.quality_data import Bench, prepare, read_facts
-from tackboard.bench.quality_methods import Method, Place, config_of, find_method
+from tackboard.bench.quality_data import Bench, check_ties, expected_facts, prepare, prepared_name, read_facts
+from tackboard.bench.quality_methods import Method, Place, check_overrides, config_of, find_method
 from tackboard.core.config import suggest
 from tackboard.core.errors import UsageError
 from tackboard.train.config import config_to_json
@@ -57,14 +57,41 @@ class Context:
     options: Options
     data: Path | None = None
     """Where the publisher's files lie."""
+    is_trial: bool = False
+    """Whether only the options are to be checked: nothing is read or written, sizes are about what they will be."""
 
     def ties(self, otherwise: Sequence[str]) -> tuple[str, ...]:
-        """The tie rules that were asked for, or those of the study."""
-        return self.options.ties or tuple(otherwise)
+        """The tie rules that were asked for, each once, or those of the study."""
+        return tuple(dict.fromkeys(self.options.ties)) or tuple(otherwise)
+
+    def one_rule(self) -> str:
+        """The tie rule of a study that takes only one; more raise UsageError."""
+        rules = self.ties(self.bench.ties[:1])
+        if len(rules) > 1:
+            raise UsageError(f"--study {self.options.study} --ties {','.join(rules)}", allowed="allowed: one of them")
+        return rules[0]
 
     def methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """The methods that were asked for, or those of the study."""
-        return [find_method(name) for name in self.options.methods or otherwise]
+        """The methods that were asked for, each once, or those of the study."""
+        methods = [find_method(name) for name in dict.fromkeys(self.options.methods or otherwise)]
+        self.check_overrides(methods)
+        return methods
+
+    def fitted_methods(self, otherwise: Sequence[str]) -> list[Method]:
+        """The same for a study that only fits: one that was asked for and is not fit raises UsageError."""
+        methods = self.methods(otherwise)
+        for method in methods if self.options.methods else ():
+            if method.build is None:
+                raise UsageError(
+                    f"--study {self.options.study} --methods {method.name}",
+                    allowed=f"{method.name} counts and fits nothing: this study is about fits",
+                    fix=f"use --study compare --methods {method.name}",
+                )
+        return [method for method in methods if method.build is not None]
+
+    def check_overrides(self, methods: Sequence[Method]) -> None:
+        """Raises UsageError for an override that does not belong to one of `methods`, all that are run."""
+        check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
 
     def seeds(self, otherwise: int) -> range:
         """The seeds: as many as were asked for, or as the study wants; one where it shall be quick."""
@@ -73,6 +100,13 @@ class Context:
     def places(self, ties: Sequence[str]) -> dict[str, Place]:
         """Tie rule → prepared dataset."""
         stride = self.bench.quick_stride if self.options.quick else 1
+        if self.is_trial:
+            check_ties(self.bench, ties)
+            facts = expected_facts(self.bench, stride)
+            return {
+                rule: Place(self.bench, facts, prepared_name(self.bench, rule, stride), self.options.quick)
+                for rule in ties
+            }
         paths = prepare(self.bench, ties, self.work.datasets, self.data, stride)
         return {
             rule: Place(self.bench, read_facts(path), path.name, self.options.quick) for rule, path in paths.items()

@@ -2,7 +2,7 @@
 
 A process of its own gives each cell its own peak memory, and a cell that dies takes nothing with it. Cells that build
 on another wait for it. When time is up, or the program is asked to stop, processes get SIGTERM: one that trains saves
-its state and ends, and the next call goes on from there.
+its state and ends, and the next call goes on from there. Processes watch this one and do the same if it is gone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import IO, Any
 
 import torch
 
-from tackboard.bench.quality_cell import Machine, run_cell
+from tackboard.bench.quality_cell import PARENT_VARIABLE, Machine, run_cell, stop_is_preemption
 from tackboard.bench.quality_cells import Cell, Work
-from tackboard.core.errors import Preempted
+from tackboard.core.errors import Preempted, counted
 from tackboard.core.machine import THREAD_VARIABLES, usable_cores
 from tackboard.core.progress import say
 
@@ -45,7 +45,7 @@ class Failure:
     code: int
     log: Path
     reason: str
-    """The last line that the process printed."""
+    """The last error that the process printed, or else its last line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,8 @@ class _Running:
     cell: Cell
     process: subprocess.Popen[bytes]
     log: IO[bytes]
+    begin: int
+    """Where in its log this process begins: earlier ones wrote before it."""
     started: float
 
 
@@ -87,7 +89,7 @@ class Pool:
         distinct = list({cell.name: cell for one in cells for cell in _with_before(one)}.values())
         waiting = [cell for cell in distinct if self.work.find(cell) is None]
         num_found, total = len(distinct) - len(waiting), len(distinct)
-        say(f"{total} cells, {num_found} of them finished before")
+        say(f"{counted(total, 'cell')}, {num_found} of them finished before")
         if not self.jobs:
             return self._run_here(waiting, num_found)
         running: list[_Running] = []
@@ -120,8 +122,14 @@ class Pool:
 
     def _run_here(self, cells: list[Cell], num_found: int) -> Report:
         """Cells one after the other in this process, to look into one with a debugger, say; the first error ends it."""
-        for cell in cells:
-            run_cell(self.work, cell, Machine(device=self.device, num_threads=torch.get_num_threads()))
+        machine = Machine(device=self.device, num_threads=torch.get_num_threads())
+        for number, cell in enumerate(cells):
+            try:
+                with stop_is_preemption(self.end):
+                    run_cell(self.work, cell, machine)
+            except Preempted as stopped:
+                say(f"{stopped}: {cell.label} is not finished")
+                return Report(num_found, number, (), tuple(cells[number:]), is_stopped=True)
         return Report(num_found, len(cells), (), (), is_stopped=False)
 
     def _is_over(self) -> bool:
@@ -133,6 +141,7 @@ class Pool:
     def _start(self, cell: Cell, number: int, total: int) -> _Running:
         threads = max(1, usable_cores() // self.jobs)
         log = self.work.log(cell).open("ab")
+        begin = log.seek(0, os.SEEK_END)
         command = [sys.executable, "-m", PROGRAM, str(self.work.root), str(self.work.spec(cell))]
         process = subprocess.Popen(
             [*command, self.device, str(threads)],
@@ -144,11 +153,12 @@ class Pool:
                 **dict.fromkeys(THREAD_VARIABLES, str(threads)),
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH", "")])),
                 "PYTHONUNBUFFERED": "1",
+                PARENT_VARIABLE: str(os.getpid()),
             },
             start_new_session=True,  # Ctrl-C reaches us alone; we pass it on as SIGTERM.
         )
         say(f"[{number}/{total}] {cell.label}")
-        return _Running(cell, process, log, time.monotonic())
+        return _Running(cell, process, log, begin, time.monotonic())
 
     def _ended(self, one: _Running, failures: list[Failure]) -> int:
         one.log.close()
@@ -156,13 +166,13 @@ class Pool:
         result = self.work.find(one.cell) if code == 0 else None
         if result is not None:
             metrics = result.values.get("metrics", {})
-            figures = ", ".join(f"{name} {metrics[name]:.4f}" for name in ("hr@10", "ndcg@10") if name in metrics)
-            say(f"done in {seconds:,.0f} s: {one.cell.label} {figures}")
+            figures = [f"{name} {metrics[name]:.4f}" for name in ("hr@10", "ndcg@10") if name in metrics]
+            say(f"done in {seconds:,.0f} s: {', '.join([one.cell.label, *figures])}")
         elif code == Preempted.exit_code:
             say(f"stopped after {seconds:,.0f} s, state saved: {one.cell.label}")
         else:
             path = self.work.log(one.cell)
-            failures.append(Failure(one.cell, code or 1, path, _last_line(path)))
+            failures.append(Failure(one.cell, code or 1, path, _reason(path, one.begin)))
             say(f"FAILED with {code} after {seconds:,.0f} s: {one.cell.label}; see {path}")
             return code or 1
         return code
@@ -184,10 +194,11 @@ class Pool:
 
     def _tell(self, running: list[_Running], num_finished: int, total: int) -> None:
         now = time.monotonic()
-        words = "; ".join(
-            f"{one.cell.label} {now - one.started:,.0f} s, {_last_line(self.work.log(one.cell))}" for one in running
-        )
-        say(f"{num_finished}/{total} finished; {words}")
+        parts = [f"{num_finished}/{total} finished"]
+        for one in running:
+            newest = _lines(self.work.log(one.cell), one.begin)[-1:]
+            parts.append(", ".join([f"{one.cell.label} {now - one.started:,.0f} s", *newest]))
+        say("; ".join(parts))
 
     @contextlib.contextmanager
     def _stop_signals(self) -> Iterator[None]:
@@ -211,6 +222,15 @@ def _with_before(cell: Cell) -> list[Cell]:
     return [*(_with_before(cell.after) if cell.after is not None else []), cell]
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_bytes()[-2000:].decode(errors="replace").split("\n") if path.exists() else []
-    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+def _lines(path: Path, begin: int) -> list[str]:
+    """The last lines of a log, from `begin` on, cut to what fits on a screen."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()[begin:][-4000:].decode(errors="replace")
+    return [line.strip()[:200] for line in text.split("\n") if line.strip()]
+
+
+def _reason(path: Path, begin: int) -> str:
+    """Why a process failed: an error of ours has its fix in the lines after it."""
+    lines = _lines(path, begin)
+    return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tackboard.core.errors import counted
 from tackboard.core.files import write_text_atomic, writing
 from tackboard.flow.outcome import hardware_words
 from tackboard.report.svg import Dots, Line, Svg, dot_chart, line_chart
@@ -25,6 +26,8 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
         if part["rows"]:
             lines += ["", part["title"], *_aligned(part["header"], part["rows"])]
     lines += ["", *result["table"]["notes"]] if result["table"]["notes"] else []
+    if len(result["commits"]) > 1:
+        lines += ["", f"These cells were run by different versions, commits {', '.join(result['commits'])}."]
     return [*lines, *unfinished(result)]
 
 
@@ -57,7 +60,8 @@ def unfinished(result: Mapping[str, Any]) -> list[str]:
     """What failed and what is left, if anything."""
     lines = [f"FAILED ({one['code']}): {one['cell']}: {one['reason']}; see {one['log']}" for one in result["failures"]]
     if result["num_left"]:
-        lines.append(f"{result['num_left']} cells are not finished: run the same command again to go on")
+        are = "is" if result["num_left"] == 1 else "are"
+        lines.append(f"{counted(result['num_left'], 'cell')} {are} not finished: run the same command again to go on")
     return ["", *lines] if lines else []
 
 

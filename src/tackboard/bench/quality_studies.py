@@ -10,7 +10,6 @@ Tables are made of what is finished, so that a study that is spread over days ca
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from tackboard.bench.quality_cells import Cell, Result
 from tackboard.bench.quality_methods import METHODS, Method
 from tackboard.bench.quality_plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality_verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.core.errors import DataError, UsageError
 from tackboard.metrics.paired import gains, hits, paired_bootstrap
 
@@ -52,7 +52,7 @@ def reproduce(context: Context) -> Plan:
             allowed=f"figures were published for: {', '.join(PUBLISHED)}",
             fix="use --study compare",
         )
-    methods = [method for method in context.methods(("sasrec", "hstu", "hstu-large")) if method.build]
+    methods = context.fitted_methods(("sasrec", "hstu", "hstu-large"))
     places = context.places(context.ties(context.bench.ties))
     cells = [
         # Published code filters only what the model reads of a history.
@@ -74,7 +74,7 @@ def _reproduce_table(context: Context, methods: list[Method], cells: Sequence[Ce
         rows.append([*names, *_numbers(best, METRICS[:2]), *_numbers(last, METRICS[:2]), f"{values['best_step']:,}"])
         figures.append({"method": cell.method, "ties": cell.ties, "seed": cell.seed, "best": best, "last": last})
     for method in methods:
-        known = PUBLISHED[context.bench.name].get(method.name)
+        known = published_for(context).get(method.name)
         mine = [result for result in results if result.cell.method == method.name]
         if known is None or not mine:
             continue
@@ -104,6 +104,11 @@ def _reproduce_table(context: Context, methods: list[Method], cells: Sequence[Ce
     }
 
 
+def published_for(context: Context) -> dict[str, tuple[str, str, tuple[float, ...]]]:
+    """What was published for the dataset; nothing beside a quick table, which is of other users and few steps."""
+    return {} if context.options.quick else PUBLISHED.get(context.bench.name, {})
+
+
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
     """Whether a published figure lies near enough to our spread over tie rules, each counted by its mean over seeds."""
 
@@ -130,7 +135,7 @@ def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str
 
 def validate(context: Context) -> Plan:
     """One fit of each method, judged on the validation event alone."""
-    methods = [method for method in context.methods(_compared(context)) if method.build]
+    methods = context.fitted_methods(_compared(context))
     rules = context.places(context.ties(context.bench.ties[:1]))
     cells = [
         context.cell(place, rule, method, seed, "validate")
@@ -146,7 +151,7 @@ def _validation_table(cells: Sequence[Cell], find: Find) -> Table:
     header = ["", "reads", "ties", "seed", *METRICS[:2], "steps", "of", "parameters", "s", "tokens/s"]
     return {
         "sections": [section("Validation: the event before the last", header, [_validation_row(r) for r in results])],
-        "notes": ["The test event was seen by nobody."],
+        "notes": ["The test event was seen by nobody."] if results else [],
         "figures": {"rows": [_figures(result) for result in results]},
         "charts": _curves(results, "validation"),
     }
@@ -200,7 +205,7 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
         for result in results
     ]  # fmt: skip
     means = [[*_names(group[0].cell), str(len(group)), *_numbers(mean_metrics(group))] for group in groups.values()]
-    published = PUBLISHED.get(context.bench.name, {})
+    published = published_for(context)
     for title, source, metrics in published.values():
         known = dict(zip(METRICS, metrics, strict=False))
         means.append([f"published: {title}", source, "", "", *_numbers(known)])
@@ -210,8 +215,8 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
         section("Test, mean over seeds", ["", "reads", "ties", "seeds", *METRICS], means),
         section(
             f"Difference to the strongest baseline that reads no more ({NUM_RESAMPLES:,} paired resamples of users)",
-            ["", "reads", "ties", "metric", "against", "difference", "95% from", "to", ""],
-            [_difference_row(one) for one in differences],
+            ["", "reads", "ties", "metric", "against", *DIFFERENCE_COLUMNS, ""],
+            [_comparison_row(one) for one in differences],
         ),
         *_returning(context, groups),
         section("What it cost", ["", "reads", "ties", "parameters", "train s", "tokens/s", "ranking s", "GPU MiB",
@@ -219,15 +224,14 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
     ]  # fmt: skip
     validations = [cell.after for cell in cells if cell.after is not None]
     fits = [result for cell in _distinct(validations) if (result := find(cell)) is not None]
-    notes = [
-        "The number of steps was chosen on the event before the last with the first seed; then refit on all but the "
-        "last event and tested once.",
-        *(
-            ["Published figures of SASRec with sampled softmax and HSTU were tested during training."]
-            if published
-            else []
-        ),
-    ]
+    notes = []
+    if any(result.cell.config for result in results):
+        notes.append(
+            "The number of steps was chosen on the event before the last with the first seed; then refit on all but "
+            "the last event and tested once."
+        )
+    if published:
+        notes.append("Published figures of SASRec with sampled softmax and HSTU were tested during training.")
     return {
         "sections": sections,
         "notes": notes,
@@ -270,17 +274,29 @@ def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> 
         ]
         for metric in METRICS[:2] if others else ():
             strongest = max(others, key=lambda group: mean_metrics(group)[metric])
-            if ours[0].values["users_sha256"] != strongest[0].values["users_sha256"]:
-                raise DataError(f"{name} and {strongest[0].cell.method} were tested on different users")
-            difference = paired_bootstrap(
-                per_user(ours, metric), per_user(strongest, metric), num_resamples=NUM_RESAMPLES
-            )
-            found.append(
-                {"method": name, "ties": ties, "metric": metric, "against": strongest[0].cell.method}
-                | dataclasses.asdict(difference)
-                | {"excludes_zero": difference.excludes_zero}
-            )
+            measured = measure(ours, strongest, metric)
+            names = {"method": name, "ties": ties, "metric": metric, "against": strongest[0].cell.method}
+            found.append(names | figures_of(measured))
     return found
+
+
+def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
+    """The difference of two groups of seeds, paired over users; both must have been judged on the same events."""
+    check_same_targets([*ours, *theirs])
+    drawn = paired_bootstrap(per_user(ours, metric), per_user(theirs, metric), num_resamples=NUM_RESAMPLES)
+    mine, other = ([float(one.values["metrics"][metric]) for one in group] for group in (ours, theirs))
+    return Measured(drawn.mean, drawn.low, drawn.high, mine, other, is_fixed=theirs[0].cell.config is None)
+
+
+def check_same_targets(results: Sequence[Result]) -> None:
+    """Raises DataError where results were judged on different users, or on different events of them."""
+    for one in results[1:]:
+        if one.values["targets_sha256"] != results[0].values["targets_sha256"]:
+            raise DataError(
+                f"{results[0].cell.label} and {one.cell.label} were judged on different events",
+                allowed="needed: the same held-out events of the same users",
+                fix=f"remove {one.path} and run again, if it is of an older version",
+            )
 
 
 def _returning(context: Context, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
@@ -322,12 +338,10 @@ def _numbers(metrics: Mapping[str, float], names: Sequence[str] = METRICS) -> li
     return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
 
 
-def _difference_row(one: Mapping[str, Any]) -> list[str]:
-    method = METHODS[one["method"]]
-    against = METHODS[one["against"]].title
-    words = ("better" if one["mean"] > 0 else "worse") if one["excludes_zero"] else "holds 0"
-    numbers = [f"{one[key]:+.4f}" for key in ("mean", "low", "high")]
-    return [method.title, method.reads, one["ties"], one["metric"], against, *numbers, words]
+def _comparison_row(one: Mapping[str, Any]) -> list[str]:
+    method, against = METHODS[one["method"]], METHODS[one["against"]].title
+    names = [method.title, method.reads, one["ties"], one["metric"], against]
+    return [*names, *difference_cells(one), one["verdict"]]
 
 
 def _cost_row(result: Result) -> list[str]:
@@ -372,6 +386,6 @@ def _dots(context: Context, results: Sequence[Result], kind: str) -> list[dict[s
         for method in METHODS.values()
         if (values := [result.values[kind]["hr@10"] for result in results if result.cell.method == method.name])
     ]
-    marks = {entry[0]: entry[2][0] for entry in PUBLISHED.get(context.bench.name, {}).values()}
+    marks = {entry[0]: entry[2][0] for entry in published_for(context).values()}
     chart = {"kind": "dots", "name": "hr10", "title": f"HR@10 on {context.bench.name}", "rows": rows, "marks": marks}
     return [chart] if rows else []

@@ -1,18 +1,28 @@
-"""Whether a difference that was measured goes the way it was published: two groups of seeds in, a word out.
+"""Whether a difference that was measured is one, and goes the way it was published: two groups of seeds in, a word out.
 
 A difference counts only if it stands out from both kinds of chance: that of users (the interval of the paired draws
-excludes 0) and that of seeds (more than twice the standard error of the difference of means, where there are several).
+excludes 0) and that of seeds (the 95% interval by Student's t, with Welch's degrees of freedom, excludes 0). With one
+seed only users can be looked at, and the word says so. A side that no seed enters, such as a count, is `fixed`.
+
+To fail to see a difference is not to see that there is none: where the publication found next to none, `agree` needs
+both intervals to lie within `SAME_SHARE` of the other side's figure.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-NUM_ERRORS = 2.0
-"""Standard errors, by seeds, that a difference has to exceed."""
+SAME_SHARE = 0.02
+"""Two figures are the same where they differ by less than this share of one of them."""
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom; with more than that the last is used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,26 +34,91 @@ class Measured:
     high: float
     ours: Sequence[float]
     theirs: Sequence[float]
+    is_fixed: bool = False
+    """Whether `theirs` is one figure that no seed enters."""
 
     @property
-    def seed_error(self) -> float:
-        """Standard error of the difference by seeds; 0 where a side has only one."""
-        if min(len(self.ours), len(self.theirs)) < 2:
-            return 0.0
-        return float(np.sqrt(sum(np.var(side, ddof=1) / len(side) for side in (self.ours, self.theirs))))
+    def seed_error(self) -> float | None:
+        """Standard error of the difference by seeds; None where a side has only one."""
+        if self._is_of_one_seed:
+            return None
+        return float(np.sqrt(sum(share for share, _ in self._shares())))
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """From where to where the difference may lie, by users or by seeds."""
+        error = self.seed_error
+        half = 0.0 if not error else error * _t_quantile(self._degrees_of_freedom())
+        return min(self.low, self.difference - half), max(self.high, self.difference + half)
 
     @property
     def is_noise(self) -> bool:
         """Whether chance alone explains it."""
-        return self.low <= 0.0 <= self.high or abs(self.difference) <= NUM_ERRORS * self.seed_error
+        low, high = self.reach
+        return low <= 0.0 <= high
+
+    @property
+    def _is_of_one_seed(self) -> bool:
+        return len(self.ours) < 2 or (len(self.theirs) < 2 and not self.is_fixed)
+
+    def _shares(self) -> list[tuple[float, int]]:
+        """What each side adds to the variance of the difference, with its degrees of freedom."""
+        sides = (self.ours,) if self.is_fixed else (self.ours, self.theirs)
+        return [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
+
+    def _degrees_of_freedom(self) -> float:
+        """By Welch and Satterthwaite."""
+        shares = self._shares()
+        return sum(share for share, _ in shares) ** 2 / sum(share**2 / freedom for share, freedom in shares)
 
 
-def verdict(measured: Measured, published: int | None) -> str:
-    """In a word. `published` is the sign of the published difference, 0 where there was next to none, None if none."""
-    if published is None:
-        return "within noise" if measured.is_noise else "better" if measured.difference > 0 else "worse"
-    if published == 0:
-        return "agree" if measured.is_noise else "disagree"
-    if measured.is_noise:
+def _t_quantile(degrees_of_freedom: float) -> float:
+    """The quantile for the next smaller whole number: rather too wide than too narrow."""
+    # Sums of shares are a rounding error away from whole numbers.
+    return T_QUANTILES[min(max(1, int(degrees_of_freedom + 1e-9)), len(T_QUANTILES)) - 1]
+
+
+def verdict(measured: Measured, published: int | None, *, is_lower_better: bool = False) -> str:
+    """In a word. `published` says where the difference was found: 1 better, -1 worse, 0 next to none; None: nowhere."""
+    if measured.is_noise and published != 0:
         return "within noise"
-    return "agree" if np.sign(measured.difference) == published else "disagree"
+    is_better = (measured.difference > 0) != is_lower_better
+    if published is None:
+        word = "better" if is_better else "worse"
+    elif published == 0:
+        word = _same(measured)
+    else:
+        word = "agree" if is_better == (published > 0) else "disagree"
+    return f"{word}, one seed" if measured.seed_error is None and word != "cannot tell" else word
+
+
+def _same(measured: Measured) -> str:
+    """Whether both sides are the same, as far as can be told."""
+    margin = SAME_SHARE * abs(float(np.mean(measured.theirs)))
+    low, high = measured.reach
+    if -margin < low and high < margin:
+        return "agree"
+    return "disagree" if low > margin or high < -margin else "cannot tell"
+
+
+# ---- for tables ----
+
+DIFFERENCE_COLUMNS = ("difference", "95% from", "to", "error by seeds")
+
+
+def figures_of(measured: Measured, published: int | None = None, *, is_lower_better: bool = False) -> dict[str, Any]:
+    """A difference as numbers, with its verdict."""
+    return {
+        "difference": measured.difference,
+        "low": measured.low,
+        "high": measured.high,
+        "seed_error": measured.seed_error,
+        "verdict": verdict(measured, published, is_lower_better=is_lower_better),
+    }
+
+
+def difference_cells(figures: Mapping[str, Any]) -> list[str]:
+    """The same as text, in the order of DIFFERENCE_COLUMNS."""
+    error = figures["seed_error"]
+    numbers = [f"{figures[key]:+.4f}" for key in ("difference", "low", "high")]
+    return [*numbers, "" if error is None else f"{error:.4f}"]

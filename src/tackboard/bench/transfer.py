@@ -23,23 +23,27 @@ from tackboard.bench.quality_cells import Cell, Result
 from tackboard.bench.quality_data import read_facts
 from tackboard.bench.quality_methods import Method, Place
 from tackboard.bench.quality_plan import Context, Find, Plan, Table, section
-from tackboard.bench.quality_verdict import Measured, verdict
+from tackboard.bench.quality_verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.bench.transfer_data import PRETRAINED_SHARE, TASKS, Task, share_of, user_offsets, write_beginning
 from tackboard.bench.transfer_fit import ARMS, METRICS, FitSettings
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import UsageError, counted
 from tackboard.metrics.binary import interval
 
 SIZES = (1_000, 5_000, 25_000, 0)
 """Examples to train with; 0: all."""
 QUICK_SIZES = (1_000, 0)
 QUICK = FitSettings(learning_rates=(3e-3,), max_points=6, patience=2)
+PRIMARY = "auc"
+"""The metric that answers the question, said beforehand: with many rows some stand out by chance."""
 PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
-PUBLISHED = {
+Published = Mapping[tuple[str, str], tuple[int | None, str]]
+PUBLISHED: Published = {
     ("fine-tuned", "scratch"): (1, "fine-tuned against none: Save +3.76%"),
-    ("frozen", "scratch"): (0, "frozen against none: Save +0.10%"),
+    ("frozen", "scratch"): (None, "frozen against none: Save +0.10%"),
     ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
 }
-"""What the publication's Table 6 says: sign and words. `None` there is a ranker without the model."""
+"""What the publication's Table 6 says: sign and words. `None` there is a ranker without the model, ours has the same
+model from scratch: sizes cannot be compared, so a difference of next to nothing has no sign to compare either."""
 
 Key = tuple[int, str]
 """Number of examples that was asked for, arm."""
@@ -64,17 +68,20 @@ def find_task(dataset: str) -> Task:
 
 def _plan(context: Context, vectors: str) -> Plan:
     task = find_task(context.bench.name)
-    method = context.methods(("pinfm-history",))[0]
-    if not method.is_ours:
-        raise UsageError(f"--methods {method.name}", allowed="allowed: a PinFM", fix="use --methods pinfm-history")
-    rule, place = next(iter(context.places(context.ties(context.bench.ties[:1])[:1]).items()))
+    methods = context.methods(("pinfm-history",))
+    method = methods[0]
+    if len(methods) > 1 or not method.is_ours:
+        names = ",".join(one.name for one in methods)
+        raise UsageError(f"--methods {names}", allowed="allowed: one PinFM", fix="use --methods pinfm-history")
+    rule = context.one_rule()
+    place = context.places([rule])[rule]
     beginning = _beginning(context, place)
     seeds = context.seeds(3)
     pretrained = {
         seed: context.cell(beginning, rule, method, seed, "transfer-pretrain") for seed in seeds
     }  # fmt: skip
     sizes = QUICK_SIZES if context.options.quick else SIZES
-    settings = dataclasses.asdict(QUICK if context.options.quick else FitSettings())
+    settings = dataclasses.asdict(_settings(context))
     shared = {"actions": list(task.actions), "pretrained_on": beginning.prepared}
     cells: dict[tuple[int, str, int], Cell] = {}
     for size in sizes:
@@ -88,13 +95,19 @@ def _plan(context: Context, vectors: str) -> Plan:
     means = _cell(first, place, "means", "transfer-means", shared | {"sizes": list(sizes)}, None)
     # A seed of everything first: what is finished can be compared, wherever time runs out.
     every = [*pretrained.values(), means, *sorted(cells.values(), key=lambda cell: cell.seed)]
-    return Plan(every, lambda find: _table(task, method, cells, means, list(pretrained.values()), find))
+    return Plan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
+
+
+def _settings(context: Context) -> FitSettings:
+    return QUICK if context.options.quick else FitSettings()
 
 
 def _beginning(context: Context, place: Place) -> Place:
     """The dataset that is pretrained on: the beginning of each user's events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-first{round(100 * PRETRAINED_SHARE)}"
+    if context.is_trial:
+        return dataclasses.replace(place, prepared=target.name)
     write_beginning(source, share_of(user_offsets(source), PRETRAINED_SHARE), target)
     return Place(place.bench, read_facts(target), target.name, place.quick)
 
@@ -109,6 +122,7 @@ def _cell(like: Cell, place: Place, name: str, stage: str, protocol: Mapping[str
 
 
 def _table(
+    context: Context,
     task: Task,
     method: Method,
     cells: Mapping[tuple[int, str, int], Cell],
@@ -122,7 +136,8 @@ def _table(
             groups.setdefault((size, arm), []).append(result)
     results = [result for group in groups.values() for result in group]
     found_means = find(means)
-    differences = [*compare_arms(groups), *compare_to_means(groups, found_means)]
+    published = {} if context.options.quick else PUBLISHED
+    differences = [*compare_arms(groups, published), *compare_to_means(groups, found_means)]
     rows_of_means = [] if found_means is None else found_means.values["means"]
     facts = next((result.values for result in [*results, *([found_means] if found_means else [])]), None)
     fits = [result for cell in pretrained if (result := find(cell)) is not None]
@@ -133,10 +148,16 @@ def _table(
                 ["examples", "", "seeds", *METRICS],
                 [_mean_row(group) for group in groups.values()],
             ),
-            section(
-                "Differences: paired draws of test users, mean over seeds",
-                ["examples", "metric", "", "difference", "95% from", "to", "error by seeds", "published", ""],
-                [_difference_row(one) for one in differences],
+            *(
+                section(
+                    f"{title}: paired draws of test users, mean over seeds",
+                    ["examples", "metric", "", *DIFFERENCE_COLUMNS, "published", ""],
+                    [_arms_row(one) for one in differences if (one["metric"] == PRIMARY) == is_primary],
+                )
+                for title, is_primary in (
+                    (f"Differences of {PRIMARY}, the metric to go by", True),
+                    ("Differences of the other metrics, to understand it", False),
+                )
             ),
             section("What needs no model", ["examples", "", *METRICS], [_means_row(row) for row in rows_of_means]),
             section(
@@ -151,7 +172,7 @@ def _table(
             ),
         ],
         "protocol": _protocol(task, method, facts),
-        "notes": _notes(),
+        "notes": _notes(_settings(context).learning_rates) if groups else [],
         "figures": {
             "rows": [_figures(key, result) for key, group in groups.items() for result in group],
             "differences": differences,
@@ -162,7 +183,7 @@ def _table(
     }
 
 
-def compare_arms(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]:
+def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -> list[dict[str, Any]]:
     """Each pair of arms with the same examples: the difference of means over seeds, and its interval."""
     found = []
     for size in dict.fromkeys(size for size, _ in groups):
@@ -171,15 +192,9 @@ def compare_arms(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]
                 continue
             ours, theirs = groups[size, one], groups[size, other]
             for metric in METRICS:
+                sign, words = published.get((one, other), (None, ""))
                 measured = measure(ours, theirs, metric)
-                published, words = PUBLISHED[one, other]
-                # A log-loss is the better the lower.
-                sign = published * (-1 if metric == "log_loss" else 1)
-                found.append(
-                    {"num_examples": ours[0].values["num_examples"], "arm": one, "against": other, "metric": metric}
-                    | {"difference": measured.difference, "low": measured.low, "high": measured.high}
-                    | {"seed_error": measured.seed_error, "published": words, "verdict": verdict(measured, sign)}
-                )
+                found.append(_figures_of_pair(measured, one, other, metric, ours, sign) | {"published": words})
     return found
 
 
@@ -193,24 +208,24 @@ def compare_to_means(groups: Mapping[Key, Sequence[Result]], means: Result | Non
             theirs = float(means.values["means"][-1]["metrics"][metric])
             singles = [float(result.values["metrics"][metric]) for result in group]
             low, high = interval(_draws(group, metric) - means.array(f"draws_{metric}"))
-            measured = Measured(float(np.mean(singles)) - theirs, low, high, singles, [theirs])
-            word = verdict(measured, None)
-            if metric == "log_loss":
-                word = {"better": "worse", "worse": "better"}.get(word, word)
-            found.append(
-                {"num_examples": group[0].values["num_examples"], "arm": arm, "against": "means", "metric": metric}
-                | {"difference": measured.difference, "low": low, "high": high, "seed_error": 0.0}
-                | {"published": "", "verdict": word}
-            )
+            measured = Measured(float(np.mean(singles)) - theirs, low, high, singles, [theirs], is_fixed=True)
+            found.append(_figures_of_pair(measured, arm, "means", metric, group, None) | {"published": ""})
     return found
+
+
+def _figures_of_pair(
+    measured: Measured, arm: str, against: str, metric: str, group: Sequence[Result], published: int | None
+) -> dict[str, Any]:
+    names = {"num_examples": group[0].values["num_examples"], "arm": arm, "against": against, "metric": metric}
+    return names | figures_of(measured, published, is_lower_better=metric == "log_loss")
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
     """The difference of two arms: draws of the same test users, each the mean over seeds."""
     draws = _draws(ours, metric) - _draws(theirs, metric)
-    singles = [[float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs)]
+    mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
     low, high = interval(draws)
-    return Measured(float(np.mean(singles[0]) - np.mean(singles[1])), low, high, *singles)
+    return Measured(float(np.mean(mine) - np.mean(other)), low, high, mine, other)
 
 
 def _draws(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
@@ -222,7 +237,8 @@ def _protocol(task: Task, method: Method, facts: Mapping[str, Any] | None) -> st
     if facts is not None:
         counts = (
             f"; {facts['num_train']:,} examples to train with at most, {facts['num_validation']:,} to choose by, "
-            f"{facts['num_test']:,} of {facts['num_test_users']:,} other users to test ({facts['share_yes']:.1%} yes)"
+            f"{facts['num_test']:,} to test ({facts['share_yes']:.1%} yes), the latest events of "
+            f"{facts['num_test_users']:,} users who choose nothing, but whose earlier events may be among the examples"
         )
     return (
         f"task: {task.question} It is told the history, its actions included, and the item. PinFM ({method.reads}) is "
@@ -231,12 +247,13 @@ def _protocol(task: Task, method: Method, facts: Mapping[str, Any] | None) -> st
     )
 
 
-def _notes() -> list[str]:
+def _notes(rates: Sequence[float]) -> list[str]:
     return [
         "fine-tuned: the pretrained model moves at a tenth of the head's rates; frozen: only the head moves; from "
         "scratch: the same model from random parameters, everything at the head's rates.",
-        "Every arm tries two rates; steps and rate are chosen by log-loss on validation users; the test is looked at "
-        "once. auc_within_users compares a user's own examples only.",
+        f"Every arm tries {counted(len(rates), 'rate')}; steps and rate are chosen by log-loss on validation users; "
+        "the test is looked at once.",
+        "auc_within_users compares a user's own examples only.",
         "means: of item and user, over every event before the test's. They know the answers of all of them; the arms "
         "were told those of their examples only.",
         "The publication's arms are rankers with and without PinFM; here all three are the same model, so only the "
@@ -251,11 +268,9 @@ def _mean_row(group: Sequence[Result]) -> list[str]:
     return [f"{values['num_examples']:,}", arm, str(len(group)), *(f"{mean:.4f}" for mean in means)]
 
 
-def _difference_row(one: Mapping[str, Any]) -> list[str]:
-    numbers = [f"{one[key]:+.4f}" for key in ("difference", "low", "high")]
-    names = f"{one['arm']} − {one['against']}"
-    error = f"{one['seed_error']:.4f}" if one["seed_error"] else ""
-    return [f"{one['num_examples']:,}", one["metric"], names, *numbers, error, one["published"], one["verdict"]]
+def _arms_row(one: Mapping[str, Any]) -> list[str]:
+    names = [f"{one['num_examples']:,}", one["metric"], f"{one['arm']} − {one['against']}"]
+    return [*names, *difference_cells(one), one["published"], one["verdict"]]
 
 
 def _means_row(row: Mapping[str, Any]) -> list[str]:

@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from tackboard.bench.quality_cell import Fit as PretrainingFit
-from tackboard.bench.quality_cell import Machine, Outcome, metrics_of
+from tackboard.bench.quality_cell import Fit, Machine, Outcome, metrics_of
 from tackboard.bench.quality_cells import Cell, Work
 from tackboard.bench.transfer_data import (
     RunBatch,
@@ -179,7 +178,7 @@ class Best:
     state: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
-class Fit:
+class ArmFit:
     """One arm on some examples."""
 
     def __init__(
@@ -277,7 +276,7 @@ def judged(logits: NDArray[np.float64], split: Split) -> tuple[dict[str, float],
 
 def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
     """Pretrains to the end of the schedule, and keeps the parameters in the result: all that later cells need."""
-    fit = PretrainingFit(work, cell, cell.run_config(), machine)
+    fit = Fit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
     values = fit.values() | {"metrics": metrics_of(ranks)}
@@ -307,7 +306,7 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best, curves = Best(), []
     for rate in settings.learning_rates:
         answerer = _answerer(work, cell)
-        fit = Fit(answerer, settings, cell.seed, rate, device, table_rate)
+        fit = ArmFit(answerer, settings, cell.seed, rate, device, table_rate)
         best = fit.run(runs[0], runs[1], best, 1.0 if arm == "scratch" else PRETRAINED_RATE)
         curves.append({"learning_rate": rate, "points": fit.curve})
         say(f"{arm}, rate {rate}: log-loss {min(point['log_loss'] for point in fit.curve):.4f} on validation")
@@ -353,7 +352,8 @@ def open_task(work: Work, cell: Cell, config: RunConfig) -> Sequences:
     """The sequences of the whole dataset, whose `is_positive` are the answers, as the pretrained model reads them."""
     actions = tuple(cell.protocol["actions"])
     vocabulary = _vocabulary(work, str(cell.protocol["pretrained_on"]))
-    return open_sequences(work.dataset(cell), actions, "none", vocabulary, features_for(config)).read()
+    features = features_for(config)
+    return open_sequences(work.dataset(cell), actions, held_out=0, vocabulary=vocabulary, features=features).read()
 
 
 def _answerer(work: Work, cell: Cell) -> Answerer:

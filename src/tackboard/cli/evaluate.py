@@ -26,17 +26,23 @@ def evaluate(
         typer.echo(json.dumps(result))
         return
     names = [key for key in result["rows"][0] if key != "name"]
-    typer.echo(f"{result['num_users']:,} users, {result['num_items']:,} items; {result['protocol']}")
+    typer.echo(
+        f"{result['num_users']:,} users, {result['num_items']:,} items; {result['protocol']}; step {result['step']:,}"
+    )
     typer.echo("items of the history are " + ("taken out" if result["filter_seen"] else "kept in the ranking"))
     typer.echo(" " * 14 + "".join(f"{name:>9}" for name in names))
     for row in result["rows"]:
         typer.echo(f"{row['name']:<14}" + "".join(f"{row[name]:9.4f}" for name in names))
     if result["gap_closed"] is not None:
-        typer.echo(
-            f"the model goes {result['gap_closed']:.0%} of the way from the better baseline to the oracle (HR@10)"
-        )
+        typer.echo(_gap_sentence(result["gap_closed"]))
     if better := better_baseline(result["rows"]):
         typer.echo(f"{better} ranks better than the model here (HR@10); docs/training.md says what to try")
+
+
+def _gap_sentence(closed: float) -> str:
+    if closed >= 0:
+        return f"the model goes {closed:.0%} of the way from the better baseline to the oracle (HR@10)"
+    return f"the model is behind the better baseline by {-closed:.0%} of the way from there to the oracle (HR@10)"
 
 
 def evaluate_run(
@@ -47,7 +53,10 @@ def evaluate_run(
     max_users: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """The table of one checkpoint, also written to the run's eval/metrics.json."""
+    """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
+
+    metrics.json is the one that was evaluated last.
+    """
     import torch
 
     from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
@@ -90,8 +99,10 @@ def evaluate_run(
         max_users=max_users,
         quiet=quiet,
     )
-    result |= {"gap_closed": gap_closed(result["rows"]), "checkpoint": str(checkpoint.path)}
+    step = int(checkpoint.state["step"])
+    result |= {"gap_closed": gap_closed(result["rows"]), "checkpoint": str(checkpoint.path), "step": step}
     folder = checkpoint.path.parent.parent / "eval"
     folder.mkdir(exist_ok=True)
-    write_json_atomic(folder / "metrics.json", result)
+    for name in (f"step-{step:08d}.json", "metrics.json"):
+        write_json_atomic(folder / name, result)
     return result

@@ -149,4 +149,5 @@ def _report(result: dict[str, Any], json_output: bool) -> None:
         saved = f"{left} left on disk, {trimming['bytes_saved'] / 1e6:.1f} MB"
         result = result | {"features": ", ".join(result["features"]), "trimming": saved}
     for key, value in result.items():
-        typer.echo(f"{key:>20}  {f'{value:,}' if isinstance(value, int) else value}")
+        shown = round(value, 4) if isinstance(value, float) else value
+        typer.echo(f"{key:>20}  {f'{shown:,}' if isinstance(value, int) else shown}")

@@ -302,5 +302,16 @@ def _no_dataset(path: Path) -> DataError:
     return DataError(
         f"{path} holds no dataset",
         allowed=f"datasets in {path.parent}: {', '.join(siblings[:10])}" if siblings else "",
-        fix=f"did you mean {path.parent / close}?" if close else make_one,
+        fix=_how_to_import(path) or (f"did you mean {path.parent / close}?" if close else make_one),
     )
+
+
+def _how_to_import(path: Path) -> str:
+    """What brings in the public dataset that would lie at `path` under its own name; empty where there is none."""
+    from tackboard.events.public.listing import DATASETS  # Its importers write datasets.
+
+    if path.name not in DATASETS:
+        return ""
+    place = "" if path.parent == Path("datasets") else f" --out {path.parent}"
+    source = DATASETS[path.name].source
+    return f"download it ({source}), then `tackboard data import {path.name} FILE{place}`"

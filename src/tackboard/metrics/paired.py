@@ -24,11 +24,6 @@ class Difference:
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low > 0 or self.high < 0
-
 
 def hits(ranks: NDArray[np.int64], k: int) -> NDArray[np.float64]:
     """HR@k of each user: 1 where the 0-based rank is below k."""

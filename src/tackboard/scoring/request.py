@@ -116,7 +116,11 @@ class RequestReader:
         count = len(items)
         times = _times(history.get("time_ms"), count)
         if "time_ms" not in history and self.needs_event_times and count:
-            raise UsageError("history lacks time_ms", allowed="this model reads how old events are")
+            raise UsageError(
+                "history lacks time_ms",
+                allowed="this model reads how old events are",
+                fix="send with every event when it happened: time_ms (a server's input history_time_ms), ms since 1970",
+            )
         order = np.argsort(times, kind="stable") if count else np.zeros(0, dtype=np.int64)
         if self._keep is not None:
             order = order[-self._keep :]
@@ -128,10 +132,18 @@ class RequestReader:
         for name in self.fields:
             columns[name] = self._column(history.get(name), count, self.history[name], f"history {name}").take(order)
         if user is None and self.needs_user:
-            raise UsageError("user is missing", allowed="this model reads the user's id")
+            raise UsageError(
+                "user is missing",
+                allowed="this model reads the user's id",
+                fix="send user, the id that the log has for them",
+            )
         chosen = item_ids(self.signature, candidates, "candidate")
         if len(chosen) == 0:
-            raise UsageError("candidates is empty", allowed="allowed: one or more item ids")
+            raise UsageError(
+                "candidates is empty",
+                allowed="allowed: one or more item ids",
+                fix="send the items that are to be ranked",
+            )
         return ScoreRequest(
             history=columns,
             candidate_items=chosen,
@@ -143,7 +155,11 @@ class RequestReader:
     def _moment(self, value: Any) -> int | None:
         if value is None:
             if self.needs_request_time:
-                raise UsageError("request_time_ms is missing", allowed="this model reads the time of the request")
+                raise UsageError(
+                    "request_time_ms is missing",
+                    allowed="this model reads the time of the request",
+                    fix="send request_time_ms, the time of the request in ms since 1970",
+                )
             return None
         if problem := _not_int64(value):
             raise UsageError(f"request_time_ms is {problem}", allowed="allowed: whole ms since 1970")
@@ -152,8 +168,12 @@ class RequestReader:
     def _attributes(self, given: Mapping[str, Sequence[Any]], num_candidates: int) -> dict[str, dict[str, Column]]:
         for name in given:
             if name not in self.attributes and name not in self.skipped:
-                known = ", ".join(self.attributes) or "none"
-                raise UsageError(f"there is an attribute {name!r}", allowed=f"this model reads: {known}")
+                known, close = ", ".join(self.attributes) or "none", suggest(name, tuple(self.attributes))
+                raise UsageError(
+                    f"there is an attribute {name!r}",
+                    allowed=f"this model reads: {known}",
+                    fix=f"did you mean {close!r}?" if close else "leave it out",
+                )
         columns: dict[str, dict[str, Column]] = {entity: {} for entity in ENTITIES}
         for name, (entity, column, type_) in self.attributes.items():
             count = num_candidates if entity == "item" else 1

@@ -42,9 +42,11 @@ ADDED_SETTINGS: dict[str, Any] = {
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of the settings that differ and decide a run's result."""
+    """Names of the settings that differ and decide a run's result, as `--set` takes them."""
     old, new = ADDED_SETTINGS | _leaves(before), ADDED_SETTINGS | _leaves(now)
-    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in FREE_SETTINGS)
+    changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} - FREE_SETTINGS
+    # A run records a model as its class and its config; nobody sets model.config.width.
+    return sorted(key.replace("model.config.", "model.", 1) for key in changed)
 
 
 def find_unfinished(runs: Path, config: dict[str, Any]) -> tuple[RunDirectory | None, str]:

@@ -74,6 +74,20 @@ def test_other_datasets_are_refused(work: Work) -> None:
         plan_of(work, "kakao-brunch")
 
 
+def test_what_it_would_not_do_is_refused(work: Work) -> None:
+    with pytest.raises(UsageError, match="--study ablations --methods sasrec"):
+        plan_of(work, "ml-1m", methods=("sasrec",))
+    with pytest.raises(UsageError, match="--ties file,random"):
+        plan_of(work, "ml-1m", ties=("file", "random"))
+    with pytest.raises(UsageError, match="pinfm-history is not run"):
+        plan_of(work, "ml-1m", overrides=("pinfm-history:model.width=8",))
+    one = [cell for cell in plan_of(work, "ml-1m", overrides=("ablation-losses-all:model.width=48",)).cells
+           if cell.run_config().model.width == 48]  # fmt: skip
+    assert {cell.method for cell in one} == {"ablation-losses-all"}
+    context = Context(Work(work.root / "absent"), find_bench("deskdrop"), Options(study="ablations"), is_trial=True)
+    assert ablations(context).cells and not context.work.root.exists()
+
+
 def test_a_whole_question_on_little_data(work: Work) -> None:
     plan = plan_of(work, "ml-1m", quick=True, overrides=TINY)
     cells = {cell.method: cell for cell in plan.cells if "losses" in cell.method}
@@ -87,13 +101,10 @@ def test_a_whole_question_on_little_data(work: Work) -> None:
     assert all(row[4] == "" for row in ahead["rows"][:2]) and all(row[4] for row in ahead["rows"][2:])
     assert len(table["figures"]["comparisons"]) == 2 * 3
     assert json.loads(json.dumps(table)) == table
-    assert {one["verdict"] for one in table["figures"]["comparisons"]} <= {
-        "agree",
-        "disagree",
-        "within noise",
-        "better",
-        "worse",
-    }
+    words = {one["verdict"] for one in table["figures"]["comparisons"]}
+    assert words <= {"within noise", "better, one seed", "worse, one seed"}, "quick: beside nothing published"
+    assert {one["published"] for one in table["figures"]["comparisons"]} == {""}
+    assert "the last event but one of 40 users" in table["protocol"] and "taken out" in table["protocol"]
 
 
 # ---- positives ----
@@ -121,11 +132,13 @@ def test_training_ends_before_the_item_that_is_judged_is_met(work: Work) -> None
     assert num_moved > 0, "somebody met it before saving it"
     assert (seen.train_ends == seen.offsets[1:]).all(), "and all of it is trained on"
     assert not fit.judge.returns().any() and fit.judge.filter_seen
+    recorded = json.loads((work.run(cell) / "config.json").read_text())
+    assert recorded["data"]["dataset"] == str(work.datasets / "deskdrop-file-before-saved")
 
 
 def test_all_sets_are_judged_alike(work: Work) -> None:
     results = {name: run_cell(work, cell, CPU) for name, cell in positives(work).items()}
-    assert len({result.values["users_sha256"] for result in results.values()}) == 1
+    assert len({result.values["targets_sha256"] for result in results.values()}) == 1
     saves = open_sequences(work.datasets / "deskdrop-file", SAVES, held_out=HELD_OUT).read()
     actions = np.array(open_dataset(work.datasets / "deskdrop-file").read_events(["action"])["action"].to_pylist())
     assert set(actions[saves.targets[saves.targets >= 0]]) <= set(SAVES)
@@ -134,6 +147,10 @@ def test_all_sets_are_judged_alike(work: Work) -> None:
     table = plan_of(work, "deskdrop", seeds=1, overrides=TINY).table(work.find)
     assert [part["title"][:9] for part in table["sections"]] == ["Positives", "Positives"]
     assert [len(part["rows"]) for part in table["sections"]] == [4, 6]
+    views = [row[-2:] for row in table["sections"][1]["rows"] if row[0] == "and views"]
+    assert views == [["and Clickthrough: Save +0.02%", "cannot tell"]] * 2, "too few users to see that there is none"
+    num_users = results["all"].values["num_ranked_users"]
+    assert f"but one of {num_users} users is ranked among all that the user has not met" in table["protocol"]
 
 
 def test_positives_are_those_of_the_recipe(work: Work) -> None:

@@ -47,13 +47,23 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
         ({"ties": ("revers",)}, UsageError, r"did you mean reverse\?"),
         ({"seeds": -1}, UsageError, "--seeds -1"),
         ({"overrides": ("model.widht=8",)}, UsageError, "unknown setting model.widht"),
+        ({"overrides": ("sasrek:model.width=8",)}, UsageError, "--set sasrek:model.width=8"),
+        ({"overrides": ("hstu:model.width=8",)}, UsageError, "hstu is not run"),
+        ({"overrides": ("seed=5",), "seeds": 2}, UsageError, "use --seeds"),
+        ({"overrides": ('pinfm-history:data.positive_actions=["rating_5"]',)}, UsageError, "on the same events"),
+        ({"study": "validate", "overrides": ("data.held_out=1",)}, UsageError, "which event is held out"),
+        ({"study": "validate", "methods": ("popularity",), "overrides": ()}, UsageError, "--methods popularity"),
+        ({"study": "reproduce", "methods": ("hstu", "popularity"), "overrides": ()}, UsageError, "counts and fits"),
+        ({"study": "ablations", "overrides": ()}, UsageError, "--study ablations --methods"),
+        ({"study": "transfer", "methods": ("sasrec",), "overrides": ()}, UsageError, "allowed: one PinFM"),
     ],
 )
 def test_names_that_do_not_exist(
     fake_ml_1m: Path, tmp_path: Path, options: dict[str, Any], error: type[TackboardError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        run(fake_ml_1m, tmp_path / "work", **options)
+        run(fake_ml_1m, tmp_path / "some" / "work", **options)
+    assert not (tmp_path / "some").exists(), "nothing is left behind"
 
 
 def test_places_that_cannot_be(fake_ml_1m: Path, tmp_path: Path) -> None:
@@ -67,9 +77,42 @@ def test_places_that_cannot_be(fake_ml_1m: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"download it from https://grouplens\.org"):
         measure("ml-1m", options, work=tmp_path / "work", data=tmp_path / "absent")
     assert not (tmp_path / "work").exists(), "nothing is left behind"
+    with pytest.raises(UsageError, match="--ties random for deskdrop"):
+        measure("deskdrop", Options(ties=("random",)), work=tmp_path / "work", data=fake_ml_1m)
     (fake_ml_1m / "ml-1m" / "ml-1m.zip").write_bytes(b"torn")
     with pytest.raises(DataError, match="not ml-1m as published"):
         measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m)
+    assert not (tmp_path / "work").exists(), "nor where the files are not the dataset"
+
+
+def test_mistyped_data_is_told_also_where_it_is_not_needed(fake_ml_1m: Path, tmp_path: Path) -> None:
+    run(fake_ml_1m, tmp_path / "work", methods=("popularity", "popularity"), overrides=())
+    with pytest.raises(UsageError, match="does not exist"):
+        run(tmp_path / "absent", tmp_path / "work", methods=("popularity",), overrides=())
+    again = run(None, tmp_path / "work", methods=("popularity",), overrides=())
+    assert len(again["table"]["figures"]["rows"]) == 1
+
+
+def test_a_quick_table_shows_nothing_published(fake_ml_1m: Path, tmp_path: Path) -> None:
+    result = run(fake_ml_1m, tmp_path / "work", methods=("popularity",), overrides=())
+    assert not any("ublished" in line or "0.2853" in line for line in table_lines(result))
+    assert result["table"]["figures"]["published"] == {} and result["table"]["charts"][0]["marks"] == {}
+
+
+def test_a_study_that_judges_otherwise_says_so_in_its_own_words(fake_ml_1m: Path, tmp_path: Path) -> None:
+    options = Options(study="ablations", quick=True)
+    result = measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m, jobs=0, device="cpu", time_limit=0.0)
+    assert result["is_stopped"] and result["num_finished"] == 0
+    assert result["protocol"]["words"].startswith("validation: the last event but one") and result["note"] == ""
+    assert result["table"]["notes"] == [] and table_lines(result)[1] == result["protocol"]["words"]
+
+
+def test_time_limit_in_this_process(fake_ml_1m: Path, tmp_path: Path) -> None:
+    options = Options(quick=True, methods=("popularity", "pinfm-history"),
+                      overrides=(*SMALL, "training.steps=100000", "training.checkpoint_every=50000"))  # fmt: skip
+    result = measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m, jobs=0, device="cpu", time_limit=2.0)
+    assert result["is_stopped"] and (result["num_finished"], result["num_left"]) == (1, 2)
+    assert list((tmp_path / "work" / "runs").glob("*/checkpoints/step-*")), "its state is saved"
 
 
 def _has_gpu() -> bool:

@@ -1,6 +1,7 @@
 """One cell, from its description to its result, on made-up ratings."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -143,6 +144,19 @@ def test_ranked_users_are_drawn_by_their_ids(context: Context) -> None:
     assert chosen_users(sequences, 0).tolist() == list(range(24))
 
 
+def test_what_was_judged_is_told_by_its_events(context: Context) -> None:
+    path = context.work.dataset(cell_of(context, "popularity", "baseline"))
+
+    def judged(**options: Any) -> str:
+        sequences = open_sequences(path, **options).read()
+        return str(Judge(sequences, {"filter_seen": True}).facts()["targets_sha256"])
+
+    high = ("rating_3", "rating_4", "rating_5")
+    hashes = [judged(), judged(held_out=2), judged(positive_actions=high)]
+    assert len(set(hashes)) == 3, "the same users, other events"
+    assert judged() == hashes[0]
+
+
 def test_recently_seen_scores_the_newest_highest(context: Context) -> None:
     cell = cell_of(context, "popularity", "baseline")
     sequences = open_sequences(context.work.dataset(cell), held_out=1).read()
@@ -175,6 +189,33 @@ def test_process_of_its_own(context: Context) -> None:
     assert codes == [0, DataError.exit_code]
     assert "done: " in context.work.log(good).read_text() and context.work.find(good) is not None
     assert "error: " in context.work.log(bad).read_text() and context.work.find(bad) is None
+
+
+def test_cell_that_another_process_works_on_is_waited_for(context: Context) -> None:
+    cell = cell_of(context, "popularity", "baseline")
+    program = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); "
+    lock = context.work.log(cell).with_suffix(".lock")
+    other = subprocess.Popen([sys.executable, "-c", program + "sys.stdin.read()", str(lock)], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE)  # fmt: skip
+    assert other.stdout is not None and other.stdout.readline()
+    run = start(context, cell)
+    while "waiting" not in context.work.log(cell).read_text():
+        assert run.poll() is None, context.work.log(cell).read_text()
+        time.sleep(0.01)
+    other.communicate()
+    assert run.wait() == 0 and context.work.find(cell) is not None
+
+
+def test_process_ends_with_the_one_that_started_it(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cell = cell_of(context, "popularity", "baseline")
+    monkeypatch.setenv(quality_cell.PARENT_VARIABLE, "1")  # Not us: as if that one were gone.
+    lock = context.work.log(cell).with_suffix(".lock")
+    with lock.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert start(context, cell).wait() == Preempted.exit_code
+    assert "stopped by signal" in context.work.log(cell).read_text() and context.work.find(cell) is None
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from pathlib import Path
 root, spec, device, threads = sys.argv[1:]
 cell = json.loads(Path(spec).read_text())
 told = cell["protocol"]
+print("of", os.environ["TACKBOARD_CELL_OF"], flush=True)
 print("device", device, "threads", threads, os.environ["OMP_NUM_THREADS"], flush=True)
 def stop(number, frame):
     Path(root, "saved-" + cell["method"]).write_text("")
@@ -29,7 +30,7 @@ with open(Path(root) / "order.txt", "a") as order:
     order.write(f"{cell['method']}\\n")
 time.sleep(told.get("seconds", 0))
 if told.get("code"):
-    print("error: it broke")
+    print("error: it broke\\nallowed: whole ones\\nuse another")
     sys.exit(told["code"])
 folder = Path(root) / "cells" / Path(spec).stem
 folder.mkdir()
@@ -77,6 +78,25 @@ def test_failing_cell_stops_only_what_builds_on_it(work: Work) -> None:
     assert "error: it broke" in report.failures[0].log.read_text()
     assert [one.method for one in report.left] == ["child"]
     assert Pool(work).run([bad]).failures, "a failed cell is tried again"
+
+
+def test_reason_is_that_of_the_last_try(work: Work) -> None:
+    bad = cell("bad", code=1)
+    work.log(bad).write_text("error: of yesterday\n")
+    assert [one.reason for one in Pool(work).run([bad]).failures] == ["error: it broke"]
+    path = work.log(cell("other"))
+    path.write_text("error: of yesterday\nTraceback\nValueError: no error of ours\n")
+    assert quality_pool._reason(path, 20) == "ValueError: no error of ours"
+    assert quality_pool._reason(path.with_name("absent"), 0) == ""
+
+
+def test_words_of_progress(work: Work, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality_pool, "TELL_EVERY_S", 0.0)
+    Pool(work).run([cell("slow", seconds=0.5)])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "1 cell, 0 of them finished before"
+    assert any(line.startswith("0/1 finished; d_slow_seed0_s 0 s") for line in lines)
+    assert not any(line.endswith((", ", " ")) for line in lines)
 
 
 def test_a_killed_process_is_a_failure(work: Work) -> None:
@@ -136,6 +156,6 @@ def test_cores_are_shared_by_the_processes(work: Work, monkeypatch: pytest.Monke
     monkeypatch.setattr(quality_pool, "usable_cores", lambda: 16)
     one = cell("one")
     Pool(work, jobs=3, device="cuda").run([one])
-    assert work.log(one).read_text().splitlines()[0] == "device cuda threads 5 5"
+    assert work.log(one).read_text().splitlines() == [f"of {os.getpid()}", "device cuda threads 5 5"]
     assert json.loads(work.spec(one).read_text()) == one.describe()
     assert dataclasses.asdict(one)["method"] == "one"

@@ -66,6 +66,13 @@ def test_what_is_not_finished_is_said(result: dict[str, Any]) -> None:
     assert lines[-1] == "3 cells are not finished: run the same command again to go on"
 
 
+def test_one_cell_is_one_and_versions_are_named(result: dict[str, Any]) -> None:
+    lines = table_lines({**result, "num_left": 1, "commits": ["abc", "def"]})
+    assert lines[-1] == "1 cell is not finished: run the same command again to go on"
+    assert "These cells were run by different versions, commits abc, def." in lines
+    assert not any("versions" in line for line in table_lines(result))
+
+
 def test_markdown_with_charts(result: dict[str, Any], tmp_path: Path) -> None:
     path = write_result(result, tmp_path / "results", "h200")
     assert path.name == "quality-ml-1m-compare_h200_202611.md"

@@ -37,7 +37,7 @@ def finish(context: Context, cell: Cell, share: float, *, users: str = "same", *
     fitted = {"steps": 4, "chosen_steps": 4, "best_step": 2, "best_metrics": metrics_of(ranks), "curve": curve,
               "parameters": 10, "seconds": 1.5, "tokens_per_s": 100, "evaluation_seconds": 0.5, "device": "cpu",
               "peak_device_bytes": None}  # fmt: skip
-    common = {"metrics": metrics_of(ranks), "users_sha256": users, "peak_rss_bytes": 2**20}
+    common = {"metrics": metrics_of(ranks), "targets_sha256": users, "peak_rss_bytes": 2**20}
     returns = np.arange(NUM_USERS) % 4 == 0
     return context.work.save(
         cell, common | (fitted if cell.config else {}) | values, {"ranks": ranks, "returns": returns}
@@ -84,11 +84,11 @@ def test_compare_table(context: Context) -> None:
     assert [row[4] for row in means[:4]] == ["0.1000", "0.3050", "0.9050", "0.6050"]
     assert [row[4] for row in means[4:]] == ["0.2853", "0.3097", "0.3294", "0.3152", "0.3003"]
     hit, gain = rows_of(table, "Difference")
-    assert hit[4:6] == ["SASRec, cross-entropy", "+0.3000"] and hit[-1] == "better"
+    assert hit[4:6] == ["SASRec, cross-entropy", "+0.3000"] and hit[-2:] == ["0.0071", "better"]
     assert gain[3] == "ndcg@10"
     figures = table["figures"]
     assert {one["against"] for one in figures["comparisons"]} == {"sasrec-history"}, "the other reads more"
-    assert figures["comparisons"][0]["low"] > 0.2 and figures["comparisons"][0]["excludes_zero"]
+    assert figures["comparisons"][0]["low"] > 0.2 and figures["comparisons"][0]["verdict"] == "better"
     assert len(figures["rows"]) == 7 and len(figures["validation"]) == 3
     assert figures["published"]["hstu-large"]["hr@10"] == 0.3294
     dots, curves = table["charts"]
@@ -121,8 +121,21 @@ def test_users_must_be_the_same_to_be_paired(context: Context) -> None:
         ("file", cells[0].method): [finish(context, cells[0], 0.2)],
         ("file", cells[1].method): [finish(context, cells[1], 0.3, users="others")],
     }
-    with pytest.raises(DataError, match="different users"):
+    with pytest.raises(DataError, match="different events"):
         compare_to_strongest(groups)
+
+
+def test_chance_of_seeds_counts_too(context: Context) -> None:
+    context.options = Options(methods=("popularity", "pinfm-history"), seeds=2)
+    first, *ours = compare(context).cells
+    baseline = finish(context, first, 0.3)
+    # Far from the baseline by users; between the seeds lies as much.
+    fits = [finish(context, cell, share) for cell, share in zip(ours, (0.35, 0.65), strict=True)]
+    [hit, _] = compare_to_strongest({("file", "popularity"): [baseline], ("file", "pinfm-history"): fits})
+    assert hit["low"] > 0.1 and hit["verdict"] == "within noise"
+    assert hit["seed_error"] == pytest.approx(0.15), "a count has no seeds"
+    [hit, _] = compare_to_strongest({("file", "popularity"): [baseline], ("file", "pinfm-history"): fits[1:]})
+    assert hit["verdict"] == "better, one seed" and hit["seed_error"] is None
 
 
 def test_a_user_counts_by_the_mean_over_seeds(context: Context) -> None:
@@ -164,8 +177,10 @@ def test_reproduce_needs_published_figures(context: Context) -> None:
 
 
 def test_validate_shows_the_validation_alone(context: Context) -> None:
-    context.options = Options(methods=("popularity", "pinfm-history", "hstu"), seeds=2)
+    context.options = Options(methods=("pinfm-history", "hstu", "hstu"), seeds=2)
     plan = validate(context)
+    assert len(plan.cells) == 4, "a name that is given twice is run once"
+    assert plan.table(context.work.find)["notes"] == [], "nothing is said of nothing"
     assert {(cell.method, cell.seed, cell.stage) for cell in plan.cells} == {
         (method, seed, "validate") for method in ("pinfm-history", "hstu") for seed in (0, 1)
     }

@@ -71,6 +71,12 @@ def test_what_cannot_be_transferred_is_refused(work: Work) -> None:
         find_study("transfer")(Context(work, find_bench("kakao-brunch"), Options(study="transfer")))
     with pytest.raises(UsageError, match="--methods sasrec"):
         plan_of(work, methods=("sasrec",))
+    with pytest.raises(UsageError, match="one PinFM"):
+        plan_of(work, methods=("pinfm-history", "pinfm-request"))
+    with pytest.raises(UsageError, match="allowed: one of them"):
+        plan_of(work, ties=("file", "random"))
+    trial = Context(Work(work.root / "absent"), find_bench("ml-1m"), Options(study="transfer"), is_trial=True)
+    assert find_study("transfer")(trial).cells and not trial.work.root.exists()
 
 
 def save(work: Work, cell: Cell, value: float, num_examples: int) -> None:
@@ -93,7 +99,7 @@ def test_the_table(work: Work) -> None:
             size = cell.protocol["num_examples"] or 150_000
             save(work, cell, levels[cell.protocol["arm"]] + 0.001 * cell.seed, size)
     table = plan.table(work.find)
-    assert "examples come after" in table["protocol"] and "30 other users" in table["protocol"]
+    assert "examples come after" in table["protocol"] and "of 30 users who choose nothing" in table["protocol"]
     by_title = {part["title"]: part for part in table["sections"]}
     means = by_title["Test, mean over seeds"]["rows"]
     assert means[0] == ["1,000", "pretrained, fine-tuned", "3", "0.7510", "0.7510", "0.7510"]
@@ -105,7 +111,13 @@ def test_the_table(work: Work) -> None:
     assert best["difference"] == pytest.approx(0.05) and best["low"] == pytest.approx(0.05, abs=1e-4)
     assert best["verdict"] == "agree"
     assert found[1_000, "fine-tuned", "scratch", "log_loss"]["verdict"] == "disagree", "lower would be better"
-    assert found[1_000, "frozen", "scratch", "auc"]["verdict"] == "agree", "next to nothing was published"
+    assert found[1_000, "frozen", "scratch", "auc"]["verdict"] == "within noise", "no direction was published"
+    assert empty["notes"] == [] and any("tries 2 rates" in note for note in table["notes"])
+    first, second = (part for title, part in by_title.items() if title.startswith("Differences"))
+    assert first["title"].startswith("Differences of auc, the metric to go by") and {
+        row[1] for row in first["rows"]
+    } == {"auc"}
+    assert {row[1] for row in second["rows"]} == set(METRICS) - {"auc"}
     [chart] = table["charts"]
     assert [line["name"] for line in chart["lines"]] == list(ARMS.values())
     assert all(len(line["x"]) == 4 for line in chart["lines"])
@@ -130,7 +142,7 @@ def test_arms_with_all_examples_are_compared_to_means(work: Work) -> None:
         for one in table["figures"]["differences"]
         if one["against"] == "means"
     }
-    assert found["fine-tuned", "auc"] == "better" and found["fine-tuned", "log_loss"] == "worse"
+    assert found["fine-tuned", "auc"] == "better, one seed" and found["fine-tuned", "log_loss"] == "worse, one seed"
     assert found["frozen", "auc"] == found["scratch", "log_loss"] == "within noise"
 
 
@@ -140,5 +152,5 @@ def test_unfinished_pairs_are_not_compared(work: Work) -> None:
     save(work, cell, 0.7, 1_000)
     result = work.find(cell)
     assert result is not None
-    assert compare_arms({(1_000, "frozen"): [result]}) == []
+    assert compare_arms({(1_000, "frozen"): [result]}, {}) == []
     assert measure([result], [result], "auc").difference == 0.0

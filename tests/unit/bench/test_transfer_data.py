@@ -47,7 +47,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sequences(dataset: Path) -> Sequences:
-    return open_sequences(dataset, YES, "none").read()
+    return open_sequences(dataset, YES, held_out=0).read()
 
 
 def test_a_beginning_has_the_first_events_of_each_user_and_the_whole_catalogue(dataset: Path, tmp_path: Path) -> None:

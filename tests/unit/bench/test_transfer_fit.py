@@ -20,8 +20,8 @@ from tackboard.bench.transfer_data import Examples, Runs, Split, sample, split_e
 from tackboard.bench.transfer_fit import (
     METRICS,
     Answerer,
+    ArmFit,
     Best,
-    Fit,
     FitSettings,
     answers,
     judged,
@@ -63,7 +63,7 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
     actions = np.where(items < 13, "yes", "no")
     events = canonical_events(users, items, np.arange(1800) * 60_000, action=pa.array(actions))
     path = write_dataset(tmp_path_factory.mktemp("datasets"), "made-up", events)
-    return open_sequences(path, ("yes",), "none", features=lambda words: features_of(CONFIG, words)).read()
+    return open_sequences(path, ("yes",), held_out=0, features=lambda words: features_of(CONFIG, words)).read()
 
 
 def model_of(sequences: Sequences, seed: int = 0, config: PinFMConfig = CONFIG) -> PinFM:
@@ -119,7 +119,7 @@ def test_what_moves(sequences: Sequences, vectors: str) -> None:
         torch.manual_seed(1)
         answerer = Answerer(model_of(sequences), vectors, is_frozen=is_frozen)
         before = {key: value.clone() for key, value in answerer.state_dict().items()}
-        Fit(answerer, settings, 0, 1e-2, CPU).run(runs, runs, Best(), share)
+        ArmFit(answerer, settings, 0, 1e-2, CPU).run(runs, runs, Best(), share)
         change = {key: float((value - before[key]).abs().mean()) for key, value in answerer.state_dict().items()}
         moved[name] = change
     table, dense, head = "model.item_tables.weight", "model.phi_in.0.weight", "head.mlp.0.weight"
@@ -133,7 +133,7 @@ def test_what_moves(sequences: Sequences, vectors: str) -> None:
 def test_it_learns_the_task_and_keeps_the_best(sequences: Sequences) -> None:
     split = split_examples(sequences)
     train, validation = runs_of(sequences, split.train), runs_of(sequences, split.validation)
-    fit = Fit(
+    fit = ArmFit(
         Answerer(model_of(sequences), "outputs", is_frozen=False),
         FitSettings(max_points=4, runs_per_step=8),
         seed=0,
@@ -190,7 +190,7 @@ def test_a_gpu_fits_and_answers_the_same(sequences: Sequences, is_frozen: bool) 
     answerer = Answerer(model_of(sequences), "hidden", is_frozen=is_frozen)
     before = answers(answerer, runs, CPU)
     assert np.allclose(answers(answerer.to(gpu), runs, gpu), before, atol=1e-3)
-    fit = Fit(answerer, FitSettings(max_points=2, runs_per_step=8), 0, 1e-2, gpu)
+    fit = ArmFit(answerer, FitSettings(max_points=2, runs_per_step=8), 0, 1e-2, gpu)
     best = fit.run(runs, runs_of(sequences, split.validation), Best(), 0.1)
     assert best.log_loss < 0.8 and not np.allclose(answers(fit.answerer, runs, gpu), before, atol=1e-3)
 

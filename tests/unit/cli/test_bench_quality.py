@@ -87,6 +87,11 @@ def test_exit_codes(asked: list[dict[str, Any]], outcome: dict[str, Any], code: 
         (["--ties", "fil"], 2, "did you mean file?"),
         (["--jobs", "-1"], 2, "--jobs"),
         (["--device", "gpu"], 2, "auto, cpu, cuda"),
+        (["--set", "seed=5"], 2, "use --seeds"),
+        (["--set", "sasrek:model.width=8"], 2, "--set sasrek:model.width=8"),
+        (["--dataset", "deskdrop", "--ties", "random"], 2, "--ties random for deskdrop"),
+        (["--study", "validate", "--methods", "popularity"], 2, "--study validate --methods popularity"),
+        (["--study", "ablations", "--methods", "sasrec"], 2, "--study ablations --methods sasrec"),
     ],
 )
 def test_wrong_use_is_told_in_three_lines(

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from tackboard.core.rundir import RunDirectory
+from tackboard.data.source import open_sequences
+from tackboard.train.config import RunConfig, config_to_json, features_for
+from tackboard.train.trainer import Trainer
 
 Program = Callable[..., Any]
 
@@ -30,16 +33,53 @@ def test_json_holds_every_row_and_is_kept_with_the_run(tackboard: Program, run: 
     assert set(result["rows"][0]) == {"name", "hr@1", "hr@5", "ndcg@1", "ndcg@5"}
     assert (result["num_users"], result["num_items"], result["filter_seen"]) == (14, 24, False)
     assert result["gap_closed"] is None  # no oracle for real data
+    assert (result["held_out"], result["step"]) == (1, 6)
     assert json.loads((run / "eval" / "metrics.json").read_text()) == result
     assert answer.err.count("ranking by") == 3
 
 
 def test_the_table_for_people_says_the_protocol(tackboard: Program, run: Path) -> None:
     lines = tackboard("evaluate", run, "--filter-seen", "--max-users", "5").out.splitlines()
-    assert lines[0].startswith("5 users, 24 items; leave-last-out, full catalogue")
+    assert lines[0] == "5 users, 24 items; leave-last-out, full catalogue, ties against the target; step 6"
     assert lines[1] == "items of the history are taken out"
     assert lines[2].split() == ["hr@1", "hr@5", "ndcg@1", "ndcg@5"]
     assert [line.split()[0] for line in lines[3:]] == ["popularity", "item-to-item", "model"]
+
+
+def test_every_step_that_was_evaluated_keeps_its_figures(
+    tackboard: Program, tmp_path: Path, tiny_config: Callable[..., RunConfig]
+) -> None:
+    """Of a run that validates: the table says that it is not the last event that was ranked."""
+    config = tiny_config("data.held_out=2", "training.steps=2", "training.checkpoint_every=1")
+    source = open_sequences(
+        config.data.dataset, config.data.positive_actions, features=features_for(config), held_out=2
+    )
+    run = RunDirectory.create(tmp_path, config.name, config_to_json(config))
+    Trainer(config, run, source).train(quiet=True)
+    folder = run.path / "eval"
+    for step in (2, 1):
+        answer = tackboard("evaluate", run.checkpoints / f"step-{step:08d}")
+        assert "; validation: the last positive event but one, full catalogue, ties" in answer.out, answer.err
+        assert answer.out.splitlines()[0].endswith(f"; step {step}")
+    kept = {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
+    assert sorted(kept) == ["metrics.json", "step-00000001.json", "step-00000002.json"]
+    assert kept["metrics.json"] == kept["step-00000001.json"]  # what was evaluated last
+    assert [kept[f"step-0000000{step}.json"]["step"] for step in (1, 2)] == [1, 2]
+    assert {result["held_out"] for result in kept.values()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("closed", "sentence"),
+    [
+        (0.414, "the model goes 41% of the way from the better baseline to the oracle (HR@10)"),
+        (-1.73, "the model is behind the better baseline by 173% of the way from there to the oracle (HR@10)"),
+    ],
+)
+def test_how_far_the_model_is_from_the_oracle(
+    tackboard: Program, run: Path, monkeypatch: pytest.MonkeyPatch, closed: float, sentence: str
+) -> None:
+    monkeypatch.setattr("tackboard.evaluation.ranking.gap_closed", lambda _rows: closed)
+    assert sentence in tackboard("evaluate", run).out.splitlines()
 
 
 def test_other_data_is_read_with_the_models_vocabulary(

@@ -111,6 +111,8 @@ def test_what_is_read_and_what_is_left_on_disk_is_said(tackboard: Program, setti
     text = tackboard("train", "demo", *plain, "--runs", tmp_path / "runs").out
     assert "history.item, history.action, history.surface" in text
     assert "time, received left on disk" in text
+    loss = next(line.split()[1] for line in text.splitlines() if "final_loss" in line)
+    assert 0 < len(loss.partition(".")[2]) <= 4
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:
@@ -151,6 +153,8 @@ def test_resume_of_a_named_run_refuses_other_settings_and_allows_free_ones(
     answer = tackboard("train", "demo", *settings, "--set", "seed=1", *runs, "--resume", run)
     assert answer.code == 2
     assert "seed" in answer.err and "training.steps" in answer.err
+    other = tackboard("train", "demo", *settings, "--set", "model.dropout=0.5", *runs, "--resume", run)
+    assert "other settings: model.dropout, training.steps" in other.err
     assert len(answer.err.splitlines()) == 3
     free = ["--set", "training.steps=1", "--set", "training.log_every=3"]
     tackboard("train", "demo", *settings, "--set", "seed=7", *runs)

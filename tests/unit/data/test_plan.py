@@ -168,8 +168,9 @@ def test_a_pickled_plan_goes_on_the_same() -> None:
 
 
 def test_a_budget_below_two_segments_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tokens_per_step = 15"):
+    with pytest.raises(ConfigError, match="tokens_per_step = 15") as caught:
         Segmented([[8, 1]], budget=15)
+    assert caught.value.fix == "raise data.tokens_per_step, or lower data.max_length"
     Segmented([[8, 1]], budget=16)
 
 

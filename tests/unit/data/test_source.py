@@ -115,11 +115,15 @@ def test_the_time_since_the_event_before_goes_with_the_history_also_where_it_was
     assert source.read().request["since_last"].values.tolist() == expected
 
 
-def test_without_a_holdout_everything_is_training(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
-    sequences = load_sequences(make_dataset(tmp_path, LOG), holdout="none")
+def test_where_nothing_is_held_out_everything_is_training(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    sequences = load_sequences(make_dataset(tmp_path, LOG), held_out=0)
     assert sequences.targets.tolist() == [-1] * 4
     assert sequences.train_ends.tolist() == [1, 2, 5, 7]
     assert sequences.is_positive.all()  # no positive actions named: all are
+    with pytest.raises(DataError, match="no user to evaluate"):
+        evaluated_users(sequences)
+    with pytest.raises(ConfigError, match="held_out = -1"):
+        load_sequences(sequences.path, held_out=-1)
 
 
 def test_string_ids_are_hashed(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:

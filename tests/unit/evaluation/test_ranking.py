@@ -25,6 +25,7 @@ from tackboard.evaluation.ranking import (
     evaluate_rankings,
     evaluated_users,
     gap_closed,
+    held_out_event,
     history_batch,
     rank_model,
     target_ranks,
@@ -161,6 +162,16 @@ def test_a_target_that_a_later_test_asks_for_is_not_validated_on(
     assert validation.train_ends.tolist() == [1, 3, 5, 8]  # Nothing of user 1 from the only click on.
     with pytest.raises(DataError, match="no user to evaluate"):
         evaluated_users(load_sequences(dataset, ("click",), held_out=3))
+    results = [evaluate(data, baselines(data)) for data in (validation, test)]
+    assert [result["held_out"] for result in results] == [2, 1]
+    assert [result["protocol"] for result in results] == [
+        "validation: the last positive event but one, full catalogue, ties against the target",
+        "leave-last-out, full catalogue, ties against the target",
+    ]
+    assert [held_out_event(number) for number in (3, 4)] == [
+        "validation: the last positive event but two",
+        "validation: the last positive event but 3",
+    ]
 
 
 @pytest.mark.parametrize("filter_seen", [True, False])
@@ -235,3 +246,28 @@ def test_a_baseline_that_wins_is_named() -> None:
 def test_impossible_evaluation_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"evaluation\.{next(iter(wrong))}"):
         EvaluationConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_history_that_ends_earlier_is_filtered_where_it_ends(tiny_sequences: Sequences) -> None:
+    """A scorer that puts the skipped events first has the target behind them: they are not known to be seen."""
+    data = tiny_sequences
+    users = np.flatnonzero(data.targets - data.offsets[:-1] >= 4)
+    skipped = 2
+
+    def score(chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+        scores = np.zeros((len(chosen), len(data.catalogue)))
+        for row, user in enumerate(chosen):
+            nearer = data.item_ids[data.targets[user] - skipped : data.targets[user]]
+            scores[row, np.searchsorted(data.catalogue, data.item_ids[data.targets[user]])] = 1.0
+            scores[row, np.searchsorted(data.catalogue, nearer)] = 2.0
+        return scores
+
+    ranks = target_ranks(score, data, users, filter_seen=True, skip_newest=skipped)
+    for rank, user in zip(ranks, users, strict=True):
+        target = int(data.targets[user])
+        nearer, older = (
+            set(data.item_ids[target - skipped : target]),
+            data.item_ids[data.offsets[user] : target - skipped],
+        )
+        if data.item_ids[target] not in nearer:
+            assert rank == len(nearer - set(older))

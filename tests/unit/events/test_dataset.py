@@ -142,6 +142,18 @@ def test_a_path_without_a_dataset_names_the_closest_one(tmp_path: Path) -> None:
         open_dataset(tmp_path / "nowhere" / "at" / "all")
 
 
+def test_a_public_dataset_that_is_not_there_yet_is_imported(tmp_path: Path) -> None:
+    """Its own name counts for more than a name that is close."""
+    write_dataset(tmp_path, "ml-1m2", events())
+    with pytest.raises(DataError, match="ml-1m holds no dataset") as caught:
+        open_dataset(tmp_path / "ml-1m")
+    assert caught.value.fix.endswith(f"then `tackboard data import ml-1m FILE --out {tmp_path}`")
+    assert "https://grouplens.org/" in caught.value.fix
+    with pytest.raises(DataError) as caught:
+        open_dataset("datasets/ml-1m")
+    assert caught.value.fix.endswith("`tackboard data import ml-1m FILE`")
+
+
 def test_no_events_and_bad_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no events"):
         write_dataset(tmp_path, "log", events(0))

@@ -202,6 +202,13 @@ def test_a_field_with_a_typo_gets_a_suggestion() -> None:
     assert caught.value.fix == "did you mean 'time_ms'?"
 
 
+def test_an_attribute_with_a_typo_gets_a_suggestion_another_is_left_out(wide: RequestReader) -> None:
+    for name, fix in (("user_contry", "did you mean 'user_country'?"), ("zzz", "leave it out")):
+        with pytest.raises(UsageError, match="there is an attribute") as caught:
+            wide.read({}, [1], request_ms=5, attributes={name: ["x"]})
+        assert caught.value.fix == fix
+
+
 @pytest.mark.parametrize(
     ("history", "candidates", "expected"),
     [
@@ -361,13 +368,18 @@ def test_a_model_that_reads_the_users_id_is_not_given_another() -> None:
     with pytest.raises(UsageError, match="user is missing") as caught:
         reader.read({}, [1])
     assert caught.value.allowed == "this model reads the user's id"
+    assert caught.value.fix == "send user, the id that the log has for them"
 
 
 def test_how_old_events_are_needs_their_times() -> None:
     features = FeatureSet("own", n=events.within(milliseconds(1000)).count()).merged(standard_features(VOCABULARY, 3))
     reader = RequestReader(signature_of(), features)
-    with pytest.raises(UsageError, match="history lacks time_ms"):
+    with pytest.raises(UsageError, match="history lacks time_ms") as caught:
         reader.read({"item": [1]}, [1], request_ms=5)
+    assert "when it happened: time_ms" in caught.value.fix
+    with pytest.raises(UsageError, match="request_time_ms is missing") as caught:
+        reader.read({"item": [1], "time_ms": [1]}, [1])
+    assert "send request_time_ms" in caught.value.fix
     assert len(reader.read({}, [1], request_ms=5).history["item"]) == 0
 
 

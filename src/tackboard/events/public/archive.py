@@ -35,9 +35,8 @@ class Download:
                 self._places += [(file.relative_to(path.parent).as_posix(), file, None) for file in files]
             elif not path.exists():
                 raise UsageError(f"{path} does not exist", fix="name what you downloaded")
-            elif zipfile.is_zipfile(path):
-                with zipfile.ZipFile(path) as archive:
-                    self._places += [(name, path, name) for name in archive.namelist() if not name.endswith("/")]
+            elif _is_archive(path):
+                self._places += [(name, path, name) for name in _members(path)]
             else:
                 self._places.append((path.name, path, None))
 
@@ -79,6 +78,25 @@ class Download:
         except UnicodeDecodeError as error:
             line = self.read(name)[: error.start].count(b"\n") + 1
             raise DataError(f"{name} in {self.title} is not {encoding} text in line {line}") from None
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a file is, or was meant to be, a zip archive: one that ends early lacks the list by which it is known."""
+    with path.open("rb") as file:
+        begins = file.read(4) == b"PK\x03\x04"
+    return begins or path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)
+
+
+def _members(path: Path) -> list[str]:
+    """Names of the files in an archive; DataError where it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name for name in archive.namelist() if not name.endswith("/")]
+    except zipfile.BadZipFile:
+        raise DataError(
+            f"{path} is damaged: no zip archive, or one that ends early ({path.stat().st_size:,} bytes)",
+            fix="download it again",
+        ) from None
 
 
 def _is(full: str, name: str) -> bool:

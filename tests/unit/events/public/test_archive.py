@@ -70,3 +70,22 @@ def test_a_torn_file_is_named(tmp_path: Path, kind: str) -> None:
         path.write_bytes((gzip.compress(content) if kind == "gz" else zstd(content))[:-10])
     with pytest.raises(DataError, match=r"one\.bin.*cannot be read"):
         Download([path]).read("one.bin")
+
+
+@pytest.mark.parametrize("name", ["a.zip", "download"])
+def test_an_archive_that_ends_early_is_called_damaged(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("one.bin", bytes(range(256)) * 40)
+    assert Download([path]).names() == ["one.bin"]
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError, match=r"is damaged: no zip archive, or one that ends early \(10,") as caught:
+        Download([path])
+    assert caught.value.fix == "download it again"
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>sign in first</html>"])
+def test_what_is_only_named_like_an_archive_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(DataError, match="a.zip is damaged: no zip archive"):
+        Download([tmp_path / "a.zip"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,16 @@ def test_other_files_are_refused_and_nothing_is_written(pairs: Path, tmp_path: P
         import_public(PAIRS, [pairs], tmp_path / "datasets")
     assert "needed: pairs.tsv\ndownload it from the publisher" in str(caught.value)
     assert not (tmp_path / "datasets").exists()
+
+
+def test_a_torn_download_is_called_damaged(pairs: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "pairs.zip"
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.write(pairs, "pairs.tsv")
+    whole.write_bytes(whole.read_bytes()[:-30])
+    with pytest.raises(DataError, match="pairs.zip is damaged") as caught:
+        import_public(PAIRS, [whole], tmp_path / "datasets")
+    assert caught.value.fix == "download it from the publisher"
 
 
 def test_a_missing_file_and_a_bad_name(pairs: Path, tmp_path: Path) -> None:
