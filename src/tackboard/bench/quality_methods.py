@@ -42,8 +42,6 @@ QUICK_RATE = 3e-3
 PUBLISHED_EPOCHS = 101
 EPOCHS, LARGE_EPOCHS = 60, 3
 """Passes over the data at most; the number that is used is chosen on validation. The second where there is much."""
-NUM_WORKERS = 3
-"""Threads that prepare windows: an epoch of a small dataset is a second on a GPU, and so is a window's preparation."""
 DRAWN_ITEMS = 16_384
 """Items drawn for each step from a large catalogue."""
 LARGE_CATALOGUE = 50_000
@@ -169,7 +167,7 @@ def _run(
     """A run of `steps` steps, judged at about 12 checkpoints, or 4 where it shall be quick."""
     return RunConfig(
         name=name,
-        data=DataConfig(dataset=place.prepared, window_buckets=64, num_workers=NUM_WORKERS, **data),
+        data=DataConfig(dataset=place.prepared, window_buckets=64, **data),
         model=model,
         optimizer=optimizer,
         training=TrainingConfig(

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -42,6 +42,7 @@ TILE_CELLS = 1 << 24
 ROTARY_BASE = 10_000.0
 
 PositionEncoding = Literal["learned", "rotary", "none"]
+POSITIONS: tuple[str, ...] = get_args(PositionEncoding)
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine of each token's angles [T, 1, d/2]."""
 
@@ -282,30 +283,49 @@ class Decoder(nn.Module):
         `times_T` int64 are the tokens' times in ms, which a decoder with `time_bias` needs; `query_times_T` those at
         which they ask: the next event's or the request's. A token asks at its own time where none are given.
         """
-        packing = Packing.from_lengths(lengths_B)
-        if packing.longest == 0:
-            return x_TD
-        if self.positions is not None:
-            packing.check_fits(self.positions.num_embeddings)
-            x_TD = x_TD + functional.embedding(packing.places, self.positions.weight)
-        rotation = rotation_of(packing.places, self.head_width) if self.encoding == "rotary" else None
-        elapsed = None
-        if self.num_buckets:
-            bucket = functools.partial(log2_bucket, num_buckets=self.num_buckets, per_second=1000)
-            elapsed = ElapsedBuckets(packing, times_needed(times_T), query_times_T, bucket)
-        for block in self.blocks:
-            x_TD = block(x_TD, packing, rotation, elapsed)
-        return self.final_norm(x_TD)
+        bucket = functools.partial(log2_bucket, num_buckets=self.num_buckets, per_second=1000)
+        times = (times_T, query_times_T, bucket) if self.num_buckets else None
+        rotary_width = self.head_width if self.encoding == "rotary" else 0
+        return self.final_norm(run_layers(self.blocks, x_TD, lengths_B, self.positions, rotary_width, times))
+
+
+def run_layers(
+    layers: nn.ModuleList,
+    x_TD: torch.Tensor,
+    lengths_B: torch.Tensor,
+    positions: nn.Embedding | None,
+    rotary_width: int,
+    times: tuple[torch.Tensor | None, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]] | None,
+) -> torch.Tensor:
+    """Packed tokens through layers of (tokens, packing, rotation, elapsed), in what order and time say to them.
+
+    `rotary_width` is that of the heads that are turned by place, or 0; `times` are those of the tokens, those at which
+    they ask, and what makes buckets of the time between, or None.
+    """
+    packing = Packing.from_lengths(lengths_B)
+    if packing.longest == 0:
+        return x_TD
+    if positions is not None:
+        packing.check_fits(positions.num_embeddings)
+        x_TD = x_TD + functional.embedding(packing.places, positions.weight)
+    rotation = rotation_of(packing.places, rotary_width) if rotary_width else None
+    elapsed = None
+    if times is not None:
+        times_T, query_times_T, bucket = times
+        elapsed = ElapsedBuckets(packing, _needed(times_T), query_times_T, bucket)
+    for layer in layers:
+        x_TD = layer(x_TD, packing, rotation, elapsed)
+    return x_TD
 
 
 def check_positions(positions: str, head_width: int) -> None:
     """Raises ConfigError for an unknown encoding of positions, or one that heads of this width cannot have."""
-    check(positions in ("learned", "rotary", "none"), "model.positions", positions, "learned, rotary, none")
+    check(positions in POSITIONS, "model.positions", positions, ", ".join(POSITIONS))
     is_even = positions != "rotary" or head_width % 2 == 0
     check(is_even, "model.positions", positions, f"learned, none; rotary needs heads of even width, not {head_width}")
 
 
-def times_needed(times_T: torch.Tensor | None) -> torch.Tensor:
+def _needed(times_T: torch.Tensor | None) -> torch.Tensor:
     """The tokens' times; DataError where the caller gave none."""
     if times_T is None:
         raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")

@@ -37,8 +37,7 @@ from tackboard.models.backbone import (
     attend_in_tiles,
     check_positions,
     rotated,
-    rotation_of,
-    times_needed,
+    run_layers,
 )
 from tackboard.models.time_encoding import hstu_bucket
 from tackboard.ops.small_table import small_table_rows
@@ -139,19 +138,10 @@ class HSTU(nn.Module):
         query_times_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden vectors of packed tokens, as `backbone.Decoder.forward` has them."""
-        packing = Packing.from_lengths(lengths_B)
-        if packing.longest == 0:
-            return x_TD
-        if self.positions is not None:
-            packing.check_fits(self.positions.num_embeddings)
-            x_TD = x_TD + functional.embedding(packing.places, self.positions.weight)
-        rotation = rotation_of(packing.places, self.head_width) if self.encoding == "rotary" else None
-        elapsed = None
-        if self.num_buckets:
-            bucket = functools.partial(hstu_bucket, num_buckets=self.num_buckets)
-            elapsed = ElapsedBuckets(packing, times_needed(times_T), query_times_T, bucket)
-        for layer in self.layers:
-            x_TD = layer(x_TD, packing, rotation, elapsed)
+        bucket = functools.partial(hstu_bucket, num_buckets=self.num_buckets)
+        times = (times_T, query_times_T, bucket) if self.num_buckets else None
+        rotary_width = self.head_width if self.encoding == "rotary" else 0
+        x_TD = run_layers(self.layers, x_TD, lengths_B, self.positions, rotary_width, times)
         return x_TD if self.final_norm is None else self.final_norm(x_TD)
 
 

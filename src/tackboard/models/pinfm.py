@@ -31,12 +31,12 @@ from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.config import check
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.standard import SINCE_LAST
-from tackboard.models.backbone import Decoder
+from tackboard.models.backbone import POSITIONS, Decoder
 from tackboard.models.frequencies import StreamingFrequencies
 from tackboard.models.hstu import HSTU
 from tackboard.models.interface import LossOutput
 from tackboard.models.losses import info_nce, negative_log_weights, positive_counts, same_user_items
-from tackboard.models.tables import HashedTables
+from tackboard.models.tables import STORAGES, HashedTables
 from tackboard.models.targets import (
     Pairs,
     TokenPlaces,
@@ -51,9 +51,9 @@ MAX_INVERSE_TEMPERATURE = 100.0
 FREQUENCY_HASHES = 2
 """Hash functions of streaming frequencies: those of the first sub-tables."""
 CHOICES = {
-    "table_storage": ("fp32", "fp16", "bf16"),
+    "table_storage": tuple(STORAGES),
     "backbone": ("gpt", "hstu"),
-    "positions": ("learned", "rotary", "none"),
+    "positions": POSITIONS,
 }
 
 
