@@ -193,7 +193,8 @@ class SequenceSource:
         hashes = self.features.feature_hashes()
         stored = read_features(self.dataset.path)
         kept = stored.feature_hashes() if stored is not None else {}
-        names = [name for name in hashes if name != HISTORY]
+        beside = (HISTORY, SINCE_LAST) if self._measures_histories else (HISTORY,)
+        names = [name for name in hashes if name not in beside]
         found = [name for name in names if kept.get(name) == hashes[name]]
         return found, [name for name in names if name not in found]
 

@@ -111,7 +111,7 @@ def test_the_time_since_the_event_before_goes_with_the_history_also_where_it_was
     assert load_sequences(dataset, features=reads).request["since_last"].values.tolist() == expected
     backfill(open_dataset(dataset), request_features(), quiet=True)
     source = open_sequences(dataset, features=reads)
-    assert source._stored == ["since_last"]
+    assert (source._stored, source._computed) == ([], [])  # neither read nor computed as other features are
     assert source.read().request["since_last"].values.tolist() == expected
 
 
