@@ -171,7 +171,10 @@ def _run(
         model=model,
         optimizer=optimizer,
         training=TrainingConfig(
-            steps=steps, checkpoint_every=-(-steps // (4 if place.quick else 12)), precision="auto"
+            steps=steps,
+            checkpoint_every=-(-steps // (4 if place.quick else 12)),
+            precision="auto",
+            compile="off" if place.quick else "auto",
         ),
     )
 
@@ -229,25 +232,27 @@ def _rival(
     return build
 
 
-def _rival_of_our_size(name: str, inputs: str) -> Callable[[Place], RunConfig]:
-    """SASRec with the width, depth, dropout, events and steps of the PinFM beside it: what is left is the design."""
+def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialConfig]) -> Callable[[Place], RunConfig]:
+    """A rival with the width, depth, dropout, events and steps of the PinFM beside it: what is left is the design."""
 
     def build(place: Place) -> RunConfig:
         recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
         ours = recipe.model
-        model = sasrec(
+        # HSTU has no pointwise network, and heads of a width of their own.
+        sizes = {"ffn_width": ours.mlp_ratio * ours.width} if make is sasrec else {"head_width": 0}
+        model = make(
             place.facts.num_rows,
             max_history=min(ours.max_history, place.max_length),
             loss="sampled" if place.is_large else "full",
             width=ours.width,
             num_layers=ours.num_layers,
             num_heads=ours.num_heads,
-            ffn_width=ours.mlp_ratio * ours.width,
             dropout=ours.dropout,
             use_actions="actions" in INPUTS[inputs],
             use_time_gap="times" in INPUTS[inputs],
             use_request_time="request's time" in INPUTS[inputs],
             request_vector="input",
+            **sizes,
         )
         optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=1e-3)
         return _like(recipe, place, name, model, optimizer)
@@ -341,11 +346,12 @@ METHODS = {
         ),
         *(
             Method(
-                name=f"sasrec-wide-{inputs}",
-                title="SASRec of PinFM's size, cross-entropy",
+                name=f"{name}-wide-{inputs}",
+                title=f"{title} of PinFM's size, cross-entropy",
                 inputs=inputs,
-                build=_rival_of_our_size(f"sasrec-wide-{inputs}", inputs),
+                build=_rival_of_our_size(f"{name}-wide-{inputs}", inputs, make),
             )
+            for name, title, make in (("sasrec", "SASRec", sasrec), ("hstu", "HSTU", hstu))
             for inputs in ("history", "request")
         ),
         *(

@@ -190,7 +190,7 @@ def _compared(context: Context) -> tuple[str, ...]:
     if context.options.quick:
         return ("popularity", "item-to-item", "sasrec-history", "pinfm-history")
     if context.bench.name == "ml-1m":
-        names = ("sasrec", "sasrec-wide", "hstu-large", "pinfm")
+        names = ("sasrec-wide", "hstu-large", "hstu-wide", "pinfm")
         fits = (f"{name}-{inputs}" for inputs in ("history", "request") for name in names)
         return ("popularity", "item-to-item", "sasrec-items", *fits)
     return ("popularity", "item-to-item", "recently-seen", "sasrec-history", "sasrec-wide-history", "pinfm-history")

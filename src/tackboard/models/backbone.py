@@ -96,14 +96,17 @@ class Tile:
         """The keys that some query of the tile may see."""
         return slice(0, self.queries.stop)
 
-    def distances(self, device: torch.device) -> torch.Tensor:
-        """Positions from key to query [q, k]; below 0 where the key lies in the query's future."""
-        queries_q = torch.arange(self.queries.start, self.queries.stop, device=device)
-        return queries_q[:, None] - torch.arange(self.queries.stop, device=device)
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tile | None], torch.Tensor]
+"""Queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile, or None for the whole grid: what the
+queries read [b, H, q, d]."""
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tile], torch.Tensor]
-"""Queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile: what the queries read [b, H, q, d]."""
+def distances_of(q_bHqd: torch.Tensor, k_bHkd: torch.Tensor) -> torch.Tensor:
+    """Positions from key to query of a tile [q, k], whose last key is its last query; below 0 in the query's future."""
+    num_queries, num_keys = q_bHqd.shape[2], k_bHkd.shape[2]
+    keys_k = torch.arange(num_keys, device=q_bHqd.device)
+    return torch.arange(num_queries, device=q_bHqd.device)[:, None] + (num_keys - num_queries) - keys_k
 
 
 def tiles_of(num_rows: int, num_heads: int, length: int) -> list[Tile]:
@@ -123,11 +126,13 @@ def tiles_of(num_rows: int, num_heads: int, length: int) -> list[Tile]:
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
     """What `attend` gives, tile by tile [B, H, S, d]. Where there are several, each is computed again for backward."""
     B, H, S, _ = q_BHSd.shape
+    if B * H * S * S <= TILE_CELLS:
+        return attend(q_BHSd, k_BHSd, v_BHSd, None)
     tiles = tiles_of(B, H, S)
     rows: dict[int, list[torch.Tensor]] = {}
     for tile in tiles:
         parts = (q_BHSd[tile.rows, :, tile.queries], k_BHSd[tile.rows, :, tile.keys], v_BHSd[tile.rows, :, tile.keys])
-        if len(tiles) > 1 and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             mixed_bHqd = checkpoint(attend, *parts, tile, use_reentrant=False, preserve_rng_state=False)
         else:
             mixed_bHqd = attend(*parts, tile)
@@ -148,15 +153,15 @@ class ElapsedBuckets:
         self.keys_BS = packing.spread(times_T[:, None]).squeeze(2)
         self.queries_BS = self.keys_BS if query_times_T is None else packing.spread(query_times_T[:, None]).squeeze(2)
         self.bucket = bucket
-        rows, length = slice(0, packing.num_rows), packing.longest
-        is_small = packing.num_rows * length * length <= TILE_CELLS
-        self.whole_BSS = self._compute(Tile(rows, slice(0, length))) if is_small else None
+        self.everything = Tile(slice(0, packing.num_rows), slice(0, packing.longest))
+        is_small = packing.num_rows * packing.longest**2 <= TILE_CELLS
+        self.whole_BSS = self._compute(self.everything) if is_small else None
 
-    def of_tile(self, tile: Tile) -> torch.Tensor:
-        """Buckets of a tile [b, q, k]."""
-        if self.whole_BSS is not None:
-            return self.whole_BSS[tile.rows, tile.queries, tile.keys]
-        return self._compute(tile)
+    def of_tile(self, tile: Tile | None) -> torch.Tensor:
+        """Buckets of a tile [b, q, k], or of the whole grid."""
+        if self.whole_BSS is None:
+            return self._compute(tile or self.everything)
+        return self.whole_BSS if tile is None else self.whole_BSS[tile.rows, tile.queries, tile.keys]
 
     def _compute(self, tile: Tile) -> torch.Tensor:
         queries_bq, keys_bk = self.queries_BS[tile.rows, tile.queries], self.keys_BS[tile.rows, tile.keys]
@@ -179,6 +184,8 @@ def rotated(x_THd: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 class Block(nn.Module):
     """Attention and MLP, each behind a LayerNorm and beside a residual."""
+
+    compiles = True
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
         super().__init__()
@@ -224,11 +231,11 @@ class Block(nn.Module):
         return self.attention_out(packing.collect(mixed_BHSd.transpose(1, 2).flatten(2)))
 
     def _attend_with_bias(
-        self, elapsed: ElapsedBuckets, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile
+        self, elapsed: ElapsedBuckets, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile | None
     ) -> torch.Tensor:
         assert self.time_bias is not None
         bias_bqkH = small_table_rows(self.time_bias, elapsed.of_tile(tile))
-        bias_bHqk = bias_bqkH.permute(0, 3, 1, 2).masked_fill(tile.distances(q.device) < 0, float("-inf"))
+        bias_bHqk = bias_bqkH.permute(0, 3, 1, 2).masked_fill(distances_of(q, k) < 0, float("-inf"))
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias_bHqk.to(q.dtype).contiguous())
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:

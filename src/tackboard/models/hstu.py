@@ -36,6 +36,7 @@ from tackboard.models.backbone import (
     Tile,
     attend_in_tiles,
     check_positions,
+    distances_of,
     rotated,
     run_layers,
 )
@@ -48,6 +49,8 @@ TIME_BUCKETS = 128
 
 class HSTULayer(nn.Module):
     """One layer; `head_width` is that of queries and keys, `value_width` that of values and gates, of each head."""
+
+    compiles = True
 
     def __init__(
         self,
@@ -87,9 +90,9 @@ class HSTULayer(nn.Module):
         return x_TD + self.out(functional.dropout(gated_TE, self.dropout, self.training))
 
     def _attend(
-        self, elapsed: ElapsedBuckets | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile
+        self, elapsed: ElapsedBuckets | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile | None
     ) -> torch.Tensor:
-        distances_qk = tile.distances(q.device)
+        distances_qk = distances_of(q, k)
         bias = _looked_up(self.position_bias, distances_qk.clamp(0, self.max_positions - 1))
         if elapsed is not None and self.time_bias is not None:
             bias = bias + _looked_up(self.time_bias, elapsed.of_tile(tile))[:, None]

@@ -70,7 +70,8 @@ class ModelConfig(Protocol):
         """A model with fresh parameters."""
 
     # It may have `reads`: the features the model reads, such as history.item or the name of a number; and `serving()`,
-    # the config of the same model without what only training needs.
+    # the config of the same model without what only training needs. Modules of a model may say `compiles = True`: see
+    # `compile_parts`.
 
 
 def build_model(config: Any, vocabulary: Vocabulary) -> nn.Module:
@@ -91,6 +92,17 @@ def build_model(config: Any, vocabulary: Vocabulary) -> nn.Module:
             fix="see examples/own_model.py",
         )
     return model
+
+
+def compile_parts(model: nn.Module) -> None:
+    """Has torch compile the modules of a model that say `compiles`, when they are first called, for any lengths.
+
+    Parts and not the whole: what a batch decides (which tokens predict, how long rows are) stays in plain Python, and
+    layers of the same kind are compiled once.
+    """
+    for module in model.modules():
+        if getattr(module, "compiles", False):
+            module.compile(dynamic=True)
 
 
 def features_of(config: Any, vocabulary: Vocabulary, own: FeatureSet | None = None) -> FeatureSet:

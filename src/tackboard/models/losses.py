@@ -14,7 +14,8 @@ negatives: they are no evidence against themselves. As the right item is one of 
 sum, which is why further targets of a token cost next to nothing.
 
 Sums are computed over blocks of tokens, and again in the backward pass, so memory does not grow with tokens × items;
-what does grow is the mask of own items, a byte for each row and item.
+what does grow is the mask of own items, a byte for each row and item. On a GPU the items are filled up to a multiple of
+8 with ones that are no negatives: rows of scores that begin at odd addresses cost the matrix units most of their speed.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows.
 """
@@ -22,6 +23,7 @@ Shapes: P pairs, A tokens that predict something, R sums (one per token or per p
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -33,6 +35,8 @@ EXCLUDED = -1e4
 """The score of what is no negative. Not -inf: a token without any negative would have no gradient, but NaN."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Tokens × items whose scores exist at one time: 128 MiB in fp32, on a GPU 512."""
+ALIGNED_ITEMS = 8
+"""Numbers of half precision in the 16 bytes at which the matrix units of a GPU want a row to begin."""
 
 
 def same_user_items(batch: SequenceBatch) -> torch.Tensor:
@@ -78,59 +82,75 @@ def negative_log_weights(
     return counts_M.log() - expected_M.log()
 
 
+class LogSum(nn.Module):
+    """log Σ w e^s over the negatives of each of some tokens [R]: not its own items, nor the one that is left out.
+
+    A module without parameters, so that it can be compiled: of all passes over tokens × items one or two are left.
+    """
+
+    compiles = True
+
+    def forward(
+        self,
+        hidden_RD: torch.Tensor,
+        items_MD: torch.Tensor,
+        log_weights_M: torch.Tensor,
+        own_items_BM: torch.Tensor | None,
+        own_rows_R: torch.Tensor | None,
+        left_out_R: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The sums; `own_rows_R` says in which row of `own_items_BM` a token's own items are."""
+        scores_RM = (hidden_RD @ items_MD.T).float() + log_weights_M
+        if own_items_BM is not None and own_rows_R is not None:
+            scores_RM = scores_RM.masked_fill(own_items_BM.index_select(0, own_rows_R), EXCLUDED)
+        if left_out_R is not None:
+            scores_RM = scores_RM.scatter(1, left_out_R[:, None], EXCLUDED)
+        return torch.logsumexp(scores_RM, dim=1)
+
+
 def info_nce(
     hidden_AD: torch.Tensor,
     items_MD: torch.Tensor,
     pairs: Pairs,
     log_weights_M: torch.Tensor,
     own_items_BM: torch.Tensor | None,
+    log_sum: nn.Module | None = None,
 ) -> torch.Tensor:
     """The loss of each pair [P]. `hidden_AD` are scaled by the inverse temperature; `pairs.tokens` index them.
 
     `own_items_BM` are taken out of the negatives of a row's tokens and hold every right item of it; without them, only
-    the right item of each pair is taken out of its own negatives.
+    the right item of each pair is taken out of its own negatives. `log_sum` is a `LogSum`, compiled perhaps.
     """
-    log_weights_M = log_weights_M.clamp_min(EXCLUDED)
+    log_sum = log_sum or LogSum()
+    # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
+    right_PD = functional.embedding(pairs.items, items_MD).float()
+    hidden_PD = functional.embedding(pairs.tokens, hidden_AD)
     if own_items_BM is None:
-        tokens_R, left_out_R, own_rows_R = pairs.tokens, pairs.items, None
+        hidden_RD, left_out_R, own_rows_R = hidden_PD, pairs.items, None
     else:
-        tokens_R, left_out_R = torch.arange(len(hidden_AD), device=hidden_AD.device), None
-        own_rows_R = torch.zeros_like(tokens_R).index_copy(0, pairs.tokens, pairs.rows)
+        hidden_RD, left_out_R = hidden_AD, None
+        own_rows_R = torch.zeros(len(hidden_AD), dtype=torch.int64, device=hidden_AD.device)
+        own_rows_R = own_rows_R.index_copy(0, pairs.tokens, pairs.rows)
+    log_weights_M = log_weights_M.clamp_min(EXCLUDED)
+    missing = -len(items_MD) % ALIGNED_ITEMS if items_MD.is_cuda else 0
+    if missing:
+        items_MD = functional.pad(items_MD, (0, 0, 0, missing))
+        log_weights_M = functional.pad(log_weights_M, (0, missing), value=EXCLUDED)
+        own_items_BM = None if own_items_BM is None else functional.pad(own_items_BM, (0, missing), value=True)
     step = max(1, BLOCK_CELLS[hidden_AD.device.type] // max(1, len(items_MD)))
     blocks = []
-    for begin in range(0, len(tokens_R), step):
+    for begin in range(0, len(hidden_RD), step):
         block = slice(begin, begin + step)
         own_rows = None if own_rows_R is None else own_rows_R[block]
         left_out = None if left_out_R is None else left_out_R[block]
-        arguments = (hidden_AD, items_MD, log_weights_M, own_items_BM, tokens_R[block], own_rows, left_out)
-        if len(tokens_R) > step and torch.is_grad_enabled():
-            blocks.append(checkpoint(_log_sum, *arguments, use_reentrant=False, preserve_rng_state=False))
+        arguments = (hidden_RD[block], items_MD, log_weights_M, own_items_BM, own_rows, left_out)
+        if len(hidden_RD) > step and torch.is_grad_enabled():
+            blocks.append(checkpoint(log_sum, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
-            blocks.append(_log_sum(*arguments))
+            blocks.append(log_sum(*arguments))
     log_sums_R = torch.cat(blocks) if blocks else hidden_AD.new_zeros(0)
     log_sums_P = log_sums_R if own_items_BM is None else log_sums_R.index_select(0, pairs.tokens)
-    # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
-    right_PD = functional.embedding(pairs.items, items_MD).float()
-    scores_P = (functional.embedding(pairs.tokens, hidden_AD).float() * right_PD).sum(dim=-1)
-    return functional.softplus(log_sums_P - scores_P)
-
-
-def _log_sum(
-    hidden_AD: torch.Tensor,
-    items_MD: torch.Tensor,
-    log_weights_M: torch.Tensor,
-    own_items_BM: torch.Tensor | None,
-    tokens_R: torch.Tensor,
-    own_rows_R: torch.Tensor | None,
-    left_out_R: torch.Tensor | None,
-) -> torch.Tensor:
-    """log Σ w e^s over the negatives of each of some tokens [R]: not those of a row of `own`, nor the one left out."""
-    scores_RM = (functional.embedding(tokens_R, hidden_AD) @ items_MD.T).float() + log_weights_M
-    if own_items_BM is not None and own_rows_R is not None:
-        scores_RM = scores_RM.masked_fill(own_items_BM.index_select(0, own_rows_R), EXCLUDED)
-    if left_out_R is not None:
-        scores_RM = scores_RM.scatter(1, left_out_R[:, None], EXCLUDED)
-    return torch.logsumexp(scores_RM, dim=1)
+    return functional.softplus(log_sums_P - (hidden_PD.float() * right_PD).sum(dim=-1))
 
 
 def next_item_loss(

@@ -35,7 +35,7 @@ from tackboard.models.backbone import POSITIONS, Decoder
 from tackboard.models.frequencies import StreamingFrequencies
 from tackboard.models.hstu import HSTU
 from tackboard.models.interface import LossOutput
-from tackboard.models.losses import info_nce, negative_log_weights, positive_counts, same_user_items
+from tackboard.models.losses import LogSum, info_nce, negative_log_weights, positive_counts, same_user_items
 from tackboard.models.tables import STORAGES, HashedTables
 from tackboard.models.targets import (
     Pairs,
@@ -193,6 +193,7 @@ class PinFM(nn.Module):
         self.phi_out = _mlp(config.width, config.width)
         self.psi = _mlp(event_width, config.width)
         self.decoder = _backbone(config)
+        self.log_sum = LogSum()
         self.request_gaps = None
         if config.request_time:
             self.request_gaps = nn.Embedding(config.num_time_buckets + 1, config.width)
@@ -225,6 +226,7 @@ class PinFM(nn.Module):
             Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
             self._log_weights(batch),
             same_user_items(batch) if self.config.mask_same_user else None,
+            self.log_sum,
         )
         total = losses_P.new_zeros(())
         metrics = {"temperature": float(1.0 / self._inverse_temperature().detach())}

@@ -38,9 +38,10 @@ from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.standard import SINCE_LAST
-from tackboard.models.backbone import TILE_CELLS, Packing
+from tackboard.models.backbone import Packing
 from tackboard.models.hstu import HSTU
 from tackboard.models.interface import LossOutput
+from tackboard.models.losses import BLOCK_CELLS
 from tackboard.models.time_encoding import log2_bucket
 
 SMALL_STD = 0.02
@@ -170,6 +171,8 @@ def _published(num_rows: int, published: dict[str, Any], settings: dict[str, Any
 class SASRecLayer(nn.Module):
     """Attention of normed queries to tokens as they are, beside the normed query; then a pointwise network."""
 
+    compiles = True
+
     def __init__(self, width: int, num_heads: int, ffn_width: int, dropout: float) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -254,6 +257,7 @@ class SequentialModel(nn.Module):
             "dropout": config.dropout,
             "final_norm": config.loss == "full",
         }
+        self.entropy = CatalogueEntropy() if config.loss == "full" else SampledEntropy(1.0 / config.temperature)
         self.backbone: nn.Module
         if config.backbone == "sasrec":
             self.backbone = SASRec(**sizes, ffn_width=config.ffn_width)
@@ -355,11 +359,8 @@ class SequentialModel(nn.Module):
                 allowed="the exact softmax needs the whole catalogue in every batch",
                 fix="set data.uniform_negatives to the number of items or more, or model.loss to sampled",
             )
-
-        def summed(hidden_pD: torch.Tensor, targets_p: torch.Tensor) -> torch.Tensor:
-            return functional.cross_entropy(hidden_pD @ items_MD.T, targets_p, reduction="sum")
-
-        return _summed_in_parts(summed, num_items, hidden_PD, batch.items.index_select(0, events_P)) / len(hidden_PD)
+        targets_P = batch.items.index_select(0, events_P)
+        return _summed_in_parts(self.entropy, items_MD, num_items, hidden_PD, targets_P) / len(hidden_PD)
 
     def _sampled_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor
@@ -367,18 +368,40 @@ class SequentialModel(nn.Module):
         """Mean cross entropy of each target against its own negatives, some predictions at a time."""
         targets_P = batch.items.index_select(0, events_P)
         negatives_PR = draw_negatives(batch.sampled, len(targets_P), self.config.num_negatives)
-
-        def summed(hidden_pD: torch.Tensor, targets_p: torch.Tensor, negatives_pR: torch.Tensor) -> torch.Tensor:
-            choices_pR = torch.cat([targets_p[:, None], negatives_pR], dim=1)
-            vectors_pRD = functional.embedding(choices_pR, items_MD)
-            logits_pR = (vectors_pRD @ hidden_pD[:, :, None].to(vectors_pRD.dtype)).squeeze(2) * self._scale
-            is_target_pR = choices_pR == targets_p[:, None]
-            is_target_pR[:, 0] = False  # A draw that is the target itself is no negative.
-            logits_pR = logits_pR.float().masked_fill(is_target_pR, float("-inf"))
-            return functional.cross_entropy(logits_pR, torch.zeros_like(targets_p), reduction="sum")
-
         cells = self.config.num_negatives * self.config.width
-        return _summed_in_parts(summed, cells, hidden_PD, targets_P, negatives_PR) / len(hidden_PD)
+        return _summed_in_parts(self.entropy, items_MD, cells, hidden_PD, targets_P, negatives_PR) / len(hidden_PD)
+
+
+class CatalogueEntropy(nn.Module):
+    """The summed cross entropy of predictions [p] over all items."""
+
+    compiles = True
+
+    def forward(self, items_MD: torch.Tensor, hidden_pD: torch.Tensor, targets_p: torch.Tensor) -> torch.Tensor:
+        """The sum."""
+        return functional.cross_entropy(hidden_pD @ items_MD.T, targets_p, reduction="sum")
+
+
+class SampledEntropy(nn.Module):
+    """The summed cross entropy of predictions [p], each over its target and its own negatives."""
+
+    compiles = True
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(
+        self, items_MD: torch.Tensor, hidden_pD: torch.Tensor, targets_p: torch.Tensor, negatives_pR: torch.Tensor
+    ) -> torch.Tensor:
+        """The sum."""
+        choices_pR = torch.cat([targets_p[:, None], negatives_pR], dim=1)
+        vectors_pRD = functional.embedding(choices_pR, items_MD)
+        logits_pR = (vectors_pRD @ hidden_pD[:, :, None].to(vectors_pRD.dtype)).squeeze(2) * self.scale
+        is_target_pR = choices_pR == targets_p[:, None]
+        is_target_pR[:, 0] = False  # A draw that is the target itself is no negative.
+        logits_pR = logits_pR.float().masked_fill(is_target_pR, float("-inf"))
+        return functional.cross_entropy(logits_pR, torch.zeros_like(targets_p), reduction="sum")
 
 
 def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives: int) -> torch.Tensor:
@@ -392,15 +415,18 @@ def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives:
     return sampled_K[drawn_PR]
 
 
-def _summed_in_parts(summed: Callable[..., torch.Tensor], cells: int, *of_predictions: torch.Tensor) -> torch.Tensor:
-    """The sum of `summed` over parts of the predictions; each has `cells` numbers, and TILE_CELLS exist at a time.
+def _summed_in_parts(
+    summed: Callable[..., torch.Tensor], items_MD: torch.Tensor, cells: int, *of_predictions: torch.Tensor
+) -> torch.Tensor:
+    """The sum of `summed` over parts of the predictions; each has `cells` numbers, and BLOCK_CELLS exist at a time.
 
     Where there are several parts, each is computed again in the backward pass, so that none is kept until then.
     """
-    parts = list(zip(*(tensor.split(max(1, TILE_CELLS // cells)) for tensor in of_predictions), strict=True))
+    size = max(1, BLOCK_CELLS[items_MD.device.type] // cells)
+    parts = list(zip(*(tensor.split(size) for tensor in of_predictions), strict=True))
     if len(parts) == 1 or not torch.is_grad_enabled():
-        return torch.stack([summed(*part) for part in parts]).sum()
-    sums = [checkpoint(summed, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        return torch.stack([summed(items_MD, *part) for part in parts]).sum()
+    sums = [checkpoint(summed, items_MD, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
     return torch.stack(sums).sum()
 
 

@@ -35,7 +35,7 @@ def ml_1m() -> RunConfig:
             in_batch_negatives=False,
         ),
         optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=200),
-        training=TrainingConfig(steps=3_700, checkpoint_every=370, precision="auto"),
+        training=TrainingConfig(steps=3_700, checkpoint_every=370, precision="auto", compile="auto"),
         evaluation=EvaluationConfig(cutoffs=(10, 50, 200), filter_seen=True),
     )
 
@@ -59,7 +59,7 @@ def kakao_brunch() -> RunConfig:
             dropout=0.1,
         ),
         optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=100),
-        training=TrainingConfig(steps=1_000, checkpoint_every=100, precision="auto"),
+        training=TrainingConfig(steps=1_000, checkpoint_every=100, precision="auto", compile="auto"),
         evaluation=EvaluationConfig(cutoffs=(10, 50, 200)),
     )
 
@@ -82,6 +82,6 @@ def deskdrop() -> RunConfig:
             in_batch_negatives=False,
         ),
         optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=50),
-        training=TrainingConfig(steps=500, checkpoint_every=100, precision="auto"),
+        training=TrainingConfig(steps=500, checkpoint_every=100, precision="auto", compile="auto"),
         evaluation=EvaluationConfig(cutoffs=(10, 50)),
     )

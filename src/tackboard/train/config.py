@@ -37,12 +37,18 @@ class TrainingConfig:
     """Of the model's arithmetic: `fp32`, or `bf16` for matrix products, parameters staying as they are stored; `auto`
     is bf16 on a GPU, where it is faster, and fp32 on a CPU, where it is not."""
 
+    compile: str = "off"
+    """Whether the parts of a model that name themselves (`compiles`: layers, sums of the loss) are compiled: `on`,
+    `off`, or `auto`, which does so on a GPU. The first step then takes half a minute; the parts' own results differ in
+    rounding, and dropout draws other numbers."""
+
     def __post_init__(self) -> None:
         check(self.steps >= 1, "training.steps", self.steps, "1 or more")
         check(self.checkpoint_every >= 1, "training.checkpoint_every", self.checkpoint_every, "1 or more")
         check(self.log_every >= 1, "training.log_every", self.log_every, "1 or more")
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
         check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")
+        check(self.compile in ("off", "on", "auto"), "training.compile", self.compile, "off, on, auto")
         check(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)), "training.device", self.device, "auto, cpu, cuda"
         )

@@ -36,6 +36,7 @@ ADDED_SETTINGS: dict[str, Any] = {
     "model.config.table_storage": "fp32",
     "model.config.time_bias": 0,
     "optimizer.schedule_steps": 0,
+    "training.compile": "off",
     "training.precision": "fp32",
 }
 """Settings that runs of older versions do not record, and what they did."""

@@ -12,7 +12,7 @@ import fcntl
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,7 +32,7 @@ from tackboard.data.loader import TrainingSteps
 from tackboard.data.prefetch import on_device
 from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import FILE_NAME, read_features
-from tackboard.models.interface import build_model, describe_model
+from tackboard.models.interface import build_model, compile_parts, describe_model
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
@@ -68,6 +68,10 @@ class Trainer:
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)
         self.model: Any = build_model(config.model, source.vocabulary).to(self.device)
+        compiles = config.training.compile
+        self.is_compiled = compiles == "on" or (compiles == "auto" and self.device.type == "cuda")
+        if self.is_compiled:
+            compile_parts(self.model)
         self.tables = table_parameter_names(self.model)
         self.remembers = len(self.model.state_dict()) > sum(1 for _ in self.model.named_parameters())
         """Whether the model's state is more than its parameters: frequencies counted on the way, say."""
@@ -119,8 +123,7 @@ class Trainer:
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
                     if self.step % every == 0 or self.step == total:
                         self.save()
-                        if self.on_checkpoint is not None:
-                            self.on_checkpoint(self)
+                        self._tell_checkpoint()
                     if stop:
                         self.save()
                         raise Preempted(
@@ -129,6 +132,13 @@ class Trainer:
                         )
                 progress.advance(self.step - progress.done)
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
+
+    def _tell_checkpoint(self) -> None:
+        if self.on_checkpoint is None:
+            return
+        # Compiled for training; to look at the model now and then is not worth compiling it for that too.
+        with torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext():
+            self.on_checkpoint(self)
 
     def _upcoming(self) -> list[int]:
         """The data steps to read next, one for each step that is left."""

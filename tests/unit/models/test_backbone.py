@@ -9,7 +9,16 @@ import torch
 
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.models import backbone
-from tackboard.models.backbone import Block, Decoder, ElapsedBuckets, Packing, Tile, rotated, rotation_of, tiles_of
+from tackboard.models.backbone import (
+    Block,
+    Decoder,
+    ElapsedBuckets,
+    Packing,
+    distances_of,
+    rotated,
+    rotation_of,
+    tiles_of,
+)
 from tackboard.models.time_encoding import log2_bucket
 
 TIMES = torch.tensor([0, 500, 4_000, 4_000, 90_000_000, 0, 7_000, 2_000_000])
@@ -175,7 +184,8 @@ def test_tiles_cover_the_grid_once(monkeypatch: pytest.MonkeyPatch) -> None:
             num_cells = len(range(*tile.rows.indices(num_rows))) * 2 * length * (tile.queries.stop - tile.queries.start)
             assert num_cells <= max(cells, 2 * length)
         assert bool((covered == 1).all())
-    assert Tile(slice(0, 1), slice(2, 4)).distances(torch.device("cpu")).tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
+    queries, keys = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 4, 3)
+    assert distances_of(queries, keys).tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
 
 
 def test_tiles_change_neither_result_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

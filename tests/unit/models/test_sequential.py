@@ -123,7 +123,7 @@ def test_training_and_requests_use_the_same_vectors(
 def test_the_full_loss_is_cross_entropy_over_the_catalogue(
     monkeypatch: pytest.MonkeyPatch, histories: Histories, kind: str, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(sequential, "TILE_CELLS", tile_cells)
+    monkeypatch.setattr(sequential, "BLOCK_CELLS", {"cpu": tile_cells})
     batch = histories([6, 4, 0, 1, 5])
     model, twin = model_of(backbone=kind), model_of(backbone=kind)
     loss = model.loss(batch).loss
@@ -147,7 +147,7 @@ def test_the_full_loss_is_cross_entropy_over_the_catalogue(
 def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
     monkeypatch: pytest.MonkeyPatch, histories: Histories, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(sequential, "TILE_CELLS", tile_cells)
+    monkeypatch.setattr(sequential, "BLOCK_CELLS", {"cpu": tile_cells})
     batch = histories([6, 4], items=[1, 4, 7, 2, 4, 1, 7, 1, 3, 4])
     batch = dataclasses.replace(batch, sampled=torch.tensor([1, 4, 7]))  # most targets are among so few
     model = model_of(loss="sampled", num_negatives=5, temperature=0.5)
