@@ -11,7 +11,8 @@ n·q among the positives (q its share of them, counted or estimated) plus the ch
 over the mixture). The right item is there by construction and is not corrected. With the whole catalogue drawn and no
 others, the weights are 1: the exact softmax. Items that the same user engaged with are taken out of that user's
 negatives: they are no evidence against themselves. As the right item is one of them, all pairs of a token share one
-sum, which is why further targets of a token cost next to nothing.
+sum, which is why further targets of a token cost next to nothing. To take out only those that came before says more:
+that the next item was chosen before the later ones, at the price of a sum for each pair.
 
 Sums are computed over blocks of tokens, and again in the backward pass, so memory does not grow with tokens × items;
 what does grow is the mask of own items, a byte for each row and item. On a GPU the items are filled up to a multiple of
@@ -46,6 +47,16 @@ def same_user_items(batch: SequenceBatch) -> torch.Tensor:
     engaged = torch.zeros(batch.num_rows, len(batch.item_ids), dtype=torch.bool, device=batch.items.device)
     engaged[user_of_row[rows], batch.items[batch.is_positive]] = True
     return engaged[user_of_row]
+
+
+def first_places(batch: SequenceBatch) -> torch.Tensor:
+    """int32 [B, M]: the how manieth event of row b (from 0) is the first with item m as a positive; else very many."""
+    num_rows, num_items = batch.num_rows, len(batch.item_ids)
+    rows_N = row_of_event(batch)
+    places_N = (torch.arange(batch.num_events, device=rows_N.device) - batch.offsets[rows_N]).int()
+    never = torch.full((num_rows * num_items,), torch.iinfo(torch.int32).max, dtype=torch.int32, device=rows_N.device)
+    cells_N = (rows_N * num_items + batch.items)[batch.is_positive]
+    return never.scatter_reduce(0, cells_N, places_N[batch.is_positive], "amin").view(num_rows, num_items)
 
 
 def positive_counts(batch: SequenceBatch) -> torch.Tensor:
@@ -97,14 +108,17 @@ class LogSum(nn.Module):
         log_weights_M: torch.Tensor,
         own_items_BM: torch.Tensor | None,
         own_rows_R: torch.Tensor | None,
+        seen_R: torch.Tensor | None,
         left_out_R: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The sums; `own_rows_R` says in which row of `own_items_BM` a token's own items are."""
+        """The sums; `own_rows_R` and `seen_R` say which row of `own_items_BM` is a token's, and how far."""
         scores_RM = (hidden_RD @ items_MD.T).float() + log_weights_M
         if own_items_BM is not None and own_rows_R is not None:
-            scores_RM = scores_RM.masked_fill(own_items_BM.index_select(0, own_rows_R), EXCLUDED)
+            own_RM = own_items_BM.index_select(0, own_rows_R)
+            scores_RM = scores_RM.masked_fill(own_RM if seen_R is None else own_RM < seen_R[:, None], EXCLUDED)
         if left_out_R is not None:
-            scores_RM = scores_RM.scatter(1, left_out_R[:, None], EXCLUDED)
+            is_left_out_RM = torch.arange(len(items_MD), device=items_MD.device) == left_out_R[:, None]
+            scores_RM = scores_RM.masked_fill(is_left_out_RM, EXCLUDED)
         return torch.logsumexp(scores_RM, dim=1)
 
 
@@ -114,21 +128,27 @@ def info_nce(
     pairs: Pairs,
     log_weights_M: torch.Tensor,
     own_items_BM: torch.Tensor | None,
+    seen_A: torch.Tensor | None = None,
     log_sum: nn.Module | None = None,
 ) -> torch.Tensor:
     """The loss of each pair [P]. `hidden_AD` are scaled by the inverse temperature; `pairs.tokens` index them.
 
-    `own_items_BM` are taken out of the negatives of a row's tokens and hold every right item of it; without them, only
-    the right item of each pair is taken out of its own negatives. `log_sum` is a `LogSum`, compiled perhaps.
+    `own_items_BM` are taken out of the negatives of a row's tokens: all that are True, and every right item is (as
+    `same_user_items` gives them); or, where `seen_A` says how many events each token has seen, those whose place is
+    among them (`first_places`). The right item of a pair is never its negative. `log_sum` is a `LogSum`, compiled
+    perhaps.
     """
     log_sum = log_sum or LogSum()
     # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
     right_PD = functional.embedding(pairs.items, items_MD).float()
     hidden_PD = functional.embedding(pairs.tokens, hidden_AD)
-    if own_items_BM is None:
-        hidden_RD, left_out_R, own_rows_R = hidden_PD, pairs.items, None
+    own_rows_R = seen_R = left_out_R = None
+    is_of_pairs = own_items_BM is None or seen_A is not None
+    hidden_RD = hidden_PD if is_of_pairs else hidden_AD
+    if is_of_pairs:
+        left_out_R, own_rows_R = pairs.items, pairs.rows
+        seen_R = None if seen_A is None else seen_A.index_select(0, pairs.tokens)
     else:
-        hidden_RD, left_out_R = hidden_AD, None
         own_rows_R = torch.zeros(len(hidden_AD), dtype=torch.int64, device=hidden_AD.device)
         own_rows_R = own_rows_R.index_copy(0, pairs.tokens, pairs.rows)
     log_weights_M = log_weights_M.clamp_min(EXCLUDED)
@@ -136,20 +156,19 @@ def info_nce(
     if missing:
         items_MD = functional.pad(items_MD, (0, 0, 0, missing))
         log_weights_M = functional.pad(log_weights_M, (0, missing), value=EXCLUDED)
-        own_items_BM = None if own_items_BM is None else functional.pad(own_items_BM, (0, missing), value=True)
+        own_items_BM = None if own_items_BM is None else functional.pad(own_items_BM, (0, missing))
     step = max(1, BLOCK_CELLS[hidden_AD.device.type] // max(1, len(items_MD)))
     blocks = []
     for begin in range(0, len(hidden_RD), step):
         block = slice(begin, begin + step)
-        own_rows = None if own_rows_R is None else own_rows_R[block]
-        left_out = None if left_out_R is None else left_out_R[block]
-        arguments = (hidden_RD[block], items_MD, log_weights_M, own_items_BM, own_rows, left_out)
+        of_block = (None if tensor is None else tensor[block] for tensor in (own_rows_R, seen_R, left_out_R))
+        arguments = (hidden_RD[block], items_MD, log_weights_M, own_items_BM, *of_block)
         if len(hidden_RD) > step and torch.is_grad_enabled():
             blocks.append(checkpoint(log_sum, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
             blocks.append(log_sum(*arguments))
     log_sums_R = torch.cat(blocks) if blocks else hidden_AD.new_zeros(0)
-    log_sums_P = log_sums_R if own_items_BM is None else log_sums_R.index_select(0, pairs.tokens)
+    log_sums_P = log_sums_R if is_of_pairs else log_sums_R.index_select(0, pairs.tokens)
     return functional.softplus(log_sums_P - (hidden_PD.float() * right_PD).sum(dim=-1))
 
 

@@ -35,7 +35,14 @@ from tackboard.models.backbone import POSITIONS, Decoder
 from tackboard.models.frequencies import StreamingFrequencies
 from tackboard.models.hstu import HSTU
 from tackboard.models.interface import LossOutput
-from tackboard.models.losses import LogSum, info_nce, negative_log_weights, positive_counts, same_user_items
+from tackboard.models.losses import (
+    LogSum,
+    first_places,
+    info_nce,
+    negative_log_weights,
+    positive_counts,
+    same_user_items,
+)
 from tackboard.models.tables import STORAGES, HashedTables
 from tackboard.models.targets import (
     Pairs,
@@ -103,6 +110,8 @@ class PinFMConfig:
     """Estimate expected counts while training, instead of counting the dataset: for data that never ends."""
     mask_same_user: bool = True
     """Take a user's own positives out of that user's negatives."""
+    later_negatives: bool = False
+    """Leave positives that a user comes to later among the negatives: the next one is told apart from them."""
     multi_token_weight: float = 0.0
     """Weight of the loss of events further ahead than the next, beside 1 for the next."""
     multi_token_window: int = 8
@@ -124,6 +133,8 @@ class PinFMConfig:
             check(getattr(self, name) in allowed, f"model.{name}", getattr(self, name), ", ".join(allowed))
         for name in ("multi_token_weight", "future_token_weight"):
             check(getattr(self, name) >= 0, f"model.{name}", getattr(self, name), "0 or more")
+        is_masked = self.mask_same_user or not self.later_negatives
+        check(is_masked, "model.later_negatives", True, "false where mask_same_user is off: all are negatives already")
         share = self.multi_token_share
         check(0.0 < share <= 1.0, "model.multi_token_share", share, "above 0, up to 1")
         check(0 <= self.time_bias <= 64, "model.time_bias", self.time_bias, "0 to 64")
@@ -220,12 +231,19 @@ class PinFM(nn.Module):
         rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
         # The event after token t of row r is number t - r: its request is the one that the token answers.
         hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
+        own_items_BM, seen_A = None, None
+        if self.config.mask_same_user:
+            own_items_BM = first_places(batch) if self.config.later_negatives else same_user_items(batch)
+        if self.config.mask_same_user and self.config.later_negatives:
+            # Token t of row r stands behind t - r events of the batch.
+            seen_A = tokens_A - rows_A - batch.offsets[rows_A]
         losses_P = info_nce(
             self._project(hidden_AD) * self._inverse_temperature(),
             functional.normalize(self.psi(items_ME), dim=-1),
             Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
             self._log_weights(batch),
-            same_user_items(batch) if self.config.mask_same_user else None,
+            own_items_BM,
+            seen_A,
             self.log_sum,
         )
         total = losses_P.new_zeros(())

@@ -19,6 +19,7 @@ from tackboard.data.negatives import UniformNegatives
 from tackboard.features.column import Column
 from tackboard.models import losses
 from tackboard.models.losses import (
+    first_places,
     info_nce,
     negative_log_weights,
     next_item_loss,
@@ -60,6 +61,7 @@ def plain_losses(
     in_batch: bool,
     logq: bool,
     mask: bool,
+    later: bool = False,
 ) -> list[float]:
     """The definition: one term per occurrence of a negative, divided by its expected count."""
     rows = row_of_event(batch).tolist()
@@ -68,12 +70,18 @@ def plain_losses(
     own = {user: {int(batch.items[event]) for event in positives if users[event] == user} for user in users}
     occurrences = [int(batch.items[event]) for event in positives] if in_batch else []
     occurrences += batch.sampled.tolist()
+    before = {
+        row + event: {int(batch.items[one]) for one in positives if one < event and rows[one] == row}
+        for row in range(batch.num_rows)
+        for event in range(int(batch.offsets[row]), int(batch.offsets[row + 1]) + 1)
+    }
     found = []
     for token, target, row in zip(pairs.tokens.tolist(), pairs.items.tolist(), pairs.rows.tolist(), strict=True):
         logits = [float(hidden[token] @ items[item]) for item in range(len(items))]
         denominator = math.exp(logits[target])
         for negative in occurrences:
-            if negative == target or (mask and negative in own[int(batch.users[row])]):
+            masked = before[token] if later else own[int(batch.users[row])]
+            if negative == target or (mask and negative in masked):
                 continue
             expected = float(batch.sample_rate)
             expected += len(positives) * math.exp(float(batch.item_log_q[negative])) if in_batch else 0.0
@@ -109,6 +117,25 @@ def test_every_pair_equals_a_plain_loop(
     expected = plain_losses(hidden, items, batch, pairs, in_batch=in_batch, logq=logq, mask=mask)
     assert len(expected) > 25
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("in_batch", "count"), [(True, 0), (False, 1000), (True, 9)])
+def test_later_positives_of_the_same_user_may_stay_negatives(
+    make_histories: Histories, in_batch: bool, count: int
+) -> None:
+    batch = make_histories(LENGTHS, users=USERS)
+    batch = with_uniform(batch, count) if count else batch
+    pairs = all_pairs(batch)
+    torch.manual_seed(0)
+    hidden, items = 4.0 * unit(batch.num_events + batch.num_rows, 6), unit(len(batch.item_ids), 6)
+    # Row r has a token more than events, and there are as many behind the tokens of the rows before it.
+    seen = torch.cat([torch.arange(length + 1) for length in LENGTHS])
+    weights = negative_log_weights(batch, in_batch=in_batch)
+    found = info_nce(hidden, items, pairs, weights, first_places(batch), seen)
+    expected = plain_losses(hidden, items, batch, pairs, in_batch=in_batch, logq=True, mask=True, later=True)
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    everything = plain_losses(hidden, items, batch, pairs, in_batch=in_batch, logq=True, mask=True)
+    assert sum(1 for one, other in zip(expected, everything, strict=True) if one > other + 1e-4) > 5
 
 
 def test_the_mean_over_positive_events(make_histories: Histories) -> None:

@@ -39,7 +39,7 @@ def test_the_gpu_adds_up_what_the_cpu_does() -> None:
     index, weight, grads = torch.randint(0, 100, (1000, 1001)), torch.randn(1000, 1001, 2), []
     start = torch.randn(100, 2)
     for device in ("cpu", "cuda"):
-        table = start.to(device).requires_grad_()
+        table = start.clone().to(device).requires_grad_()
         (small_table_rows(table, index.to(device)) * weight.to(device)).sum().backward()
         assert table.grad is not None
         grads.append(table.grad.cpu())

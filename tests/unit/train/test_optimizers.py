@@ -233,7 +233,7 @@ def test_a_table_trains_on_the_gpu_as_on_the_cpu(storage: str) -> None:
             losses.append(float(loss.detach()))
             loss.backward()
             if step == 0:
-                weights.append(table.weight.detach().cpu())
+                weights.append(table.weight.detach().clone().cpu())
         assert table.weight.device.type == device
         assert losses[-1] < 0.2 * losses[-40]
     torch.testing.assert_close(weights[0], weights[1], rtol=2e-2 if storage == "bf16" else 2e-3, atol=1e-4)
