@@ -51,7 +51,7 @@ def results(model: nn.Module, device: str, *, half: bool = False) -> tuple[torch
 @pytest.mark.parametrize("tile_cells", [1 << 24, 1 << 12])
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_backbones_agree(monkeypatch: pytest.MonkeyPatch, name: str, tile_cells: int) -> None:
-    monkeypatch.setattr(backbone, "TILE_CELLS", tile_cells)
+    monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
     torch.manual_seed(0)
     model = BACKBONES[name]()
     hidden, gradients = results(model, "cpu")

@@ -13,7 +13,7 @@ row may be longer than any that was trained on; `none` leaves order to what the 
 How it knows when is another: `time_bias` buckets give each pair of query and key a learned number per head, by the
 time that passed from the key to the moment at which the query asks. What it costs: the bias is a tensor of the whole
 grid, B × H × S × S, where the plain kernel never holds one. Grids of more than TILE_CELLS numbers are computed in
-tiles, and each tile again in the backward pass, so memory stays within some twenty tensors of 64 MiB while time grows
+tiles, and each tile again in the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512) while time grows
 with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as without. Without it,
 memory is linear in the length.
 
@@ -37,8 +37,9 @@ from tackboard.core.errors import DataError
 from tackboard.models.time_encoding import log2_bucket
 from tackboard.ops.small_table import small_table_rows
 
-TILE_CELLS = 1 << 24
-"""Pairs of query and key, times heads, whose scores or bias exist at one time: 64 MiB of each such tensor in fp32."""
+TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Pairs of query and key, times heads, whose scores or bias exist at one time: 64 MiB of each such tensor in fp32, on a
+GPU 512."""
 ROTARY_BASE = 10_000.0
 
 PositionEncoding = Literal["learned", "rotary", "none"]
@@ -109,13 +110,13 @@ def distances_of(q_bHqd: torch.Tensor, k_bHkd: torch.Tensor) -> torch.Tensor:
     return torch.arange(num_queries, device=q_bHqd.device)[:, None] + (num_keys - num_queries) - keys_k
 
 
-def tiles_of(num_rows: int, num_heads: int, length: int) -> list[Tile]:
-    """The grid cut into tiles of at most TILE_CELLS: several rows where these are small, else some queries of one."""
+def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile]:
+    """The grid cut into tiles of at most `most` cells: several rows where these are small, else some queries of one."""
     of_row = num_heads * length * length
-    if of_row <= TILE_CELLS:
-        step = max(1, TILE_CELLS // max(1, of_row))
+    if of_row <= most:
+        step = max(1, most // max(1, of_row))
         return [Tile(slice(row, min(row + step, num_rows)), slice(0, length)) for row in range(0, num_rows, step)]
-    step = max(1, TILE_CELLS // (num_heads * length))
+    step = max(1, most // (num_heads * length))
     return [
         Tile(slice(row, row + 1), slice(query, min(query + step, length)))
         for row in range(num_rows)
@@ -126,9 +127,10 @@ def tiles_of(num_rows: int, num_heads: int, length: int) -> list[Tile]:
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
     """What `attend` gives, tile by tile [B, H, S, d]. Where there are several, each is computed again for backward."""
     B, H, S, _ = q_BHSd.shape
-    if B * H * S * S <= TILE_CELLS:
+    most = TILE_CELLS[q_BHSd.device.type]
+    if B * H * S * S <= most:
         return attend(q_BHSd, k_BHSd, v_BHSd, None)
-    tiles = tiles_of(B, H, S)
+    tiles = tiles_of(B, H, S, most)
     rows: dict[int, list[torch.Tensor]] = {}
     for tile in tiles:
         parts = (q_BHSd[tile.rows, :, tile.queries], k_BHSd[tile.rows, :, tile.keys], v_BHSd[tile.rows, :, tile.keys])
@@ -154,7 +156,7 @@ class ElapsedBuckets:
         self.queries_BS = self.keys_BS if query_times_T is None else packing.spread(query_times_T[:, None]).squeeze(2)
         self.bucket = bucket
         self.everything = Tile(slice(0, packing.num_rows), slice(0, packing.longest))
-        is_small = packing.num_rows * packing.longest**2 <= TILE_CELLS
+        is_small = packing.num_rows * packing.longest**2 <= TILE_CELLS[times_T.device.type]
         self.whole_BSS = self._compute(self.everything) if is_small else None
 
     def of_tile(self, tile: Tile | None) -> torch.Tensor:
@@ -185,10 +187,10 @@ def rotated(x_THd: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 class Block(nn.Module):
     """Attention and MLP, each behind a LayerNorm and beside a residual."""
 
-    compiles = True
-
     def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
         super().__init__()
+        # Not with a time bias: compiled attention with a bias of odd lengths has faulted on a GPU (docs/log.md).
+        self.compiles = time_bias == 0
         self.num_heads = num_heads
         self.dropout = dropout
         self.attention_norm = nn.LayerNorm(width)

@@ -163,7 +163,7 @@ def plain_attention(
 def test_attention_with_time_equals_its_definition(
     monkeypatch: pytest.MonkeyPatch, rotary: bool, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(backbone, "TILE_CELLS", tile_cells)
+    monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
     torch.manual_seed(1)
     block = Block(width=8, num_heads=2, mlp_ratio=2, dropout=0.0, time_bias=12)
     torch.nn.init.normal_(block.time_bias)  # type: ignore[arg-type]
@@ -177,9 +177,8 @@ def test_attention_with_time_equals_its_definition(
 
 def test_tiles_cover_the_grid_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for cells, num_rows, length in ((1, 3, 4), (40, 5, 3), (25, 2, 7), (1 << 24, 4, 9), (100, 0, 5)):
-        monkeypatch.setattr(backbone, "TILE_CELLS", cells)
         covered = torch.zeros(num_rows, length)
-        for tile in tiles_of(num_rows, 2, length):
+        for tile in tiles_of(num_rows, 2, length, cells):
             covered[tile.rows, tile.queries] += 1
             num_cells = len(range(*tile.rows.indices(num_rows))) * 2 * length * (tile.queries.stop - tile.queries.start)
             assert num_cells <= max(cells, 2 * length)
@@ -192,7 +191,7 @@ def test_tiles_change_neither_result_nor_gradient(monkeypatch: pytest.MonkeyPatc
     x, lengths = torch.randn(8, 8), torch.tensor([5, 3])
     results = []
     for cells in (1 << 24, 30, 1):
-        monkeypatch.setattr(backbone, "TILE_CELLS", cells)
+        monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": cells, "cuda": cells})
         decoder = decoder_with(time_bias=12)
         hidden = decoder(x, lengths, TIMES, ASKED)
         hidden.square().sum().backward()

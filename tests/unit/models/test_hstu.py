@@ -62,7 +62,7 @@ def plain_layer(layer: HSTULayer, x: torch.Tensor, times: list[int], asked: list
 @pytest.mark.parametrize("tile_cells", [1 << 24, 1])
 @pytest.mark.parametrize("settings", [{}, {"head_width": 4, "value_width": 5}, {"max_positions": 2}])
 def test_equal_to_its_definition(monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], tile_cells: int) -> None:
-    monkeypatch.setattr(backbone, "TILE_CELLS", tile_cells)
+    monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
     model = hstu_with(positions="none", final_norm=False, **settings)
     x = torch.randn(8, 6)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_causal_and_blind_to_company(positions: str, time_bias: int) -> None:
 def test_tiles_change_neither_result_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     x, results = torch.randn(8, 6), []
     for cells in (1 << 24, 30, 1):
-        monkeypatch.setattr(backbone, "TILE_CELLS", cells)
+        monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": cells, "cuda": cells})
         model = hstu_with()
         hidden = model(x, torch.tensor(LENGTHS), TIMES, ASKED)
         hidden.pow(3).sum().backward()
