@@ -46,6 +46,8 @@ DRAWN_ITEMS = 16_384
 """Items drawn for each step from a large catalogue."""
 LARGE_CATALOGUE = 50_000
 """Above so many items a softmax over all of them is not computed at every step."""
+RIVAL_STEPS = {"ml-1m": 3_700}
+"""Steps of rivals of PinFM's size, where other than PinFM's: they learn for longer."""
 FIXED = {
     "seed": "use --seeds",
     "data.dataset": "use --dataset",
@@ -255,7 +257,8 @@ def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialCon
             **sizes,
         )
         optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=1e-3)
-        return _like(recipe, place, name, model, optimizer)
+        steps = recipe.training.steps if place.quick else RIVAL_STEPS.get(place.bench.name, recipe.training.steps)
+        return _like(recipe, place, name, model, optimizer, steps)
 
     return build
 
@@ -270,7 +273,7 @@ def _pinfm(name: str, inputs: str) -> Callable[[Place], RunConfig]:
         recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
         max_history = min(recipe.model.max_history, place.max_length)
         model = dataclasses.replace(recipe.model, request_time=inputs == "request", max_history=max_history)
-        return _like(recipe, place, name, model, recipe.optimizer)
+        return _like(recipe, place, name, model, recipe.optimizer, recipe.training.steps)
 
     return build
 
@@ -301,15 +304,15 @@ def _quick_pinfm(place: Place) -> RunConfig:
     )
 
 
-def _like(recipe: RunConfig, place: Place, name: str, model: Any, optimizer: OptimizerConfig) -> RunConfig:
-    """A run of `model` on the data of a recipe, for as many steps."""
+def _like(recipe: RunConfig, place: Place, name: str, model: Any, optimizer: OptimizerConfig, steps: int) -> RunConfig:
+    """A run of `model` on the data of a recipe."""
     data = {
         "max_length": min(recipe.data.max_length, place.max_length),
         "segments": recipe.data.segments,
         "tokens_per_step": recipe.data.tokens_per_step,
         "uniform_negatives": DRAWN_ITEMS if place.is_large else place.facts.num_items,
     }
-    return _run(place, name, model, data=data, steps=recipe.training.steps, optimizer=optimizer)
+    return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
 
 
 METHODS = {

@@ -13,9 +13,9 @@ row may be longer than any that was trained on; `none` leaves order to what the 
 How it knows when is another: `time_bias` buckets give each pair of query and key a learned number per head, by the
 time that passed from the key to the moment at which the query asks. What it costs: the bias is a tensor of the whole
 grid, B × H × S × S, where the plain kernel never holds one. Grids of more than TILE_CELLS numbers are computed in
-tiles, and each tile again in the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512) while time grows
-with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as without. Without it,
-memory is linear in the length.
+tiles, and each tile again in the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512)
+while time grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as
+without. Without it, memory is linear in the length.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
@@ -128,7 +128,7 @@ def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, 
     """What `attend` gives, tile by tile [B, H, S, d]. Where there are several, each is computed again for backward."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
-    if B * H * S * S <= most:
+    if most >= B * H * S * S:
         return attend(q_BHSd, k_BHSd, v_BHSd, None)
     tiles = tiles_of(B, H, S, most)
     rows: dict[int, list[torch.Tensor]] = {}

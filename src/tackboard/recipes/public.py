@@ -29,13 +29,15 @@ def ml_1m() -> RunConfig:
             num_layers=4,
             num_heads=4,
             max_history=200,
-            positions="rotary",
+            backbone="hstu",
+            positions="none",
             request_time=True,
             dropout=0.3,
             in_batch_negatives=False,
+            later_negatives=True,
         ),
         optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=200),
-        training=TrainingConfig(steps=3_700, checkpoint_every=370, precision="auto", compile="auto"),
+        training=TrainingConfig(steps=2_800, checkpoint_every=280, precision="auto", compile="auto"),
         evaluation=EvaluationConfig(cutoffs=(10, 50, 200), filter_seen=True),
     )
 
