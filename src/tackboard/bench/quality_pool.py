@@ -2,7 +2,9 @@
 
 A process of its own gives each cell its own peak memory, and a cell that dies takes nothing with it. Cells that build
 on another wait for it. When time is up, or the program is asked to stop, processes get SIGTERM: one that trains saves
-its state and ends, and the next call goes on from there. Processes watch this one and do the same if it is gone.
+its state and ends, and the next call goes on from there. Processes watch this one and do the same if it is gone. One
+that dies of a signal (a crash, the kernel's killer of processes) is started again, from its last checkpoint: with
+several processes on one GPU a fault of one can take all of them along.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -30,8 +33,12 @@ PACKAGES = Path(__file__).resolve().parents[2]
 """The folder of this package: a process must run the same one."""
 PROGRAM = "tackboard.bench.quality_cell"
 """The module that does a cell, run as WORK SPEC DEVICE THREADS."""
+TRY_AGAIN = -1000
+"""The code of a process that is to be started again; no process ends with it."""
 POLL_S = 0.1
 TELL_EVERY_S = 30.0
+MAX_TRIES = 4
+"""How often a cell is started in one call where its process dies of a signal."""
 GRACE_S = 60.0
 """How long a process that was asked to stop may take to save; then it is killed, and loses what it did since its last
 checkpoint."""
@@ -83,6 +90,7 @@ class Pool:
         self.device = device
         self.end = end
         self._asked_to_stop = False
+        self._tries: Counter[str] = Counter()
 
     def run(self, cells: Sequence[Cell]) -> Report:
         """Finishes the cells, as far as time and failures allow."""
@@ -102,7 +110,7 @@ class Pool:
                         running.remove(one)
                         code = self._ended(one, failures)
                         num_done += code == 0
-                        if code == Preempted.exit_code:
+                        if code in (Preempted.exit_code, TRY_AGAIN):
                             waiting.append(one.cell)
                     if self._is_over():
                         break
@@ -139,6 +147,7 @@ class Pool:
         return cell.name not in failed and (cell.after is None or self.work.find(cell.after) is not None)
 
     def _start(self, cell: Cell, number: int, total: int) -> _Running:
+        self._tries[cell.name] += 1
         threads = max(1, usable_cores() // self.jobs)
         log = self.work.log(cell).open("ab")
         begin = log.seek(0, os.SEEK_END)
@@ -170,6 +179,10 @@ class Pool:
             say(f"done in {seconds:,.0f} s: {', '.join([one.cell.label, *figures])}")
         elif code == Preempted.exit_code:
             say(f"stopped after {seconds:,.0f} s, state saved: {one.cell.label}")
+        elif code < 0 and self._tries[one.cell.name] < MAX_TRIES:
+            tries = f"{self._tries[one.cell.name]} of {MAX_TRIES} tries"
+            say(f"died of signal {-code} after {seconds:,.0f} s, {tries}: {one.cell.label}; see {one.log.name}")
+            return TRY_AGAIN
         else:
             path = self.work.log(one.cell)
             failures.append(Failure(one.cell, code or 1, path, _reason(path, one.begin)))

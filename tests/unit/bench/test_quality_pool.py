@@ -29,6 +29,10 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if told.get("deaf") else stop)
 with open(Path(root) / "order.txt", "a") as order:
     order.write(f"{cell['method']}\\n")
 time.sleep(told.get("seconds", 0))
+tries = Path(root, "tries-" + cell["method"])
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+if len(tries.read_text()) <= told.get("crashes", 0):
+    os.kill(os.getpid(), signal.SIGABRT)
 if told.get("code"):
     print("error: it broke\\nallowed: whole ones\\nuse another")
     sys.exit(told["code"])
@@ -70,6 +74,15 @@ def test_cells_are_done_once_and_after_those_they_build_on(work: Work, capsys: p
     assert "4 cells, 0 of them finished before" in told and "hr@10 0.2500" in told
 
 
+def test_cell_that_dies_of_a_signal_is_started_again(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    often = quality_pool.MAX_TRIES
+    report = Pool(work, jobs=2).run([cell("shaky", crashes=often - 1), cell("broken", crashes=often), cell("good")])
+    assert report.num_done == 2 and [one.cell.method for one in report.failures] == ["broken"]
+    assert report.failures[0].code == -signal.SIGABRT
+    assert started(work).count("shaky") == often and started(work).count("broken") == often
+    assert f"died of signal 6 after 0 s, 1 of {often} tries" in capsys.readouterr().err
+
+
 def test_failing_cell_stops_only_what_builds_on_it(work: Work) -> None:
     bad = cell("bad", code=4)
     report = Pool(work).run([cell("child", bad), bad, cell("good")])
@@ -99,7 +112,10 @@ def test_words_of_progress(work: Work, capsys: pytest.CaptureFixture[str], monke
     assert not any(line.endswith((", ", " ")) for line in lines)
 
 
-def test_a_killed_process_is_a_failure(work: Work) -> None:
+def test_a_killed_process_is_a_failure_where_it_may_not_be_tried_again(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality_pool, "MAX_TRIES", 1)
     slow = cell("slow", seconds=60)
 
     def kill() -> None:
