@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.batch import SequenceBatch
 from tackboard.events.vocabulary import Vocabulary
-from tackboard.features.column import Column, sequence_column
-from tackboard.features.types import ID, INT, TIME
 from tackboard.models import backbone
 from tackboard.models.backbone import Decoder
 from tackboard.models.hstu import HSTU
@@ -71,36 +68,13 @@ def test_buckets_of_time_are_equal() -> None:
     assert torch.equal(hstu_bucket(ms, 128), hstu_bucket(ms.cuda(), 128).cpu())
 
 
-def whole_catalogue() -> SequenceBatch:
-    """Histories over 200 items, of which all are drawn as negatives."""
-    random = np.random.default_rng(0)
-    lengths = random.integers(0, 20, 32)
-    count = int(lengths.sum())
-    items = np.concatenate([np.arange(200), random.integers(0, 200, count - 200)])
-    batch = make_batch(
-        history=sequence_column(
-            lengths,
-            item=Column(ID, items),
-            action=Column(INT, random.integers(0, 3, count)),
-            time=Column(TIME, np.cumsum(random.integers(0, 10**7, count))),
-            gap=Column(INT, random.integers(0, 24, count)),
-        ),
-        is_positive=random.random(count) < 0.8,
-        hashing=HashConfig(num_hashes=1, num_rows=200, method="modulo"),
-    )
-    request = {"since_last": torch.rand(count) * 1e5}
-    return SequenceBatch(
-        **(vars(batch) | {"sampled": torch.arange(200), "sample_rate": torch.tensor(1.0), "request": request})
-    )
-
-
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 @pytest.mark.parametrize("make", [sasrec, hstu])
-def test_rivals_agree(make: Callable[..., object], loss: str) -> None:
+def test_rivals_agree(make: Callable[..., object], loss: str, whole_catalogue: SequenceBatch) -> None:
     torch.manual_seed(0)
     config = make(200, loss=loss, use_actions=True, use_time_gap=True, use_request_time=True, max_history=20)
     model = config.build(Vocabulary.from_names(["click", "hide"], ["home"])).eval()  # type: ignore[attr-defined]
-    batch = whole_catalogue()
+    batch = whole_catalogue
     on_cpu = float(model.loss(batch).loss.detach())
     on_gpu = float(copy.deepcopy(model).cuda().loss(batch.to(torch.device("cuda"))).loss.detach())
     assert on_gpu == pytest.approx(on_cpu, abs=1e-3 if loss == "full" else 0.5)  # negatives are drawn on the device
