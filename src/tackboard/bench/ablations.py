@@ -125,6 +125,17 @@ QUESTIONS = (
         ),
     ),
     Question(
+        "own",
+        "A user's own positives among that user's negatives",
+        "ml-1m",
+        (
+            Variant("none", "none"),
+            Variant("later", "those that come later", "none", None, NOT_PUBLISHED),
+            Variant("all", "all", "none", None, NOT_PUBLISHED),
+            Variant("later-multi", "those that come later, and multi-token", "later", None, NOT_PUBLISHED),
+        ),
+    ),
+    Question(
         "positives",
         f"Positives, judged on {' and '.join(f'{name}s' for name in SAVES)} (Table 4)",
         "deskdrop",

@@ -4,10 +4,12 @@
     rows        of each sub-table
     length      of pretraining
     negatives   of the batch, drawn, both; corrected for popularity or not
+    own         a user's own positives among that user's negatives: none of them, later ones, all
     positives   actions that the loss predicts, on a dataset that has several
 
-The base is the recipe of the dataset (recipes/public.py) at width 64 with two layers, about 20 passes over the events,
-without the time of the request: what a choice is worth shows there too, at a tenth of the cost. `tackboard bench
+The base is the recipe of the dataset (recipes/public.py) at width 64 with two layers as published, about 20 passes over
+the events, own positives taken out of the negatives as published, without the time of the request: what a choice is
+worth shows there too, at a tenth of the cost. `tackboard bench
 quality --study ablations` runs them all and puts each result beside the published direction.
 
 Decided: losses are added with weight 1, as the publication is read; how far the multi-token window reaches (8) and how
@@ -33,7 +35,8 @@ SAVES = ("bookmark", "like")
 def ml_1m_base(name: str, *changes: str) -> RunConfig:
     """The base on MovieLens-1M with `changes`, given as `a.b=c`."""
     base = ml_1m()
-    small = dataclasses.replace(base.model, width=64, num_layers=2, request_time=False)
+    published = {"backbone": "gpt", "positions": "rotary", "mask_same_user": True, "later_negatives": False}
+    small = dataclasses.replace(base.model, width=64, num_layers=2, request_time=False, **published)
     training = dataclasses.replace(base.training, steps=STEPS, checkpoint_every=STEPS)
     return apply_overrides(dataclasses.replace(base, name=name, model=small, training=training), changes)
 
@@ -162,6 +165,29 @@ def negatives_all() -> RunConfig:
 
 
 _BATCH = ("model.in_batch_negatives=true", "data.uniform_negatives=0")
+
+
+# ---- a user's own positives ----
+
+
+def own_none() -> RunConfig:
+    """A user's own positives are never that user's negatives, as published: the base itself."""
+    return ml_1m_base("ablation-own-none")
+
+
+def own_later() -> RunConfig:
+    """Those that come later are: the next film is told from the ones after it."""
+    return ml_1m_base("ablation-own-later", "model.later_negatives=true")
+
+
+def own_all() -> RunConfig:
+    """All are, as in SASRec and HSTU."""
+    return ml_1m_base("ablation-own-all", "model.mask_same_user=false")
+
+
+def own_later_multi() -> RunConfig:
+    """Those that come later are, and the multi-token loss asks for them too."""
+    return ml_1m_base("ablation-own-later-multi", *_MULTI, "model.later_negatives=true")
 
 
 # ---- actions that are positives ----

@@ -31,6 +31,7 @@ RECIPES = {
                 "negatives-mixed",
                 "negatives-all",
             ),
+            *("own-none", "own-later", "own-all", "own-later-multi"),
             *("positives-saves", "positives-saves-comments", "positives-saves-views", "positives-all"),
         )
     },

@@ -22,6 +22,7 @@ ALLOWED = {
         "model.streaming_frequencies",
         "data.uniform_negatives",
     ),
+    "own": ("model.mask_same_user", "model.later_negatives", "model.multi_token_"),
     "positives": ("data.positive_actions",),
 }
 
@@ -60,7 +61,8 @@ def test_recipes_of_a_question_differ() -> None:
 
 def test_the_base_is_the_datasets_recipe_made_small() -> None:
     small = ("model.width", "model.num_layers", "model.request_time", "training.steps", "training.checkpoint_every")
-    assert set(changed(settings(ml_1m_base("base")), settings(ml_1m()))) <= set(small)
+    published = ("model.backbone", "model.positions", "model.later_negatives")
+    assert set(changed(settings(ml_1m_base("base")), settings(ml_1m()))) <= {*small, *published}
     assert set(changed(settings(deskdrop_base("base", ())), settings(deskdrop()))) <= set(small)
     for config in (ml_1m_base("base"), deskdrop_base("base", ())):
         assert not config.model.request_time
