@@ -100,6 +100,8 @@ class PinFMConfig:
     """Features of the request (numbers, about -3 to 3) that are read beside the history; see docs/features.md."""
     dropout: float = 0.0
     """Share of activations dropped in training, 0 to below 1."""
+    item_bias: bool = False
+    """Whether a number of each item, read off its tables, is added to its scores: how much it is wanted by anybody."""
     initial_temperature: float = 0.07
     """Where the learned temperature of the scores starts."""
     in_batch_negatives: bool = True
@@ -203,6 +205,10 @@ class PinFM(nn.Module):
         self.phi_in = _mlp(event_width, config.width)
         self.phi_out = _mlp(config.width, config.width)
         self.psi = _mlp(event_width, config.width)
+        self.item_bias = nn.Linear(event_width, 1) if config.item_bias else None
+        if self.item_bias is not None:
+            nn.init.zeros_(self.item_bias.weight)
+            nn.init.zeros_(self.item_bias.bias)
         self.decoder = _backbone(config)
         self.log_sum = LogSum()
         self.request_gaps = None
@@ -244,6 +250,7 @@ class PinFM(nn.Module):
             self._log_weights(batch),
             own_items_BM,
             seen_A,
+            None if self.item_bias is None else self.item_bias(items_ME).squeeze(1).float(),
             self.log_sum,
         )
         total = losses_P.new_zeros(())
@@ -284,7 +291,8 @@ class PinFM(nn.Module):
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
         since_last_B = batch.request[SINCE_LAST] if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
-        return self._project(self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch))
+        users_BD = self._project(self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch))
+        return users_BD if self.item_bias is None else functional.pad(users_BD, (0, 1), value=1.0)
 
     def encode_before(self, batch: SequenceBatch, events_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what came before each of `events_P` in its row: the hidden vector [P, D], and the unit vector made of it.
@@ -297,12 +305,17 @@ class PinFM(nn.Module):
         return hidden_PD, self._project(hidden_PD)
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
-        """One unit vector per item [M, D]."""
-        return functional.normalize(self.psi(self.item_tables(item_rows)), dim=-1)
+        """One unit vector per item [M, D]; with `item_bias` also that, which a user's vector multiplies by 1."""
+        items_ME = self.item_tables(item_rows)
+        items_MD = functional.normalize(self.psi(items_ME), dim=-1)
+        if self.item_bias is None:
+            return items_MD
+        # Scores are divided by the temperature, and the bias is not.
+        return torch.cat([items_MD, self.item_bias(items_ME) / self._bounded_inverse_temperature()], dim=-1)
 
     def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Cosine over temperature [B, M]."""
-        return (users @ items.T) * self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
+        """Cosine over temperature [B, M], and the items' bias where they have one."""
+        return (users @ items.T) * self._bounded_inverse_temperature()
 
     def _hidden(
         self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None = None
@@ -371,6 +384,9 @@ class PinFM(nn.Module):
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         return functional.normalize(self.phi_out(hidden), dim=-1)
+
+    def _bounded_inverse_temperature(self) -> torch.Tensor:
+        return self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
 
     def _inverse_temperature(self) -> torch.Tensor:
         return self.log_inverse_temperature.exp()

@@ -27,6 +27,7 @@ ADDED_SETTINGS: dict[str, Any] = {
     "model.config.future_token_window": 8,
     "model.config.hashing.method": "mix",
     "model.config.in_batch_negatives": True,
+    "model.config.item_bias": False,
     "model.config.later_negatives": False,
     "model.config.multi_token_share": 0.25,
     "model.config.multi_token_weight": 0.0,

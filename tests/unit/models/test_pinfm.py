@@ -208,7 +208,10 @@ def test_vectors_are_unit_and_scores_cosines_over_temperature(make_model: Model,
 def losses_one_by_one(
     model: PinFM, batch: SequenceBatch, one_history: Histories, request: Callable[[int], dict[str, float]]
 ) -> list[float]:
-    """The loss of every positive event from `encode_users` of what came before it and the request at that event."""
+    """The loss of every positive event from `encode_users` of what came before it and the request at that event.
+
+    With `later_negatives` the positives among what came before are no negatives.
+    """
     items = batch.item_ids[batch.items]
     rows = torch.repeat_interleave(torch.arange(batch.num_rows), batch.lengths()).tolist()
     losses = []
@@ -220,16 +223,27 @@ def losses_one_by_one(
         user = model.encode_users(one_history(*(column[past].tolist() for column in columns), **request(event)))
         logits = model.score(user, candidates)[0]
         target = int(batch.items[event])
-        weighted = torch.where(torch.arange(len(counts)) == target, torch.ones_like(counts), counts) * logits.exp()
+        weights = counts.clone()
+        if model.config.later_negatives:
+            weights[batch.items[past][batch.is_positive[past]]] = 0.0
+        weights[target] = 1.0
+        weighted = weights * logits.exp()
         losses.append(float((weighted.sum().log() - logits[target]).detach()))
     return losses
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"mask_same_user": False}, {"mask_same_user": False, "item_bias": True}, {"later_negatives": True}],
+    ids=["plain", "bias", "later"],
+)
 def test_the_loss_predicts_each_positive_from_what_came_before_it(
-    make_model: Model, make_histories: Histories, one_history: Histories
+    make_model: Model, make_histories: Histories, one_history: Histories, settings: dict[str, bool]
 ) -> None:
     """The vector that predicts event s is the one after s events: encode_users of the history cut there."""
-    model = make_model(correct_popularity=False, mask_same_user=False)
+    model = make_model(correct_popularity=False, **settings)
+    if model.item_bias is not None:
+        torch.nn.init.normal_(model.item_bias.weight)  # it begins as nothing
     batch = make_histories([5, 4])
     losses = losses_one_by_one(model, batch, one_history, lambda _event: {})
     assert float(model.loss(batch).loss.detach()) == pytest.approx(float(np.mean(losses)), abs=1e-5)
@@ -462,6 +476,7 @@ def test_every_parameter_takes_part_in_the_loss(
         {"positions": "sinus"},
         {"time_bias": 65},
         {"request_time": True, "num_time_buckets": 0},
+        {"later_negatives": True, "mask_same_user": False},
         {"multi_token_weight": -0.1},
         {"multi_token_window": 0},
         {"multi_token_share": 0.0},
