@@ -129,15 +129,14 @@ def info_nce(
     log_weights_M: torch.Tensor,
     own_items_BM: torch.Tensor | None,
     seen_A: torch.Tensor | None = None,
-    bias_M: torch.Tensor | None = None,
     log_sum: nn.Module | None = None,
 ) -> torch.Tensor:
     """The loss of each pair [P]. `hidden_AD` are scaled by the inverse temperature; `pairs.tokens` index them.
 
     `own_items_BM` are taken out of the negatives of a row's tokens: all that are True, and every right item is (as
     `same_user_items` gives them); or, where `seen_A` says how many events each token has seen, those whose place is
-    among them (`first_places`). The right item of a pair is never its negative. `bias_M` is added to the scores of each
-    item. `log_sum` is a `LogSum`, compiled perhaps.
+    among them (`first_places`). The right item of a pair is never its negative. `log_sum` is a `LogSum`, compiled
+    perhaps.
     """
     log_sum = log_sum or LogSum()
     # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
@@ -153,10 +152,6 @@ def info_nce(
         own_rows_R = torch.zeros(len(hidden_AD), dtype=torch.int64, device=hidden_AD.device)
         own_rows_R = own_rows_R.index_copy(0, pairs.tokens, pairs.rows)
     log_weights_M = log_weights_M.clamp_min(EXCLUDED)
-    right_P = (hidden_PD.float() * right_PD).sum(dim=-1)
-    if bias_M is not None:
-        log_weights_M = log_weights_M + bias_M
-        right_P = right_P + functional.embedding(pairs.items, bias_M[:, None]).squeeze(1)
     missing = -len(items_MD) % ALIGNED_ITEMS if items_MD.is_cuda else 0
     if missing:
         items_MD = functional.pad(items_MD, (0, 0, 0, missing))
@@ -174,7 +169,7 @@ def info_nce(
             blocks.append(log_sum(*arguments))
     log_sums_R = torch.cat(blocks) if blocks else hidden_AD.new_zeros(0)
     log_sums_P = log_sums_R if is_of_pairs else log_sums_R.index_select(0, pairs.tokens)
-    return functional.softplus(log_sums_P - right_P)
+    return functional.softplus(log_sums_P - (hidden_PD.float() * right_PD).sum(dim=-1))
 
 
 def next_item_loss(

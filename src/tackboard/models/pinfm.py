@@ -6,12 +6,12 @@ In: a batch of histories. Out: a loss, or one vector per history and per item wh
     item  = item tables                                ─────────── ψ ───────────────►  z   (a unit vector)
     score = ⟨H, z⟩ / temperature
 
-φ_in, φ_out and ψ are pointwise MLPs with an L2 norm. Where the publication is silent, decided here: each history
-begins with a learned start token, so the first event is predicted too and an empty history has a defined vector; time
-enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off); φ_in's unit vectors are
-scaled by √width, so that they meet the residual stream at its own scale. With `request_time` a token also knows how
-long it is until the event that it predicts: the gap of the next event in training, the time since the newest one in a
-request. Nothing else of the future: that the model was asked is known when it is asked.
+φ_in, φ_out and ψ are pointwise MLPs, or residual ones, with an L2 norm. Where the publication is silent, decided here:
+each history begins with a learned start token, so the first event is predicted too and an empty history has a defined
+vector; time enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off); φ_in's unit
+vectors are scaled by √width, so that they meet the residual stream at its own scale. With `request_time` a token also
+knows how long it is until the event that it predicts: the gap of the next event in training, the time since the newest
+one in a request. Nothing else of the future: that the model was asked is known when it is asked.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -61,7 +61,10 @@ CHOICES = {
     "table_storage": tuple(STORAGES),
     "backbone": ("gpt", "hstu"),
     "positions": POSITIONS,
+    "maps": ("mlp", "residual"),
 }
+RESIDUAL_SCALE = 0.1
+"""Of the last layer of a residual map when it is fresh: it begins as little more than its input."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,9 @@ class PinFMConfig:
     """Attention heads; must divide width."""
     mlp_ratio: int = 4
     """Width of a block's MLP over width."""
+    maps: str = "mlp"
+    """What φ_in, φ_out and ψ are: `mlp`, or `residual`: their input with an MLP of it added, so that from the start an
+    item means the same as input and as output. Then num_hashes × table_dim must be width."""
     max_history: int = 64
     """Events of a history that the model reads, the newest; longer training segments are refused."""
     positions: str = "learned"
@@ -100,8 +106,6 @@ class PinFMConfig:
     """Features of the request (numbers, about -3 to 3) that are read beside the history; see docs/features.md."""
     dropout: float = 0.0
     """Share of activations dropped in training, 0 to below 1."""
-    item_bias: bool = False
-    """Whether a number of each item, read off its tables, is added to its scores: how much it is wanted by anybody."""
     initial_temperature: float = 0.07
     """Where the learned temperature of the scores starts."""
     in_batch_negatives: bool = True
@@ -145,6 +149,9 @@ class PinFMConfig:
         is_used = not self.streaming_frequencies or (self.correct_popularity and self.in_batch_negatives)
         names = "false where correct_popularity or in_batch_negatives is off: nothing would read them"
         check(is_used, "model.streaming_frequencies", True, names)
+        table_width = self.hashing.num_hashes * self.table_dim
+        fits = self.maps == "mlp" or table_width == self.width
+        check(fits, "model.maps", self.maps, f"mlp where num_hashes × table_dim, {table_width}, is not width")
         reaches = self.future_token_weight == 0 or self.future_token_anchor < self.max_history
         check(reaches, "model.future_token_anchor", self.future_token_anchor, f"below max_history {self.max_history}")
         check(self.width % self.num_heads == 0, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")
@@ -202,13 +209,10 @@ class PinFM(nn.Module):
         for embedding in (self.actions, self.surfaces, self.time_gaps):
             nn.init.normal_(embedding.weight, std=config.table_init_std)
         self.start = nn.Parameter(torch.randn(config.width))
-        self.phi_in = _mlp(event_width, config.width)
-        self.phi_out = _mlp(config.width, config.width)
-        self.psi = _mlp(event_width, config.width)
-        self.item_bias = nn.Linear(event_width, 1) if config.item_bias else None
-        if self.item_bias is not None:
-            nn.init.zeros_(self.item_bias.weight)
-            nn.init.zeros_(self.item_bias.bias)
+        make = _Residual if config.maps == "residual" else _mlp
+        self.phi_in = make(event_width, config.width)
+        self.phi_out = make(config.width, config.width)
+        self.psi = make(event_width, config.width)
         self.decoder = _backbone(config)
         self.log_sum = LogSum()
         self.request_gaps = None
@@ -250,7 +254,6 @@ class PinFM(nn.Module):
             self._log_weights(batch),
             own_items_BM,
             seen_A,
-            None if self.item_bias is None else self.item_bias(items_ME).squeeze(1).float(),
             self.log_sum,
         )
         total = losses_P.new_zeros(())
@@ -291,8 +294,7 @@ class PinFM(nn.Module):
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
         since_last_B = batch.request[SINCE_LAST] if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
-        users_BD = self._project(self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch))
-        return users_BD if self.item_bias is None else functional.pad(users_BD, (0, 1), value=1.0)
+        return self._project(self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch))
 
     def encode_before(self, batch: SequenceBatch, events_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what came before each of `events_P` in its row: the hidden vector [P, D], and the unit vector made of it.
@@ -305,17 +307,12 @@ class PinFM(nn.Module):
         return hidden_PD, self._project(hidden_PD)
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
-        """One unit vector per item [M, D]; with `item_bias` also that, which a user's vector multiplies by 1."""
-        items_ME = self.item_tables(item_rows)
-        items_MD = functional.normalize(self.psi(items_ME), dim=-1)
-        if self.item_bias is None:
-            return items_MD
-        # Scores are divided by the temperature, and the bias is not.
-        return torch.cat([items_MD, self.item_bias(items_ME) / self._bounded_inverse_temperature()], dim=-1)
+        """One unit vector per item [M, D]."""
+        return functional.normalize(self.psi(self.item_tables(item_rows)), dim=-1)
 
     def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Cosine over temperature [B, M], and the items' bias where they have one."""
-        return (users @ items.T) * self._bounded_inverse_temperature()
+        """Cosine over temperature [B, M]."""
+        return (users @ items.T) * self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
 
     def _hidden(
         self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None = None
@@ -385,9 +382,6 @@ class PinFM(nn.Module):
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         return functional.normalize(self.phi_out(hidden), dim=-1)
 
-    def _bounded_inverse_temperature(self) -> torch.Tensor:
-        return self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
-
     def _inverse_temperature(self) -> torch.Tensor:
         return self.log_inverse_temperature.exp()
 
@@ -404,6 +398,18 @@ def _backbone(config: PinFMConfig) -> nn.Module:
     if config.backbone == "hstu":
         return HSTU(**sizes)
     return Decoder(**sizes, mlp_ratio=config.mlp_ratio, time_bias=config.time_bias)
+
+
+class _Residual(nn.Module):
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.mlp = _mlp(width_in, width_out)
+        with torch.no_grad():
+            for parameter in self.mlp[-1].parameters():
+                parameter.mul_(RESIDUAL_SCALE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(x)
 
 
 def _mlp(width_in: int, width_out: int) -> nn.Sequential:

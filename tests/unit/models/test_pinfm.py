@@ -234,16 +234,18 @@ def losses_one_by_one(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"mask_same_user": False}, {"mask_same_user": False, "item_bias": True}, {"later_negatives": True}],
-    ids=["plain", "bias", "later"],
+    [
+        {"mask_same_user": False},
+        {"later_negatives": True},
+        {"mask_same_user": False, "maps": "residual", "width": 12},
+    ],
+    ids=["plain", "later", "residual"],
 )
 def test_the_loss_predicts_each_positive_from_what_came_before_it(
-    make_model: Model, make_histories: Histories, one_history: Histories, settings: dict[str, bool]
+    make_model: Model, make_histories: Histories, one_history: Histories, settings: dict[str, object]
 ) -> None:
     """The vector that predicts event s is the one after s events: encode_users of the history cut there."""
     model = make_model(correct_popularity=False, **settings)
-    if model.item_bias is not None:
-        torch.nn.init.normal_(model.item_bias.weight)  # it begins as nothing
     batch = make_histories([5, 4])
     losses = losses_one_by_one(model, batch, one_history, lambda _event: {})
     assert float(model.loss(batch).loss.detach()) == pytest.approx(float(np.mean(losses)), abs=1e-5)
@@ -477,6 +479,8 @@ def test_every_parameter_takes_part_in_the_loss(
         {"time_bias": 65},
         {"request_time": True, "num_time_buckets": 0},
         {"later_negatives": True, "mask_same_user": False},
+        {"maps": "linear"},
+        {"maps": "residual", "width": 32},
         {"multi_token_weight": -0.1},
         {"multi_token_window": 0},
         {"multi_token_share": 0.0},
