@@ -46,6 +46,8 @@ DRAWN_ITEMS = 16_384
 """Items drawn for each step from a large catalogue."""
 LARGE_CATALOGUE = 50_000
 """Above so many items a softmax over all of them is not computed at every step."""
+RIVAL_RATES = {"deskdrop": 1e-2}
+"""Learning rates of rivals that have the inputs of ours, where other than 1e-3."""
 RIVAL_STEPS = {"ml-1m": 3_700}
 """Steps of rivals of PinFM's size, where other than PinFM's: they learn for longer."""
 FIXED = {
@@ -188,7 +190,7 @@ def _sequential(place: Place, name: str, model: SequentialConfig, epochs: int, *
     """A run of a rival over the newest events of each user."""
     tokens, steps = newest_steps(place, epochs)
     optimizer = OptimizerConfig(
-        dense_learning_rate=QUICK_RATE if place.quick else 1e-3,
+        dense_learning_rate=QUICK_RATE if place.quick else 1e-3 if published else rival_rate(place),
         weight_decay=0.0,
         warmup_steps=0 if published else min(200, steps // 20),
         final_share=1.0 if published else 0.1,
@@ -212,6 +214,11 @@ def _as_published(name: str, make: Callable[..., SequentialConfig]) -> Callable[
         return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
 
     return build
+
+
+def rival_rate(place: Place) -> float:
+    """The rate at which rivals learn, chosen on validation as ours is."""
+    return RIVAL_RATES.get(place.bench.name, 1e-3)
 
 
 def _rival(
@@ -256,7 +263,7 @@ def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialCon
             request_vector="input",
             **sizes,
         )
-        optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=1e-3)
+        optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=rival_rate(place))
         steps = recipe.training.steps if place.quick else RIVAL_STEPS.get(place.bench.name, recipe.training.steps)
         return _like(recipe, place, name, model, optimizer, steps)
 
