@@ -9,6 +9,8 @@ and dropout are functions of the seed and the step. That is why a killed run, re
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -68,8 +70,7 @@ class Trainer:
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)
         self.model: Any = build_model(config.model, source.vocabulary).to(self.device)
-        compiles = config.training.compile
-        self.is_compiled = compiles == "on" or (compiles == "auto" and self.device.type == "cuda")
+        self.is_compiled = shall_compile(config.training.compile, self.device)
         if self.is_compiled:
             compile_parts(self.model)
         self.tables = table_parameter_names(self.model)
@@ -318,6 +319,23 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"training.device = {name}", allowed="torch sees no GPU here", fix="--set training.device=cpu")
     return torch.device(name)
+
+
+def shall_compile(wanted: str, device: torch.device) -> bool:
+    """Whether `training.compile` means to compile on this device; to want it without a compiler is an error."""
+    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
+        return False
+    names = (os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc"))
+    missing = [name for name in names if shutil.which(name) is None]
+    if missing and wanted == "on":
+        raise UsageError(
+            f"training.compile = on, and there is no {' and no '.join(missing)} here",
+            allowed="torch compiles with a C++ compiler",
+            fix="install one (apt-get install g++), or --set training.compile=off",
+        )
+    if missing:
+        say(f"warning: training.compile = auto does not compile: there is no {' and no '.join(missing)}")
+    return not missing
 
 
 def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:

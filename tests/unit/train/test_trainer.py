@@ -27,7 +27,7 @@ from tackboard.features.feature_set import read_features
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput
 from tackboard.train.config import RunConfig, config_to_json, features_for
-from tackboard.train.trainer import Trainer, choose_device
+from tackboard.train.trainer import Trainer, choose_device, shall_compile
 
 Config = Callable[..., RunConfig]
 MakeTrainer = Callable[..., Trainer]
@@ -484,3 +484,19 @@ def test_speed_counts_everything_this_process_did(make_trainer: MakeTrainer, mon
     trainer.train(quiet=True)
     seconds = time.perf_counter() - started
     assert trainer.num_tokens / seconds <= trainer.tokens_per_s <= trainer.num_tokens / 0.2
+
+
+def test_what_compiles_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for name in ("CC", "CXX"):
+        monkeypatch.setenv(name, "a-compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not shall_compile("off", gpu) and not shall_compile("auto", cpu)
+    with pytest.raises(UsageError, match="there is no a-compiler"):
+        shall_compile("on", cpu)
+    assert not shall_compile("auto", gpu)
+    assert "does not compile" in capsys.readouterr().err
+    (tmp_path / "a-compiler").touch(mode=0o755)
+    assert shall_compile("on", cpu) and shall_compile("auto", gpu)
