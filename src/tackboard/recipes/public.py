@@ -1,7 +1,7 @@
 """Pretraining on public datasets: the PinFM of `tackboard bench quality`, ready to train.
 
-Sizes of MovieLens-1M follow a first sweep on validation (docs/log.md), which was not run to its end; those of the other
-two follow MovieLens and are not tuned.
+Settings of MovieLens-1M and Deskdrop were chosen on the event before the last (docs/log.md); those of Kakao Brunch follow
+MovieLens and are not tuned.
 
 A dataset is first brought in by `tackboard data import NAME FILE…`, which writes datasets/NAME. What each choice is
 worth is in docs/pretraining.md.
@@ -73,10 +73,11 @@ def deskdrop() -> RunConfig:
         data=DataConfig(dataset="datasets/deskdrop", max_length=64, tokens_per_step=4_096, uniform_negatives=2_987),
         model=PinFMConfig(
             hashing=HashConfig(num_hashes=8, num_rows=4096),
-            table_dim=16,
+            table_dim=8,
             width=64,
             num_layers=2,
             num_heads=2,
+            maps="residual",
             max_history=64,
             positions="rotary",
             request_time=True,
