@@ -207,7 +207,7 @@ def _at(place: Place, config: RunConfig) -> RunConfig:
     length = min(place.max_length, config.model.max_history)
     steps = max(2, round(QUICK_STEPS * config.training.steps / STEPS)) if place.bench.name == "ml-1m" else QUICK_STEPS
     model = dataclasses.replace(
-        config.model, width=16, num_layers=1, max_history=length, future_token_anchor=max(1, length // 2)
+        config.model, width=16, num_layers=1, maps="mlp", max_history=length, future_token_anchor=max(1, length // 2)
     )
     return dataclasses.replace(
         config,

@@ -151,7 +151,8 @@ class PinFMConfig:
         check(is_used, "model.streaming_frequencies", True, names)
         table_width = self.hashing.num_hashes * self.table_dim
         fits = self.maps == "mlp" or table_width == self.width
-        check(fits, "model.maps", self.maps, f"mlp where num_hashes × table_dim, {table_width}, is not width")
+        names = f"mlp; residual needs num_hashes × table_dim to be width, which are {table_width} and {self.width}"
+        check(fits, "model.maps", self.maps, names)
         reaches = self.future_token_weight == 0 or self.future_token_anchor < self.max_history
         check(reaches, "model.future_token_anchor", self.future_token_anchor, f"below max_history {self.max_history}")
         check(self.width % self.num_heads == 0, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")

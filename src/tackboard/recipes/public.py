@@ -1,7 +1,7 @@
 """Pretraining on public datasets: the PinFM of `tackboard bench quality`, ready to train.
 
-Settings of MovieLens-1M and Deskdrop were chosen on the event before the last (docs/log.md); those of Kakao Brunch follow
-MovieLens and are not tuned.
+Settings of MovieLens-1M and Deskdrop were chosen on the event before the last (docs/log.md); those of Kakao Brunch
+follow MovieLens and are not tuned.
 
 A dataset is first brought in by `tackboard data import NAME FILE…`, which writes datasets/NAME. What each choice is
 worth is in docs/pretraining.md.
