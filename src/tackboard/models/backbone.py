@@ -189,7 +189,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
         super().__init__()
-        # Not with a time bias: compiled attention with a bias of odd lengths has faulted on a GPU (docs/log.md).
+        # Not with a time bias: that attention, compiled, is suspected of a fault on a GPU (docs/log.md).
         self.compiles = time_bias == 0
         self.num_heads = num_heads
         self.dropout = dropout
