@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from conftest import histories_over_all_items
+from small_models import CONFIGS, VOCABULARY, histories_over_all_items
 
-from tackboard.batch import HashConfig
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.models.interface import compile_parts
-from tackboard.models.pinfm import PinFMConfig
-from tackboard.models.sequential import hstu, sasrec
 
 pytestmark = [
     pytest.mark.slow,  # half a minute of compiling for each model
     pytest.mark.filterwarnings("ignore"),  # torch warns itself of what it does to compile
 ]
-
-VOCABULARY = Vocabulary.from_names(["click", "hide"], ["home"])
-SHARED: dict[str, Any] = {
-    "hashing": HashConfig(num_hashes=1, num_rows=200, method="modulo"),
-    "width": 16,
-    "num_layers": 2,
-    "max_history": 20,
-    "in_batch_negatives": False,
-}
-INPUTS: dict[str, Any] = {"use_actions": True, "use_time_gap": True, "use_request_time": True, "max_history": 20}
-CONFIGS: dict[str, Any] = {
-    "gpt": PinFMConfig(**SHARED, positions="rotary", request_time=True),
-    "gpt, two losses": PinFMConfig(**SHARED, later_negatives=True, multi_token_weight=0.5),
-    "hstu": PinFMConfig(**SHARED, backbone="hstu", positions="none", later_negatives=True),
-    "sasrec, sampled": sasrec(200, **INPUTS, loss="sampled", num_negatives=8, dropout=0.0),
-    "hstu, full": hstu(200, **INPUTS, loss="full", dropout=0.0),
-}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from small_models import CONFIGS, VOCABULARY, histories_over_all_items
 from torch import nn
 
-from tackboard.batch import SequenceBatch
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.models import backbone
 from tackboard.models.backbone import Decoder
 from tackboard.models.hstu import HSTU
+from tackboard.models.interface import compile_parts
 from tackboard.models.sequential import hstu, sasrec
 from tackboard.models.time_encoding import hstu_bucket, log2_bucket
 
@@ -70,11 +71,11 @@ def test_buckets_of_time_are_equal() -> None:
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 @pytest.mark.parametrize("make", [sasrec, hstu])
-def test_rivals_agree(make: Callable[..., object], loss: str, whole_catalogue: SequenceBatch) -> None:
+def test_rivals_agree(make: Callable[..., object], loss: str) -> None:
     torch.manual_seed(0)
-    config = make(200, loss=loss, use_actions=True, use_time_gap=True, use_request_time=True, max_history=20)
+    config = make(256, loss=loss, use_actions=True, use_time_gap=True, use_request_time=True, max_history=20)
     model = config.build(Vocabulary.from_names(["click", "hide"], ["home"])).eval()  # type: ignore[attr-defined]
-    batch = whole_catalogue
+    batch = histories_over_all_items(0)
     on_cpu = float(model.loss(batch).loss.detach())
     on_gpu = float(copy.deepcopy(model).cuda().loss(batch.to(torch.device("cuda"))).loss.detach())
     assert on_gpu == pytest.approx(on_cpu, abs=1e-3 if loss == "full" else 0.5)  # negatives are drawn on the device
@@ -82,3 +83,27 @@ def test_rivals_agree(make: Callable[..., object], loss: str, whole_catalogue: S
         half = copy.deepcopy(model).cuda().loss(batch.to(torch.device("cuda"))).loss
     half.backward()
     assert float(half.detach()) == pytest.approx(on_cpu, abs=0.05 if loss == "full" else 0.7)
+
+
+@pytest.mark.parametrize("num_items", [200, 203])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_compiled_models_agree(name: str, num_items: int) -> None:
+    """Compiled on a GPU as plain on a CPU, also where the items have to be filled up to a multiple of 8."""
+    torch.manual_seed(0)
+    plain = CONFIGS[name].build(VOCABULARY).train()
+    compiled = copy.deepcopy(plain).cuda()
+    compile_parts(compiled)
+    for seed, num_rows in ((0, 32), (1, 40)):
+        batch = histories_over_all_items(seed, num_rows, num_items)
+        losses = []
+        for model, device in ((plain, "cpu"), (compiled, "cuda")):
+            model.zero_grad()
+            loss = model.loss(batch.to(torch.device(device))).loss
+            loss.backward()
+            losses.append(float(loss.detach()))
+        is_drawn = "sampled" in name or "two losses" in name  # on the device, so others
+        assert losses[0] == pytest.approx(losses[1], abs=0.7 if is_drawn else 1e-3)
+        for (key, one), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+            if one.grad is not None and other.grad is not None and not is_drawn:
+                gap = (one.grad.to_dense() - other.grad.to_dense().cpu()).abs().max()
+                assert gap <= 1e-2 * (1e-3 + one.grad.to_dense().abs().max()), key
