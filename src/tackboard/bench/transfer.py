@@ -134,11 +134,13 @@ def _table(
     for (size, arm, _), cell in cells.items():
         if (result := find(cell)) is not None:
             groups.setdefault((size, arm), []).append(result)
+    groups = without_repeats(groups)
     results = [result for group in groups.values() for result in group]
     found_means = find(means)
     published = {} if context.options.quick else PUBLISHED
     differences = [*compare_arms(groups, published), *compare_to_means(groups, found_means)]
-    rows_of_means = [] if found_means is None else found_means.values["means"]
+    all_means = [] if found_means is None else found_means.values["means"]
+    rows_of_means = [row for place, row in enumerate(all_means) if row not in all_means[:place]]
     facts = next((result.values for result in [*results, *([found_means] if found_means else [])]), None)
     fits = [result for cell in pretrained if (result := find(cell)) is not None]
     return {
@@ -180,6 +182,16 @@ def _table(
             "pretraining": [{"seed": result.cell.seed} | dict(result.values["metrics"]) for result in fits],
         },
         "charts": _charts(groups),
+    }
+
+
+def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Result]]:
+    """The same without sizes of more examples than the dataset has: they were given all of them, and all are there."""
+    everything = {int(group[0].values["num_examples"]) for (size, _), group in groups.items() if not size}
+    return {
+        (size, arm): list(group)
+        for (size, arm), group in groups.items()
+        if not size or int(group[0].values["num_examples"]) not in everything
     }
 
 

@@ -126,6 +126,17 @@ def test_the_table(work: Work) -> None:
     assert json.loads(json.dumps(table)) == table
 
 
+def test_sizes_beyond_all_examples_are_not_shown_again(work: Work) -> None:
+    plan = plan_of(work, seeds=1)
+    for cell in plan.cells:
+        if cell.stage == "transfer":
+            save(work, cell, 0.7, min(cell.protocol["num_examples"] or 10_000, 10_000))
+    table = plan.table(work.find)
+    sizes = [row[0] for row in table["sections"][0]["rows"]]
+    assert sizes == [size for size in ("1,000", "5,000", "10,000") for _ in ARMS]
+    assert all(len(line["x"]) == 3 for line in table["charts"][0]["lines"])
+
+
 def test_arms_with_all_examples_are_compared_to_means(work: Work) -> None:
     plan = plan_of(work, seeds=1)
     for cell in plan.cells:
