@@ -304,8 +304,11 @@ def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress
     with pyarrow.csv.open_csv(stream, **options) as reader:
         for batch in reader:
             batches.append(batch)
-            progress.advance(file.tell() - position)
-            position = file.tell()
+            # Asked once: Arrow reads on meanwhile.
+            place = file.tell()
+            progress.advance(place - position)
+            position = place
+        progress.advance(file.tell() - position)
         return pa.Table.from_batches(batches, reader.schema)
 
 

@@ -58,9 +58,8 @@ def test_compare_asks_for_one_validation_and_three_tests_of_each_method(context:
     assert all(cell.after is not None and (cell.after.stage, cell.after.seed) == ("validate", 0) for cell in fitted)
     assert all(cell.after and cell.after.method == cell.method for cell in fitted)
     assert [cell.method for cell in plan.cells if not cell.config] == ["popularity", "item-to-item"]
-    assert {"pinfm-history", "pinfm-request", "sasrec-request", "hstu-large-history"} <= {
-        cell.method for cell in fitted
-    }
+    expected = {"pinfm-history", "pinfm-request", "sasrec-wide-request", "hstu-wide-history", "hstu-large-history"}
+    assert expected <= {cell.method for cell in fitted}
     context.options = Options(quick=True)
     assert len(compare(context).cells) == 4
     assert {cell.prepared for cell in compare(context).cells} == {"ml-1m-file-every2"}
