@@ -24,9 +24,8 @@ SHARED: dict[str, Any] = {
 }
 INPUTS: dict[str, Any] = {"use_actions": True, "use_time_gap": True, "use_request_time": True, "max_history": 20}
 CONFIGS: dict[str, Any] = {
-    "gpt": PinFMConfig(**SHARED, positions="rotary", request_time=True),
-    "gpt, two losses": PinFMConfig(**SHARED, later_negatives=True, multi_token_weight=0.5),
-    "hstu": PinFMConfig(**SHARED, backbone="hstu", positions="none", later_negatives=True),
+    "gpt, two losses": PinFMConfig(**SHARED, positions="rotary", later_negatives=True, multi_token_weight=0.5),
+    "hstu": PinFMConfig(**SHARED, backbone="hstu", positions="none", request_time=True),
     "sasrec, sampled": sasrec(256, **INPUTS, loss="sampled", num_negatives=8, dropout=0.0),
     "hstu, full": hstu(256, **INPUTS, loss="full", dropout=0.0),
 }
