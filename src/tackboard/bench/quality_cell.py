@@ -237,10 +237,11 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
     ranks = fit.ranks_at(best)
     chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
     # From further back: histories that end some events before the held-out one, ranked by the last step's parameters.
-    ahead = {
-        f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
-        for number in cell.protocol.get("ahead", ())
-    }
+    with fit.trainer.uncompiled():
+        ahead = {
+            f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
+            for number in cell.protocol.get("ahead", ())
+        }
     return values | chosen | {name: metrics_of(found) for name, found in ahead.items()}, {"ranks": ranks} | ahead
 
 

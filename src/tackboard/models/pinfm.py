@@ -243,9 +243,10 @@ class PinFM(nn.Module):
         # The event after token t of row r is number t - r: its request is the one that the token answers.
         hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
         own_items_BM, seen_A = None, None
-        if self.config.mask_same_user:
-            own_items_BM = first_places(batch) if self.config.later_negatives else same_user_items(batch)
-        if self.config.mask_same_user and self.config.later_negatives:
+        if self.config.mask_same_user and not self.config.later_negatives:
+            own_items_BM = same_user_items(batch)
+        elif self.config.later_negatives:
+            own_items_BM = first_places(batch)
             # Token t of row r stands behind t - r events of the batch.
             seen_A = tokens_A - rows_A - batch.offsets[rows_A]
         losses_P = info_nce(

@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -124,7 +124,9 @@ class Trainer:
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
                     if self.step % every == 0 or self.step == total:
                         self.save()
-                        self._tell_checkpoint()
+                        if self.on_checkpoint is not None:
+                            with self.uncompiled():
+                                self.on_checkpoint(self)
                     if stop:
                         self.save()
                         raise Preempted(
@@ -134,12 +136,12 @@ class Trainer:
                 progress.advance(self.step - progress.done)
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
 
-    def _tell_checkpoint(self) -> None:
-        if self.on_checkpoint is None:
-            return
-        # Compiled for training; to look at the model now and then is not worth compiling it for that too.
-        with torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext():
-            self.on_checkpoint(self)
+    def uncompiled(self) -> AbstractContextManager[Any]:
+        """Where the model is only looked at: it was compiled for training, and to do so again would not pay."""
+        stance: AbstractContextManager[Any] = nullcontext()
+        if self.is_compiled:
+            stance = torch.compiler.set_stance("force_eager")
+        return stance
 
     def _upcoming(self) -> list[int]:
         """The data steps to read next, one for each step that is left."""
