@@ -98,6 +98,7 @@ QUESTIONS = (
             Variant("1024", "1,024", "256", 1, "20M to 40M: Save +0.81%"),
             Variant("4096", "4,096", "256", 1, "20M to 80M: Save +0.91%"),
             Variant("16384", "16,384", "256", 1, "20M to 160M: Save +1.98%"),
+            Variant("plain", "a plain table, a row for each film", "4096", None, NOT_PUBLISHED),
         ),
     ),
     Question(

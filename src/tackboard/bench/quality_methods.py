@@ -50,6 +50,8 @@ RIVAL_RATES = {"deskdrop": 1e-2}
 """Learning rates of rivals that have the inputs of ours, where other than 1e-3."""
 RIVAL_STEPS = {"ml-1m": 3_700}
 """Steps of rivals of PinFM's size, where other than PinFM's: they learn for longer."""
+RIVAL_DROPOUT = {"ml-1m": 0.3}
+"""Dropout of rivals of PinFM's size, where other than PinFM's."""
 FIXED = {
     "seed": "use --seeds",
     "data.dataset": "use --dataset",
@@ -256,7 +258,7 @@ def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialCon
             width=ours.width,
             num_layers=ours.num_layers,
             num_heads=ours.num_heads,
-            dropout=ours.dropout,
+            dropout=ours.dropout if place.quick else RIVAL_DROPOUT.get(place.bench.name, ours.dropout),
             use_actions="actions" in INPUTS[inputs],
             use_time_gap="times" in INPUTS[inputs],
             use_request_time="request's time" in INPUTS[inputs],

@@ -39,6 +39,9 @@ POLL_S = 0.1
 TELL_EVERY_S = 30.0
 MAX_TRIES = 4
 """How often a cell is started in one call where its process dies of a signal."""
+LATE_S, LATE_SHARE = 60.0, 0.1
+"""How long before the end no cell is started any more, and the most that is of all the time there is: what begins then
+would have trained next to nothing when it has to stop."""
 GRACE_S = 60.0
 """How long a process that was asked to stop may take to save; then it is killed, and loses what it did since its last
 checkpoint."""
@@ -89,6 +92,8 @@ class Pool:
         self.jobs = jobs
         self.device = device
         self.end = end
+        now = time.monotonic()
+        self._last_start = None if end is None else end - min(LATE_S, LATE_SHARE * max(0.0, end - now))
         self._asked_to_stop = False
         self._tries: Counter[str] = Counter()
 
@@ -115,7 +120,8 @@ class Pool:
                     if self._is_over():
                         break
                     failed = {failure.cell.name for failure in failures}
-                    for cell in [cell for cell in waiting if self._can_start(cell, failed)][: self.jobs - len(running)]:
+                    startable = [] if self._is_late() else [cell for cell in waiting if self._can_start(cell, failed)]
+                    for cell in startable[: self.jobs - len(running)]:
                         waiting.remove(cell)
                         running.append(self._start(cell, num_found + num_done + len(running) + 1, total))
                     if not running:
@@ -126,7 +132,8 @@ class Pool:
                     time.sleep(POLL_S)
             finally:
                 waiting += self._stop(running)
-        return Report(num_found, num_done, tuple(failures), tuple(waiting), self._is_over() and bool(waiting))
+        is_stopped = bool(waiting) and (self._is_over() or self._is_late())
+        return Report(num_found, num_done, tuple(failures), tuple(waiting), is_stopped)
 
     def _run_here(self, cells: list[Cell], num_found: int) -> Report:
         """Cells one after the other in this process, to look into one with a debugger, say; the first error ends it."""
@@ -142,6 +149,9 @@ class Pool:
 
     def _is_over(self) -> bool:
         return self._asked_to_stop or (self.end is not None and time.monotonic() >= self.end)
+
+    def _is_late(self) -> bool:
+        return self._last_start is not None and time.monotonic() >= self._last_start
 
     def _can_start(self, cell: Cell, failed: set[str]) -> bool:
         return cell.name not in failed and (cell.after is None or self.work.find(cell.after) is not None)

@@ -9,8 +9,8 @@
 
 The base is the recipe of the dataset (recipes/public.py) at width 64 with two layers as published, about 20 passes over
 the events, own positives taken out of the negatives as published, without the time of the request: what a choice is
-worth shows there too, at a tenth of the cost. `tackboard bench
-quality --study ablations` runs them all and puts each result beside the published direction.
+worth shows there too, at a tenth of the cost. `tackboard bench quality --study ablations` runs them all and puts each
+result beside the published direction.
 
 Decided: losses are added with weight 1, as the publication is read; how far the multi-token window reaches (8) and how
 many events a downstream task reads (100) are our choices, because it does not say.
@@ -36,7 +36,9 @@ def ml_1m_base(name: str, *changes: str) -> RunConfig:
     """The base on MovieLens-1M with `changes`, given as `a.b=c`."""
     base = ml_1m()
     published = {"backbone": "gpt", "positions": "rotary", "mask_same_user": True, "later_negatives": False}
-    small = dataclasses.replace(base.model, width=64, num_layers=2, request_time=False, **published)
+    sizes = {"maps": "mlp", "table_dim": 16, "width": 64, "num_layers": 2, "dropout": 0.3}
+    next_alone = {"multi_token_weight": 0.0, "multi_token_window": 8, "request_time": False}
+    small = dataclasses.replace(base.model, **sizes, **published, **next_alone)
     training = dataclasses.replace(base.training, steps=STEPS, checkpoint_every=STEPS)
     return apply_overrides(dataclasses.replace(base, name=name, model=small, training=training), changes)
 
@@ -98,6 +100,12 @@ def rows_4096() -> RunConfig:
 def rows_16384() -> RunConfig:
     """16,384 rows: hardly two films share one."""
     return ml_1m_base("ablation-rows-16384", "model.hashing.num_rows=16384")
+
+
+def rows_plain() -> RunConfig:
+    """One table with a row for each film, as wide as the eight together: what hashing costs."""
+    plain = ("model.hashing.method=modulo", "model.hashing.num_hashes=1", "model.table_dim=128")
+    return ml_1m_base("ablation-rows-plain", *plain)
 
 
 # ---- length of pretraining ----

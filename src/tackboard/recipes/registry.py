@@ -21,7 +21,7 @@ RECIPES = {
         f"ablation-{name}": f"tackboard.recipes.ablations:{name.replace('-', '_')}"
         for name in (
             *("losses-next", "losses-multi", "losses-multi-light", "losses-all"),
-            *("rows-256", "rows-1024", "rows-4096", "rows-16384"),
+            *("rows-256", "rows-1024", "rows-4096", "rows-16384", "rows-plain"),
             *("length-eighth", "length-half", "length-base", "length-double"),
             *(
                 "negatives-batch",

@@ -83,11 +83,11 @@ def test_steps_of_few_users_hold_a_quarter_of_them() -> None:
 
 def test_overrides_are_for_all_or_for_one() -> None:
     place = place_of()
-    overrides = ["training.steps=7", "pinfm-history:model.width=32", "data.max_length=100"]
+    overrides = ["training.steps=7", "pinfm-history:model.num_layers=3", "data.max_length=100"]
     ours = config_of(METHODS["pinfm-history"], place, 0, overrides)
     other = config_of(METHODS["sasrec-history"], place, 0, overrides)
-    assert (ours.training.steps, ours.model.width, ours.data.max_length) == (7, 32, 100)
-    assert (other.training.steps, other.model.width, other.data.max_length) == (7, 64, 100)
+    assert (ours.training.steps, ours.model.num_layers, ours.data.max_length) == (7, 3, 100)
+    assert (other.training.steps, other.model.num_layers, other.data.max_length) == (7, 2, 100)
     with pytest.raises(ConfigError, match="training.step"):
         config_of(METHODS["pinfm-history"], place, 0, ["training.step=7"])
     with pytest.raises(UsageError, match="popularity has no settings"):

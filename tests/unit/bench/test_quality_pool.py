@@ -147,6 +147,15 @@ def test_when_time_is_up_processes_save_and_the_rest_is_left(work: Work) -> None
     assert started(work) == ["slow"]
 
 
+def test_nothing_is_started_shortly_before_the_end(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality_pool, "LATE_SHARE", 0.999)
+    began = time.monotonic()
+    report = Pool(work, end=began + 30.0).run([cell("first", seconds=0.5), cell("second")])
+    assert time.monotonic() - began < 10, "it does not wait for an end that nothing runs towards"
+    assert report.is_stopped and not report.failures
+    assert [one.method for one in report.left] == ["second"] and started(work) == ["first"]
+
+
 def test_a_process_that_does_not_end_is_killed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality_pool, "GRACE_S", 0.3)
     report = Pool(work, end=time.monotonic() + 1.0).run([cell("deaf", seconds=60, deaf=True)])

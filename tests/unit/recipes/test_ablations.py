@@ -14,7 +14,7 @@ from tackboard.train.config import RunConfig, config_from_json, config_to_json
 NAMES = [name for name in RECIPES if name.startswith("ablation-")]
 ALLOWED = {
     "losses": ("model.multi_token_", "model.future_token_"),
-    "rows": ("model.hashing.num_rows",),
+    "rows": ("model.hashing.", "model.table_dim"),
     "length": ("training.steps", "training.checkpoint_every", "optimizer.warmup_steps"),
     "negatives": (
         "model.in_batch_negatives",
@@ -62,7 +62,9 @@ def test_recipes_of_a_question_differ() -> None:
 def test_the_base_is_the_datasets_recipe_made_small() -> None:
     small = ("model.width", "model.num_layers", "model.request_time", "training.steps", "training.checkpoint_every")
     published = ("model.backbone", "model.positions", "model.later_negatives")
-    assert set(changed(settings(ml_1m_base("base")), settings(ml_1m()))) <= {*small, *published}
+    next_alone = ("model.multi_token_weight", "model.multi_token_window")
+    fit = ("model.maps", "model.table_dim", "model.dropout")
+    assert set(changed(settings(ml_1m_base("base")), settings(ml_1m()))) <= {*small, *published, *next_alone, *fit}
     assert set(changed(settings(deskdrop_base("base", ())), settings(deskdrop()))) <= set(small)
     for config in (ml_1m_base("base"), deskdrop_base("base", ())):
         assert not config.model.request_time
