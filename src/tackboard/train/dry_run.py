@@ -24,7 +24,7 @@ KEPT_CHECKPOINTS = 3
 
 def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[str, Any]:
     """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError."""
-    choose_device(config.training.device)
+    device = choose_device(config.training.device)
     with torch.device("meta"):
         model = build_model(config.model, source.vocabulary)
     tables = table_parameter_names(model)
@@ -39,12 +39,21 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[
     memory = kept_bytes + 4 * table_rows + 16 * num_dense
     checkpoint = kept_bytes + 4 * table_rows + 12 * num_dense
     free_disk = shutil.disk_usage(_existing(runs)).free
-    if memory > total_memory_bytes():
-        raise UsageError(
-            f"the model needs {_size(memory)}",
-            allowed=f"this machine has {_size(total_memory_bytes())}",
-            fix="lower model.hashing.num_rows or model.table_dim",
-        )
+    # A model for a GPU is made in the machine's memory too, and its optimiser's sums on the GPU.
+    places = {"this machine": (total_memory_bytes(), memory)}
+    if device.type == "cuda":
+        parameters = kept_bytes + 4 * num_dense
+        places = {
+            "this machine": (total_memory_bytes(), parameters),
+            "its GPU": (torch.cuda.get_device_properties(device).total_memory, memory),
+        }
+    for place, (there, needed) in places.items():
+        if needed > there:
+            raise UsageError(
+                f"the model needs {_size(needed)}",
+                allowed=f"{place} has {_size(there)}",
+                fix="lower model.hashing.num_rows or model.table_dim, or set model.table_storage to fp16",
+            )
     if KEPT_CHECKPOINTS * checkpoint > free_disk:
         raise UsageError(
             f"checkpoints need {_size(KEPT_CHECKPOINTS * checkpoint)}",

@@ -16,6 +16,7 @@ from tackboard.core.rundir import RunDirectory
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.source import SequenceSource
 from tackboard.models.interface import build_model
+from tackboard.train import dry_run
 from tackboard.train.config import RunConfig
 from tackboard.train.dry_run import estimate_run
 
@@ -52,6 +53,23 @@ def test_a_model_larger_than_memory_is_refused_without_being_built(
     huge = tiny_config("model.hashing.num_rows=2000000000", "model.table_dim=1000")
     with pytest.raises(UsageError, match="the model needs 16016"):
         estimate_run(huge, tiny_source, tmp_path)
+
+
+@pytest.mark.parametrize(("of_gpu", "of_machine", "words"), [(1, 1 << 40, "its GPU has"), (1 << 40, 1, "this machine")])
+def test_a_model_for_a_gpu_must_fit_there_and_here(
+    tiny_config: Config,
+    tiny_source: SequenceSource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    of_gpu: int,
+    of_machine: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr(dry_run, "choose_device", lambda _name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=of_gpu))
+    monkeypatch.setattr(dry_run, "total_memory_bytes", lambda: of_machine)
+    with pytest.raises(UsageError, match=words):
+        estimate_run(tiny_config(), tiny_source, tmp_path)
 
 
 def test_checkpoints_larger_than_the_disk_are_refused(
