@@ -332,7 +332,7 @@ def _table(
                 for result in group
             ],
         },
-        "charts": [],
+        "charts": [chart for question in questions for chart in _charts(question, groups)],
     }
 
 
@@ -383,6 +383,49 @@ def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -
                 row += [*difference_cells(figures), figures["verdict"]]
             rows.append(row + [""] * (len(header) - len(row)))
     return section("Losses: an event further ahead, ranked from what came before", header, rows)
+
+
+def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
+    """A dot for each seed of each variant; of losses also how far ahead they see."""
+    mine = [
+        (variant.title, groups[question.name, variant.name])
+        for variant in question.variants
+        if (question.name, variant.name) in groups
+    ]
+    if not mine:
+        return []
+    dots = {
+        "kind": "dots",
+        "name": question.name,
+        "title": question.title,
+        "description": "A dot for each seed, a stroke at their mean.",
+        "x_label": "NDCG@10",
+        "marks": {},
+        "rows": [
+            {"name": title, "values": [result.values["metrics"]["ndcg@10"] for result in group]}
+            for title, group in mine
+        ],
+    }
+    if question.name != "losses":
+        return [dots]
+    names = {1: "metrics"} | {number: f"ranks_{number}_ahead" for number in AHEAD}
+    ahead = {
+        "kind": "lines",
+        "name": "ahead",
+        "title": "Losses, by how far ahead the ranked event lies",
+        "description": "One line for each set of losses, mean over seeds.",
+        "x_label": "events ahead",
+        "lines": [
+            {
+                "name": title,
+                "x": [float(number) for number in names],
+                "y": [float(np.mean([result.values[name]["ndcg@10"] for result in group])) for name in names.values()],
+            }
+            for title, group in mine
+            if all(name in result.values for result in group for name in names.values())
+        ],
+    }
+    return [dots, ahead] if ahead["lines"] else [dots]
 
 
 def _gains(group: Sequence[Result], name: str) -> NDArray[np.float64]:

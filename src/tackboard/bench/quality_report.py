@@ -15,6 +15,7 @@ from tackboard.core.files import write_text_atomic, writing
 from tackboard.flow.outcome import hardware_words
 from tackboard.report.svg import Dots, Line, Svg, dot_chart, line_chart
 
+DOTS_DESCRIPTION = "A dot for each seed and tie rule, a stroke at their mean; dashed: published figures."
 MOST_LINES = 5
 """Lines of one chart; more could not be told apart."""
 
@@ -77,7 +78,7 @@ def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Pat
         names = {}
         for name, chart in charts(result).items():
             names[name] = f"{stem}_{name}.svg"
-            write_text_atomic(path.parent / names[name], chart.markup)
+            write_text_atomic(path.parent / names[name], chart.document)
         write_text_atomic(path, "\n".join(_markdown(result, names)) + "\n")
     return path
 
@@ -90,8 +91,8 @@ def charts(result: Mapping[str, Any]) -> dict[str, Svg]:
             drawn[chart["name"]] = dot_chart(
                 [Dots(name=row["name"], values=row["values"]) for row in chart["rows"]],
                 title=chart["title"],
-                description="A dot for each seed and tie rule, a stroke at their mean; dashed: published figures.",
-                x_label="HR@10",
+                description=chart.get("description", DOTS_DESCRIPTION),
+                x_label=chart.get("x_label", "HR@10"),
                 marks=chart["marks"],
             )
             continue

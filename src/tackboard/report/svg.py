@@ -40,6 +40,11 @@ class Svg:
 
     markup: str
 
+    @property
+    def document(self) -> str:
+        """The same as a file of its own: by the namespace an image viewer knows what it is."""
+        return self.markup.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="background: white" ', 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
@@ -278,7 +283,9 @@ def dot_chart(
     step, top = 26, 16 + 17 * len(marks)
     bottom = top + step * len(rows) + 8
     left = 24 + max(len(row.name) for row in rows) * FONT_SIZE * BOLD_CHARACTER_WIDTH
-    axis = _axis(values, left, width - 16, count=8)
+    # Half of the last tick's label stands to the right of the axis.
+    right = width - 24
+    axis = _axis(values, left, right, count=8)
     parts = []
     for tick in axis.ticks:
         x = axis.place(tick)
@@ -291,7 +298,7 @@ def dot_chart(
             'stroke-width="1" stroke-dasharray="4 3"/>'
         )
         text = f"{name} {format_number(value)}"
-        near_edge = x + 4 + len(text) * FONT_SIZE * CHARACTER_WIDTH > width - 16
+        near_edge = x + 4 + len(text) * FONT_SIZE * CHARACTER_WIDTH > right
         parts.append(_text(x - 4 if near_edge else x + 4, label_y, text, anchor="end" if near_edge else "start"))
     for number, row in enumerate(rows):
         y, colour = top + step * (number + 0.5), _colour(row.tone)
@@ -301,8 +308,8 @@ def dot_chart(
         for value in row.values:
             x = axis.place(value)
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" fill-opacity="0.75"/>')
-    parts.append(_rule(left, bottom, width - 16, bottom, MUTED))
-    parts.append(_text((left + width - 16) / 2, bottom + 38, x_label, anchor="middle", fill=MUTED))
+    parts.append(_rule(left, bottom, right, bottom, MUTED))
+    parts.append(_text((left + right) / 2, bottom + 38, x_label, anchor="middle", fill=MUTED))
     return _chart(parts, width, math.ceil(bottom + 46), title, description)
 
 

@@ -100,6 +100,10 @@ def test_a_whole_question_on_little_data(work: Work) -> None:
     assert [row[1] for row in ahead["rows"]] == ["5", "10"] * len(QUESTIONS[0].variants)
     assert all(row[4] == "" for row in ahead["rows"][:2]) and all(row[4] for row in ahead["rows"][2:])
     assert len(table["figures"]["comparisons"]) == 2 * 3
+    dots, lines = (next(one for one in table["charts"] if one["name"] == name) for name in ("losses", "ahead"))
+    assert [row["name"] for row in dots["rows"]] == [line["name"] for line in lines["lines"]]
+    assert [row["values"] for row in dots["rows"]] == [[line["y"][0]] for line in lines["lines"]]
+    assert all(line["x"] == [1.0, 5.0, 10.0] for line in lines["lines"])
     assert json.loads(json.dumps(table)) == table
     words = {one["verdict"] for one in table["figures"]["comparisons"]}
     assert words <= {"within noise", "better, one seed", "worse, one seed"}, "quick: beside nothing published"
