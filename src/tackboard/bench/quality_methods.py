@@ -50,7 +50,7 @@ RIVAL_RATES = {"deskdrop": 1e-2}
 """Learning rates of rivals that have the inputs of ours, where other than 1e-3."""
 RIVAL_STEPS = {"ml-1m": 3_700}
 """Steps of rivals of PinFM's size, where other than PinFM's: they learn for longer."""
-RIVAL_DROPOUT = {"ml-1m": 0.3}
+RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
 """Dropout of rivals of PinFM's size, where other than PinFM's."""
 FIXED = {
     "seed": "use --seeds",
