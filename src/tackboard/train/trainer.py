@@ -46,6 +46,10 @@ SCAN_ROWS = 1 << 20
 """Rows of a table looked at in one go when it is scanned for non-finite values."""
 
 
+class _StopNow(BaseException):
+    """A signal found nothing to save. Not an Exception: what is being compiled must not take it for its own."""
+
+
 class Trainer:
     """One run of one config on one device."""
 
@@ -89,22 +93,27 @@ class Trainer:
         self.step = 0
         self.data_step = 0
         self.num_tokens = 0
+        self.is_compiling = False
+        """Whether a first step is being made in which the model is compiled: it takes a minute."""
         self.last_loss = float("nan")
         self.tokens_per_s = 0.0
         """Of this process from its first step to its last: loading, checkpoints and steps taken back included."""
 
     def train(self, *, quiet: bool = False) -> None:
         """Trains to the last step, or raises: DivergedError, Preempted (state saved), or what went wrong."""
-        with _only_process(self.run), _stop_signals() as stop:
+        with _only_process(self.run), _stop_signals(lambda: self.is_compiling) as stop:
             self._resume_or_start()
             self.run.set_status("running")
             try:
                 self._train_until_done(stop, quiet=quiet)
-            except BaseException as error:
+            except BaseException as caught:
+                error = self._preempted(stop[0]) if isinstance(caught, _StopNow) else caught
                 reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
                 with suppress(OSError):  # A full disk must not hide what went wrong first.
                     self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
                     self.run.log_event("stopped", step=self.step, reason=reason)
+                if error is not caught:
+                    raise error from None
                 raise
             self.run.set_status("done")
             self.run.log_event("done", step=self.step, loss=self.last_loss)
@@ -113,6 +122,9 @@ class Trainer:
         total = self.config.training.steps
         every = self.config.training.checkpoint_every
         started, tokens_before = time.perf_counter(), self.num_tokens
+        self.is_compiling = self.is_compiled
+        if stop and self.is_compiling:
+            raise _StopNow
         with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
             progress.advance(self.step)
             while self.step < total:
@@ -129,12 +141,15 @@ class Trainer:
                                 self.on_checkpoint(self)
                     if stop:
                         self.save()
-                        raise Preempted(
-                            f"stopped by signal {stop[0]} at step {self.step}, state saved in {self.run.path}",
-                            fix=f"go on with: --resume {self.run.path}",
-                        )
+                        raise self._preempted(stop[0])
                 progress.advance(self.step - progress.done)
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
+
+    def _preempted(self, number: int) -> Preempted:
+        return Preempted(
+            f"stopped by signal {number} at step {self.step}, state saved in {self.run.path}",
+            fix=f"go on with: --resume {self.run.path}",
+        )
 
     def uncompiled(self) -> AbstractContextManager[Any]:
         """Where the model is only looked at: it was compiled for training, and to do so again would not pay."""
@@ -183,6 +198,7 @@ class Trainer:
             self._roll_back()
             return False
         self.optimizers.step()
+        self.is_compiling = False
         self.step += 1
         self.data_step = data_step + 1
         self.num_tokens += batch.num_events
@@ -368,7 +384,7 @@ def _only_process(run: RunDirectory) -> Iterator[None]:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[list[int]]:
+def _stop_signals(has_nothing_to_save: Callable[[], bool]) -> Iterator[list[int]]:
     """A list that receives the signal number when the run is asked to stop (SIGTERM, SIGINT)."""
     received: list[int] = []
 
@@ -376,6 +392,8 @@ def _stop_signals() -> Iterator[list[int]]:
         if received:  # Asked a second time: the user means it.
             raise KeyboardInterrupt
         received.append(number)
+        if has_nothing_to_save():
+            raise _StopNow
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -277,6 +277,29 @@ def test_a_second_signal_is_not_waited_for(make_trainer: MakeTrainer) -> None:
         trainer.train(quiet=True)
 
 
+def test_a_signal_while_the_first_step_is_compiled_is_not_kept_waiting(
+    make_trainer: MakeTrainer, trained_run: RunDirectory
+) -> None:
+    trainer = make_trainer()
+    trainer.is_compiled = True
+    reached: list[int] = []
+
+    def stop(data_step: int) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append(data_step)
+        except Exception as error:  # As torch's compiler does with what it meets on the way.
+            raise RuntimeError from error
+
+    plant(trainer, stop)
+    with pytest.raises(Preempted, match="at step 0"):
+        trainer.train(quiet=True)
+    assert not reached and trainer.run.status == "preempted"
+    resumed = make_trainer(run=trainer.run)
+    resumed.train(quiet=True)
+    assert outcome(resumed.run) == outcome(trained_run)
+
+
 def test_a_loss_that_is_not_finite_skips_its_data_and_touches_nothing(
     make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
