@@ -24,6 +24,7 @@ from tackboard.bench.quality_pool import Pool, Report
 from tackboard.core.errors import UsageError
 from tackboard.core.rundir import describe_environment
 from tackboard.flow.outcome import describe_hardware
+from tackboard.train.trainer import choose_device
 
 
 def measure(
@@ -52,7 +53,8 @@ def measure(
         find_files(bench.public, data)  # A mistyped one is told also where the files are not needed any more.
     plan = study(context)
     folder = Work.open(work)
-    report = Pool(folder, jobs=jobs, device=device, end=end).run(plan.cells)
+    # Chosen once: a process that finds the GPU out of reach must fail, not go on for days without it.
+    report = Pool(folder, jobs=jobs, device=str(choose_device(device)), end=end).run(plan.cells)
     return describe(context, plan, report)
 
 

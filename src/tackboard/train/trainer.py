@@ -26,7 +26,7 @@ from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
 from tackboard.core.files import storage_error
 from tackboard.core.hashing import mix64
-from tackboard.core.machine import usable_cores
+from tackboard.core.machine import has_nvidia_driver, usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.cluster import ClusterSteps
@@ -333,7 +333,10 @@ class Trainer:
 def choose_device(name: str) -> torch.device:
     """The device of a config's `device`; asking for a GPU that is not there is an error."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        is_there = torch.cuda.is_available()
+        if not is_there and has_nvidia_driver():
+            say("warning: an NVIDIA driver is loaded, but torch sees no GPU: the CPU is used; tackboard doctor")
+        return torch.device("cuda" if is_there else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"training.device = {name}", allowed="torch sees no GPU here", fix="--set training.device=cpu")
     return torch.device(name)

@@ -1,12 +1,17 @@
 """The whole harness on made-up ratings: cells, a table, nothing done twice; and what it refuses."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tackboard.bench import quality
 from tackboard.bench.quality import measure
+from tackboard.bench.quality_cells import Cell
 from tackboard.bench.quality_plan import Options
+from tackboard.bench.quality_pool import Report
 from tackboard.bench.quality_report import table_lines
 from tackboard.core.errors import DataError, TackboardError, UsageError
 
@@ -64,6 +69,22 @@ def test_names_that_do_not_exist(
     with pytest.raises(error, match=words):
         run(fake_ml_1m, tmp_path / "some" / "work", **options)
     assert not (tmp_path / "some").exists(), "nothing is left behind"
+
+
+def test_the_device_is_chosen_once(fake_ml_1m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Spy(quality.Pool):
+        def run(self, cells: Sequence[Cell]) -> Report:
+            asked.append(self.device)
+            return super().run([])
+
+    monkeypatch.setattr(quality, "Pool", Spy)
+    for is_there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        options = Options(quick=True, methods=("popularity",))
+        measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m)
+    assert asked == ["cuda", "cpu"], "no process may go on without a GPU that this one has seen"
 
 
 def test_places_that_cannot_be(fake_ml_1m: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.features.feature_set import read_features
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput
+from tackboard.train import trainer as trainer_module
 from tackboard.train.config import RunConfig, config_to_json, features_for
 from tackboard.train.trainer import Trainer, choose_device, shall_compile
 
@@ -485,9 +486,14 @@ def test_one_run_is_trained_by_one_process(make_trainer: MakeTrainer) -> None:
     assert trainer.run.status == "new"
 
 
-def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(trainer_module, "has_nvidia_driver", lambda: False)
     assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(trainer_module, "has_nvidia_driver", lambda: True)
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    assert capsys.readouterr().err.count("torch sees no GPU: the CPU is used") == 1, "not where the CPU was asked for"
     with pytest.raises(UsageError, match=r"training\.device = cuda"):
         choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
