@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.config import check
+from tackboard.core.errors import ConfigError
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.standard import SINCE_LAST
 from tackboard.models.backbone import POSITIONS, Decoder
@@ -149,10 +150,13 @@ class PinFMConfig:
         is_used = not self.streaming_frequencies or (self.correct_popularity and self.in_batch_negatives)
         names = "false where correct_popularity or in_batch_negatives is off: nothing would read them"
         check(is_used, "model.streaming_frequencies", True, names)
-        table_width = self.hashing.num_hashes * self.table_dim
-        fits = self.maps == "mlp" or table_width == self.width
-        names = f"mlp; residual needs num_hashes × table_dim to be width, which are {table_width} and {self.width}"
-        check(fits, "model.maps", self.maps, names)
+        if self.maps == "residual" and self.hashing.num_hashes * self.table_dim != self.width:
+            table_dim, rest = divmod(self.width, self.hashing.num_hashes)
+            raise ConfigError(
+                f"model.width = {self.width} with tables of {self.hashing.num_hashes} × {self.table_dim}",
+                allowed="maps with a residual need tables that are together as wide as the model",
+                fix="--set model.maps=mlp" if rest else f"--set model.table_dim={table_dim}, or --set model.maps=mlp",
+            )
         reaches = self.future_token_weight == 0 or self.future_token_anchor < self.max_history
         check(reaches, "model.future_token_anchor", self.future_token_anchor, f"below max_history {self.max_history}")
         check(self.width % self.num_heads == 0, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")

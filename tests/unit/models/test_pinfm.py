@@ -494,6 +494,17 @@ def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
         PinFMConfig(**wrong)  # type: ignore[arg-type]
 
 
+def test_tables_that_do_not_fit_residual_maps_are_told_what_would() -> None:
+    wide = {"hashing": HashConfig(num_hashes=8), "maps": "residual", "table_dim": 32}
+    with pytest.raises(ConfigError, match=r"8 × 32") as caught:
+        PinFMConfig(**wide, width=64)  # type: ignore[arg-type]
+    assert caught.value.fix.startswith("--set model.table_dim=8,")
+    assert PinFMConfig(**wide | {"table_dim": 8}, width=64).maps == "residual"  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        PinFMConfig(**wide, width=60)  # type: ignore[arg-type]
+    assert caught.value.fix == "--set model.maps=mlp", "no number of columns would fit"
+
+
 def test_a_temperature_without_end_is_reported_not_raised(make_model: Model, make_histories: Histories) -> None:
     model = make_model()
     with torch.no_grad():
