@@ -46,7 +46,7 @@ DRAWN_ITEMS = 16_384
 """Items drawn for each step from a large catalogue."""
 LARGE_CATALOGUE = 50_000
 """Above so many items a softmax over all of them is not computed at every step."""
-RIVAL_RATES = {"deskdrop": 1e-2}
+RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
 """Learning rates of rivals that have the inputs of ours, where other than 1e-3."""
 RIVAL_STEPS = {"ml-1m": 3_700}
 """Steps of rivals of PinFM's size, where other than PinFM's: they learn for longer."""
@@ -232,7 +232,7 @@ def _rival(
         model = make(
             place.facts.num_rows,
             max_history=place.max_length,
-            loss="sampled" if place.is_large else "full",
+            loss="mixed" if place.is_large else "full",
             use_actions="actions" in INPUTS[inputs],
             use_time_gap="times" in INPUTS[inputs],
             use_request_time="request's time" in INPUTS[inputs],
@@ -254,7 +254,7 @@ def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialCon
         model = make(
             place.facts.num_rows,
             max_history=min(ours.max_history, place.max_length),
-            loss="sampled" if place.is_large else "full",
+            loss="mixed" if place.is_large else "full",
             width=ours.width,
             num_layers=ours.num_layers,
             num_heads=ours.num_heads,

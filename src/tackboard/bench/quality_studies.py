@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.bench.quality_cells import Cell, Result
-from tackboard.bench.quality_methods import METHODS, Method
+from tackboard.bench.quality_methods import DRAWN_ITEMS, METHODS, Method
 from tackboard.bench.quality_plan import Context, Find, Plan, Table, section
 from tackboard.bench.quality_verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.core.errors import DataError, UsageError
@@ -230,6 +230,11 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
             "The number of steps was chosen on the event before the last with the first seed; then refit on all but "
             "the last event and tested once."
         )
+    losses = {_loss_of(result.cell) for result in results}
+    if "mixed" in losses:
+        notes.append(f"Cross-entropy of rivals is estimated from a batch's items and {DRAWN_ITEMS:,} drawn ones.")
+    if "sampled" in losses:
+        notes.append("The softmax of rivals is over 128 drawn items for each prediction, as published.")
     if published:
         notes.append("Published figures of SASRec with sampled softmax and HSTU were tested during training.")
     return {
@@ -315,6 +320,11 @@ def _returning(context: Context, groups: Mapping[tuple[str, str], Sequence[Resul
 
 
 # ---- parts of tables ----
+
+
+def _loss_of(cell: Cell) -> str:
+    """Which loss a rival has; empty for other methods."""
+    return str(cell.config["model"]["config"].get("loss", "")) if cell.config is not None else ""
 
 
 def _distinct(cells: Sequence[Cell]) -> list[Cell]:

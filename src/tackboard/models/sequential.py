@@ -4,12 +4,14 @@ In: a batch of histories. Out: a loss, or one vector per history and per item wh
 
     event = √width · item + position (+ action, + time gap)  ─ dropout ─►  SASRec or HSTU  ─►  h
     score = ⟨h, item⟩                                  `full`: exact softmax over the whole catalogue
+                                                       `mixed`: the same, estimated from the items of the batch
     score = cosine(h, item) / temperature              `sampled`: softmax over negatives drawn uniformly
 
 An item has one row of a plain table, the same as input and as output. The hidden vector of an event predicts the next
 event of its row; so nothing predicts the first one, and an empty history is the vector 0, for which all items score
-alike. `full` scores have a LayerNorm before them, as in SASRec's paper; under cosines the L2 norm stands in its place,
-as in HSTU's public code. SASRec drops attention weights too, as published.
+alike. Inner products have a LayerNorm before them, as in SASRec's paper; under cosines the L2 norm stands in its place,
+as in HSTU's public code. `mixed` is for catalogues too large for all items at every step: its negatives, and how each is
+weighted, are PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax. SASRec drops attention weights too, as published.
 
 The published models read items and order, HSTU also times, and the time of the request with them. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival what PinFM reads, so that both can be compared on the
@@ -41,7 +43,8 @@ from tackboard.features.standard import SINCE_LAST
 from tackboard.models.backbone import Packing
 from tackboard.models.hstu import HSTU
 from tackboard.models.interface import LossOutput
-from tackboard.models.losses import BLOCK_CELLS
+from tackboard.models.losses import BLOCK_CELLS, LogSum, info_nce, negative_log_weights
+from tackboard.models.targets import Pairs
 from tackboard.models.time_encoding import log2_bucket
 
 SMALL_STD = 0.02
@@ -72,8 +75,9 @@ class SequentialConfig:
     """Share of activations dropped in training, 0 to below 1."""
     max_history: int = 200
     """Events of a history that the model reads, the newest; longer training segments are refused."""
-    loss: Literal["full", "sampled"] = "full"
-    """`full`: softmax over the catalogue, for which data.uniform_negatives has to be its size; `sampled`: over some."""
+    loss: Literal["full", "mixed", "sampled"] = "full"
+    """`full`: softmax over the catalogue, for which data.uniform_negatives has to be its size; `mixed`: an estimate of it
+    from the batch's events and the data.uniform_negatives drawn items; `sampled`: over a few of these, as published."""
     num_negatives: int = 128
     """Negatives of each prediction under `sampled`, drawn from the items that the batch drew."""
     temperature: float = 0.05
@@ -91,7 +95,8 @@ class SequentialConfig:
 
     def __post_init__(self) -> None:
         check(self.backbone in ("sasrec", "hstu"), "model.backbone", self.backbone, "sasrec, hstu")
-        check(self.loss in ("full", "sampled"), "model.loss", self.loss, "full, sampled")
+        losses = ("full", "mixed", "sampled")
+        check(self.loss in losses, "model.loss", self.loss, ", ".join(losses))
         places = ("auto", "none", "input", "output")
         check(self.request_vector in places, "model.request_vector", self.request_vector, ", ".join(places))
         check(self.hashing.num_hashes == 1, "model.hashing.num_hashes", self.hashing.num_hashes, "1: a plain table")
@@ -255,9 +260,11 @@ class SequentialModel(nn.Module):
             "num_layers": config.num_layers,
             "num_heads": config.num_heads,
             "dropout": config.dropout,
-            "final_norm": config.loss == "full",
+            "final_norm": config.loss != "sampled",
         }
-        self.entropy = CatalogueEntropy() if config.loss == "full" else SampledEntropy(1.0 / config.temperature)
+        self.entropy: nn.Module = CatalogueEntropy() if config.loss == "full" else LogSum()
+        if config.loss == "sampled":
+            self.entropy = SampledEntropy(1.0 / config.temperature)
         self.backbone: nn.Module
         if config.backbone == "sasrec":
             self.backbone = SASRec(**sizes, ffn_width=config.ffn_width)
@@ -282,7 +289,8 @@ class SequentialModel(nn.Module):
         hidden_PD = hidden_TD.index_select(0, events_P - 1)
         if self.config.request_place == "output":
             hidden_PD = hidden_PD + self._request_vectors(batch.request[SINCE_LAST].index_select(0, events_P))
-        loss = self._full_loss if self.config.loss == "full" else self._sampled_loss
+        losses = {"full": self._full_loss, "mixed": self._mixed_loss, "sampled": self._sampled_loss}
+        loss = losses[self.config.loss]
         return LossOutput(loss(self._project(hidden_PD), self._project(items_MD), batch, events_P), {})
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
@@ -306,11 +314,11 @@ class SequentialModel(nn.Module):
 
     @property
     def _scale(self) -> float:
-        return 1.0 if self.config.loss == "full" else 1.0 / self.config.temperature
+        return 1.0 / self.config.temperature if self.config.loss == "sampled" else 1.0
 
     def _project(self, vectors: torch.Tensor) -> torch.Tensor:
         """Unit vectors where scores are cosines, else the vectors as they are."""
-        return vectors if self.config.loss == "full" else functional.normalize(vectors, dim=-1, eps=NORM_EPS)
+        return functional.normalize(vectors, dim=-1, eps=NORM_EPS) if self.config.loss == "sampled" else vectors
 
     def _hidden(self, batch: SequenceBatch, items_MD: torch.Tensor, since_B: torch.Tensor | None) -> torch.Tensor:
         """Hidden vectors of the events [T, D]; `since_B` seconds lie between a row's last event and the request.
@@ -357,10 +365,19 @@ class SequentialModel(nn.Module):
             raise ConfigError(
                 f"model.loss = 'full', but {len(batch.sampled):,} items were drawn for this batch",
                 allowed="the exact softmax needs the whole catalogue in every batch",
-                fix="set data.uniform_negatives to the number of items or more, or model.loss to sampled",
+                fix="set data.uniform_negatives to the number of items or more, or model.loss to mixed",
             )
         targets_P = batch.items.index_select(0, events_P)
         return _summed_in_parts(self.entropy, items_MD, num_items, hidden_PD, targets_P) / len(hidden_PD)
+
+    def _mixed_loss(
+        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean cross entropy of each target against all items of the batch, each weighted by how often it is there."""
+        targets_P = batch.items.index_select(0, events_P)
+        order_P = torch.arange(len(targets_P), device=targets_P.device)
+        pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
+        return info_nce(hidden_PD, items_MD, pairs, negative_log_weights(batch), None, log_sum=self.entropy).mean()
 
     def _sampled_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor

@@ -58,6 +58,7 @@ def kakao_brunch() -> RunConfig:
             width=128,
             num_layers=4,
             num_heads=2,
+            maps="residual",
             max_history=200,
             positions="rotary",
             request_time=True,

@@ -95,6 +95,15 @@ def test_compare_table(context: Context) -> None:
     assert [line["x"] for line in curves["lines"]] == [[2, 4]] * 3
 
 
+@pytest.mark.parametrize(("loss", "said"), [("full", ""), ("mixed", "16,384 drawn"), ("sampled", "128 drawn")])
+def test_what_a_rival_s_softmax_is_over_is_said(context: Context, loss: str, said: str) -> None:
+    context.options = Options(methods=("sasrec-history",), seeds=1, overrides=(f"model.loss={loss}",))
+    plan = compare(context)
+    finish(context, plan.cells[0], 0.3)
+    notes = [note for note in plan.table(context.work.find)["notes"] if " rivals " in note]
+    assert [said in note for note in notes] == ([True] if said else [])
+
+
 def test_what_returns_is_shown_where_the_history_stays(context: Context) -> None:
     context.options = Options(methods=("popularity",))
     plan = compare(context)

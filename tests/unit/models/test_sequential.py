@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -37,7 +38,7 @@ EVERYTHING = [
     {"backbone": backbone, "loss": loss, "use_actions": more, "use_time_gap": more, "use_request_time": more}
     | ({"request_vector": place} if more else {})
     for backbone, loss, (more, place) in itertools.product(
-        ("sasrec", "hstu"), ("full", "sampled"), ((False, ""), (True, "auto"), (True, "input"), (True, "output"))
+        ("sasrec", "hstu"), ("full", "mixed", "sampled"), ((False, ""), (True, "auto"), (True, "input"), (True, "output"))
     )
 ]
 
@@ -64,6 +65,7 @@ def histories(make_history: Callable[..., Column]) -> Histories:
             items=batch.item_ids[batch.items],
             item_ids=torch.from_numpy(whole),
             item_rows=item_rows(whole, HASHING),
+            item_log_q=torch.full((NUM_ITEMS,), -math.log(NUM_ITEMS)),
             sampled=torch.from_numpy(whole),
             sample_rate=torch.ones(()),
             request={"since_last": torch.from_numpy(since)},
@@ -99,7 +101,7 @@ def test_training_and_requests_use_the_same_vectors(
     """Of every prediction: what `encode_users` makes of the events before it and the time since the last of these."""
     model, batch = model_of(**settings), histories([5, 0, 1, 9])
     seen = []
-    name = "_full_loss" if settings["loss"] == "full" else "_sampled_loss"
+    name = f"_{settings['loss']}_loss"
     plain = getattr(model, name)
     setattr(model, name, lambda hidden, *rest: seen.append(hidden) or plain(hidden, *rest))
     assert torch.isfinite(model.loss(batch).loss)
@@ -170,6 +172,30 @@ def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
     assert loss == pytest.approx(float(np.mean(terms)), abs=1e-5)
 
 
+def test_the_mixed_loss_weights_every_item_by_how_often_it_is_there(histories: Histories) -> None:
+    batch = histories([6, 4, 5])
+    shares = torch.linspace(1, 2, NUM_ITEMS) / 18
+    batch = dataclasses.replace(
+        batch, sampled=torch.tensor([0, 3, 5]), sample_rate=torch.tensor(0.25), item_log_q=shares.log()
+    )
+    model = model_of(loss="mixed")
+    hidden = model._hidden(batch, model.items(batch.item_rows[:, 0]), None).detach()
+    items, positives = model.items.weight.detach(), batch.items[batch.is_positive].tolist()
+    terms = []
+    for event in range(batch.num_events):
+        if not batch.is_positive[event] or event in (0, 6, 10):
+            continue
+        target = int(batch.items[event])
+        total = own = math.exp(float(hidden[event - 1] @ items[target]))
+        for item in set(range(NUM_ITEMS)) - {target}:
+            there = positives.count(item) + (item in (0, 3, 5))
+            expected = len(positives) * float(shares[item]) + 0.25
+            total += there / expected * math.exp(float(hidden[event - 1] @ items[item]))
+        terms.append(-math.log(own / total))
+    assert len(terms) > 5
+    assert float(model.loss(batch).loss.detach()) == pytest.approx(float(np.mean(terms)), abs=1e-5)
+
+
 def test_negatives_are_uniform_over_what_was_drawn() -> None:
     torch.manual_seed(0)
     drawn = draw_negatives(torch.tensor([2, 5, 9]), 1000, 30)
@@ -210,7 +236,7 @@ def test_a_later_event_never_changes_an_earlier_vector(histories: Histories, kin
 
 
 @pytest.mark.parametrize("kind", ["sasrec", "hstu"])
-@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize("loss", ["full", "mixed", "sampled"])
 def test_an_empty_history_is_the_vector_zero(histories: Histories, kind: str, loss: str) -> None:
     model = model_of(backbone=kind, loss=loss, use_request_time=True)
     for lengths in ([0, 3, 0], [0, 0], []):
@@ -282,6 +308,8 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
     with pytest.raises(ConfigError, match="5 items were drawn"):
         model_of().loss(dataclasses.replace(some, item_rows=batch.item_rows[:5], items=batch.items % 5))
     assert torch.isfinite(model_of(loss="sampled").loss(some).loss)
+    assert torch.isfinite(model_of(loss="mixed").loss(some).loss)
+    assert torch.isfinite(model_of(loss="mixed").loss(none).loss), "those of the batch are left"
     with pytest.raises(ConfigError, match="no item was drawn"):
         model_of(loss="sampled").loss(none)
     with pytest.raises(DataError, match="a row of 10 tokens"):
