@@ -10,8 +10,9 @@ In: a batch of histories. Out: a loss, or one vector per history and per item wh
 An item has one row of a plain table, the same as input and as output. The hidden vector of an event predicts the next
 event of its row; so nothing predicts the first one, and an empty history is the vector 0, for which all items score
 alike. Inner products have a LayerNorm before them, as in SASRec's paper; under cosines the L2 norm stands in its place,
-as in HSTU's public code. `mixed` is for catalogues too large for all items at every step: its negatives, and how each is
-weighted, are PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax. SASRec drops attention weights too, as published.
+as in HSTU's public code. `mixed` is for catalogues too large for all items at every step: its negatives, and how each
+is weighted, are PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax. SASRec
+drops attention weights too, as published.
 
 The published models read items and order, HSTU also times, and the time of the request with them. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival what PinFM reads, so that both can be compared on the
@@ -76,8 +77,9 @@ class SequentialConfig:
     max_history: int = 200
     """Events of a history that the model reads, the newest; longer training segments are refused."""
     loss: Literal["full", "mixed", "sampled"] = "full"
-    """`full`: softmax over the catalogue, for which data.uniform_negatives has to be its size; `mixed`: an estimate of it
-    from the batch's events and the data.uniform_negatives drawn items; `sampled`: over a few of these, as published."""
+    """`full`: softmax over the catalogue, for which data.uniform_negatives has to be its size; `mixed`: an estimate of
+    it from the batch's events and the data.uniform_negatives drawn items; `sampled`: over a few of these, as
+    published."""
     num_negatives: int = 128
     """Negatives of each prediction under `sampled`, drawn from the items that the batch drew."""
     temperature: float = 0.05

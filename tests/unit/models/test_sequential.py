@@ -38,7 +38,9 @@ EVERYTHING = [
     {"backbone": backbone, "loss": loss, "use_actions": more, "use_time_gap": more, "use_request_time": more}
     | ({"request_vector": place} if more else {})
     for backbone, loss, (more, place) in itertools.product(
-        ("sasrec", "hstu"), ("full", "mixed", "sampled"), ((False, ""), (True, "auto"), (True, "input"), (True, "output"))
+        ("sasrec", "hstu"),
+        ("full", "mixed", "sampled"),
+        ((False, ""), (True, "auto"), (True, "input"), (True, "output")),
     )
 ]
 
