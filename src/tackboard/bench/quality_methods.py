@@ -42,8 +42,8 @@ QUICK_RATE = 3e-3
 PUBLISHED_EPOCHS = 101
 EPOCHS, LARGE_EPOCHS = 60, 3
 """Passes over the data at most; the number that is used is chosen on validation. The second where there is much."""
-DRAWN_ITEMS = 16_384
-"""Items drawn for each step from a large catalogue."""
+DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
+"""Items drawn for each step from a large catalogue; the second where it shall be quick."""
 LARGE_CATALOGUE = 50_000
 """Above so many items a softmax over all of them is not computed at every step."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
@@ -81,6 +81,13 @@ class Place:
     def is_large(self) -> bool:
         """Whether the catalogue is too large for an exact softmax."""
         return self.facts.num_items > LARGE_CATALOGUE
+
+    @property
+    def drawn_items(self) -> int:
+        """Items drawn as negatives for each step: the catalogue, or some where it is large."""
+        if not self.is_large:
+            return self.facts.num_items
+        return QUICK_DRAWN_ITEMS if self.quick else DRAWN_ITEMS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +161,9 @@ def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
 def newest_steps(place: Place, epochs: int) -> tuple[int, int]:
     """(tokens of a step, steps) where each user's newest events are read once an epoch, about 128 users a step."""
     facts = place.facts
-    users = min(QUICK_USERS if place.quick else USERS_PER_STEP, max(1, facts.num_users // 4))
+    # Of a large catalogue every step moves a large table, so that few steps are quick.
+    few = place.quick and not place.is_large
+    users = min(QUICK_USERS if few else USERS_PER_STEP, max(1, facts.num_users // 4))
     tokens = facts.newest_tokens(place.max_length) * users / max(1, facts.num_users)
     steps = max(1, round((QUICK_EPOCHS if place.quick else epochs) * facts.num_users / users))
     # The plan cuts at tokens_per_step less the longest segment, which it leaves room for.
@@ -203,7 +212,7 @@ def _sequential(place: Place, name: str, model: SequentialConfig, epochs: int, *
         "max_length": place.max_length,
         "segments": "newest",
         "tokens_per_step": tokens,
-        "uniform_negatives": DRAWN_ITEMS if place.is_large else place.facts.num_items,
+        "uniform_negatives": place.drawn_items,
     }
     return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
 
@@ -297,7 +306,7 @@ def _quick_pinfm(place: Place) -> RunConfig:
             max_length=max_length,
             segments="newest",
             tokens_per_step=tokens,
-            uniform_negatives=DRAWN_ITEMS if place.is_large else facts.num_items,
+            uniform_negatives=place.drawn_items,
         ),
         model=PinFMConfig(
             hashing=HashConfig(num_hashes=4, num_rows=1 << (facts.num_items - 1).bit_length()),
@@ -319,7 +328,7 @@ def _like(recipe: RunConfig, place: Place, name: str, model: Any, optimizer: Opt
         "max_length": min(recipe.data.max_length, place.max_length),
         "segments": recipe.data.segments,
         "tokens_per_step": recipe.data.tokens_per_step,
-        "uniform_negatives": DRAWN_ITEMS if place.is_large else place.facts.num_items,
+        "uniform_negatives": place.drawn_items,
     }
     return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.bench.quality_cells import Cell, Result
-from tackboard.bench.quality_methods import DRAWN_ITEMS, METHODS, Method
+from tackboard.bench.quality_methods import METHODS, Method
 from tackboard.bench.quality_plan import Context, Find, Plan, Table, section
 from tackboard.bench.quality_verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.core.errors import DataError, UsageError
@@ -230,11 +230,13 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
             "The number of steps was chosen on the event before the last with the first seed; then refit on all but "
             "the last event and tested once."
         )
-    losses = {_loss_of(result.cell) for result in results}
-    if "mixed" in losses:
-        notes.append(f"Cross-entropy of rivals is estimated from a batch's items and {DRAWN_ITEMS:,} drawn ones.")
-    if "sampled" in losses:
-        notes.append("The softmax of rivals is over 128 drawn items for each prediction, as published.")
+    losses = {_loss_of(result.cell): result.cell.config for result in results}
+    if config := losses.get("mixed"):
+        drawn = config["data"]["uniform_negatives"]
+        notes.append(f"Cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn ones.")
+    if config := losses.get("sampled"):
+        few = config["model"]["config"]["num_negatives"]
+        notes.append(f"The softmax of rivals is over {few:,} drawn items for each prediction, as published.")
     if published:
         notes.append("Published figures of SASRec with sampled softmax and HSTU were tested during training.")
     return {
