@@ -24,7 +24,7 @@ demo: ## Synthetic world, training, evaluation, export, server, scores, report.h
 
 test: ## The tests, under ten minutes on two cores
 	$(INSTALL) dev --command "make test"
-	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q
+	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile
 
 test-slow: ## The long tests: every kill instant, slow pages of the documentation
 	$(INSTALL) dev --command "make test-slow"
