@@ -236,7 +236,7 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
         notes.append(f"Cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn ones.")
     if config := losses.get("sampled"):
         few = config["model"]["config"]["num_negatives"]
-        notes.append(f"The softmax of rivals is over {few:,} drawn items for each prediction, as published.")
+        notes.append(f"The softmax of rivals is over {few:,} drawn items for each prediction.")
     if published:
         notes.append("Published figures of SASRec with sampled softmax and HSTU were tested during training.")
     return {

@@ -115,6 +115,11 @@ class SequentialConfig:
         check(has_place, "model.request_vector", self.request_vector, "auto, input, output: SASRec has no other place")
 
     @property
+    def has_cosines(self) -> bool:
+        """Whether scores are cosines over a temperature, and not inner products."""
+        return self.loss == "sampled"
+
+    @property
     def needs_drawn_negatives(self) -> bool:
         """Whether there are no negatives but those of data.uniform_negatives."""
         return True
@@ -262,11 +267,10 @@ class SequentialModel(nn.Module):
             "num_layers": config.num_layers,
             "num_heads": config.num_heads,
             "dropout": config.dropout,
-            "final_norm": config.loss != "sampled",
+            "final_norm": not config.has_cosines,
         }
-        self.entropy: nn.Module = CatalogueEntropy() if config.loss == "full" else LogSum()
-        if config.loss == "sampled":
-            self.entropy = SampledEntropy(1.0 / config.temperature)
+        entropies = {"full": CatalogueEntropy(), "mixed": LogSum(), "sampled": SampledEntropy(1.0 / config.temperature)}
+        self.entropy = entropies[config.loss]
         self.backbone: nn.Module
         if config.backbone == "sasrec":
             self.backbone = SASRec(**sizes, ffn_width=config.ffn_width)
@@ -316,11 +320,11 @@ class SequentialModel(nn.Module):
 
     @property
     def _scale(self) -> float:
-        return 1.0 / self.config.temperature if self.config.loss == "sampled" else 1.0
+        return 1.0 / self.config.temperature if self.config.has_cosines else 1.0
 
     def _project(self, vectors: torch.Tensor) -> torch.Tensor:
         """Unit vectors where scores are cosines, else the vectors as they are."""
-        return functional.normalize(vectors, dim=-1, eps=NORM_EPS) if self.config.loss == "sampled" else vectors
+        return functional.normalize(vectors, dim=-1, eps=NORM_EPS) if self.config.has_cosines else vectors
 
     def _hidden(self, batch: SequenceBatch, items_MD: torch.Tensor, since_B: torch.Tensor | None) -> torch.Tensor:
         """Hidden vectors of the events [T, D]; `since_B` seconds lie between a row's last event and the request.
