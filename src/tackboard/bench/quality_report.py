@@ -117,7 +117,7 @@ def _markdown(result: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
         "",
         f"`tackboard {_shown(result['command'])}`, {result['date']}, commit {result['commit'] or 'unknown'} "
         f"(cells: {', '.join(result['commits']) or 'unknown'}).",
-        f"Machine: {hardware_words(result['hardware'])}; cells ran on: {devices}. "
+        f"Machine: {hardware_words(result['hardware'])}; models were fitted on: {devices}. "
         f"Python {result['python']}, {packages}.",
         "",
         f"{headline(result)}; {protocol(result)}",

@@ -84,7 +84,7 @@ def test_markdown_with_charts(result: dict[str, Any], tmp_path: Path) -> None:
     assert path.name == "quality-ml-1m-compare_h200_202611.md"
     text = path.read_text()
     assert "`tackboard bench quality --data 'my files'`, 2026-11-15, commit abc+ (cells: abc)." in text
-    assert "cells ran on: NVIDIA H200" in text and "EPYC, 2 usable cores, 16.0 GiB" in text
+    assert "models were fitted on: NVIDIA H200" in text and "EPYC, 2 usable cores, 16.0 GiB" in text
     assert "|  | hr@10 |\n|---|--:|\n| popularity | 0.0500 |" in text
     for name in ("hr10", "curves-1", "curves-2"):
         file = f"quality-ml-1m-compare_h200_202611_{name}.svg"
