@@ -59,11 +59,15 @@ class Runs:
         return sorted(path for path in self.folder.glob("[0-9]*_small_*"))
 
     @property
+    def done(self) -> list[Path]:
+        """Those that came to their end."""
+        return [run for run in self.all if (run / "STATUS").is_file() and (run / "STATUS").read_text() == "done\n"]
+
+    @property
     def finished(self) -> Path:
         """The one run that came to its end."""
-        done = [run for run in self.all if (run / "STATUS").is_file() and (run / "STATUS").read_text() == "done\n"]
-        assert len(done) == 1, f"{len(done)} of {len(self.all)} runs are done"
-        return done[0]
+        assert len(self.done) == 1, f"{len(self.done)} of {len(self.all)} runs are done"
+        return self.done[0]
 
     def digest(self) -> str:
         """SHA-256 over every parameter, every optimiser sum and the counters of the finished run's last checkpoint."""

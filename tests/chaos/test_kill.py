@@ -57,12 +57,16 @@ def instants() -> list[Any]:
 
 
 def kill_at_random(nursery: Nursery, reference: Reference, workers: int, number: int) -> tuple[Runs, Outcome]:
-    """A run killed after a keyed share of the uninterrupted run's time; sooner, where the machine was quicker."""
+    """A run killed after a keyed share of the uninterrupted run's time; sooner, where it had come to its end by then.
+
+    Its end is `done` in STATUS. The process lives on for a while, and a kill in that while interrupts nothing: see
+    test_a_kill_after_the_end_leaves_a_finished_run.
+    """
     delay = keyed_random.uniform(20, workers, number).item() * reference.seconds
     while True:
         runs = nursery.runs()
         outcome = runs.train(workers, after_s=delay)
-        if outcome.code != 0:
+        if not runs.done:
             return runs, outcome
         delay *= 0.7
 
@@ -136,7 +140,7 @@ def test_sigterm_saves_and_asks_to_be_resumed(nursery: Nursery, reference: Refer
         runs = nursery.runs()
         started = f"{runs.name}/[0-9]*_small_*/checkpoints/step-00000000"
         outcome = runs.train(workers, after_s=delay, signal="SIGTERM", **{"from": started})
-        if outcome.code != 0:
+        if not runs.done:
             break
         delay *= 0.7
     assert outcome.code == RESUME_ME, outcome.log
@@ -145,6 +149,17 @@ def test_sigterm_saves_and_asks_to_be_resumed(nursery: Nursery, reference: Refer
     assert len(outcome.error_lines) <= 3 and f"--resume {run.relative_to(nursery.folder)}" in outcome.error_lines[-1]
     runs.check_readable()
     finish(runs, reference, workers)
+
+
+def test_a_kill_after_the_end_leaves_a_finished_run(runs: Runs, reference: Reference) -> None:
+    # STATUS is written as the run starts and as it ends; the second time it says `done`.
+    assert runs.train(at=["STATUS:after-rename", 2], action="kill").code == KILLED
+    runs.check_readable()
+    assert runs.digest() == reference.digest
+    assert runs.metrics() == reference.metrics
+    again = runs.train()
+    assert again.code == 0, again.log
+    assert len(runs.done) == 2, "a finished run is not taken up again: the same command starts another"
 
 
 def test_a_signal_before_the_first_step_loses_nothing(runs: Runs, reference: Reference) -> None:
