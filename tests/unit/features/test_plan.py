@@ -415,11 +415,11 @@ def test_three_hundred_features_compile_within_a_second() -> None:
         features[f"scaled{number}"] = value.clip(0.0, 9.0).log1p().normalise(mean=1.0, std=2.0)
         features[f"count{number}"] = chosen.count() / (1 + events.within(days(1 + number % 30)).count())
         features[f"crossed{number}"] = cross(value.bucketize([0.0, 1.0]), chosen.last(events.item).fill_missing(0))
-    start = time.process_time()
+    start = time.perf_counter()
     plan = compile_features(features)
     Program(plan)
     assert len(plan.features) == 300
-    assert time.process_time() - start < 1.0
+    assert time.perf_counter() - start < 1.0
 
 
 # What comes from a file.

@@ -79,7 +79,7 @@ def test_a_deadline_fires_while_another_request_is_computed() -> None:
         with pytest.raises(RequestError, match="waiting in the queue") as caught:
             await second.future
         assert caught.value.status == 504
-        assert 0.08 <= time.monotonic() - started < 4.0, "its own 0.1 s, not the 5 s of the first"
+        assert 0.08 <= time.monotonic() - started < 1.0
         assert admission.num_waiting == 0
         script.gate.set()
         assert await first.future == 2
@@ -109,19 +109,19 @@ def test_a_request_that_would_end_too_late_is_passed_over_while_others_wait() ->
     async def scenario(admission: Admission[int, int], script: Script) -> None:
         first = admission.submit(1, admission.deadline_s(None))
         await begin(script)
-        await asyncio.sleep(1.0)
-        # After this answer a computation is expected to take 1 s; the second request has less than that left.
-        second = admission.submit(2, admission.deadline_s(900_000))
+        await asyncio.sleep(0.5)
+        # After this answer a computation is expected to take 0.5 s; the second request has less than that left.
+        second = admission.submit(2, admission.deadline_s(400_000))
         third = admission.submit(3, admission.deadline_s(None))
         started = time.monotonic()
         script.gate.set()
         assert await first.future == 2
         with pytest.raises(RequestError, match="waiting in the queue"):
             await second.future
-        assert time.monotonic() - started < 0.7, "it is told at once, not at its deadline"
+        assert time.monotonic() - started < 0.3, "it is told at once, not at its deadline"
         assert await third.future == 6
         # Alone in line it is tried all the same, or a wrong estimate would never be corrected.
-        assert await admission.submit(4, admission.deadline_s(900_000)).future == 8
+        assert await admission.submit(4, admission.deadline_s(400_000)).future == 8
 
     assert run(scenario, events, timeout_ms=5000).seen == [1, 3, 4]
     assert events == ["queue"]

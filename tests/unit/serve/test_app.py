@@ -211,7 +211,7 @@ def test_a_deadline_is_kept_while_the_model_is_busy(start_server: Start, request
     status, answer, _ = running.infer(request_body([2], timeout=100_000))
     assert status == 504
     assert "waiting in the queue" in answer["error"]
-    assert time.monotonic() - started < 4.0, "its own 0.1 s, not the 8 s of the first"
+    assert time.monotonic() - started < 1.0
     running.scorer.gate.set()
     first.join(5)
     assert running.scorer.num_started == 1
