@@ -7,6 +7,7 @@ random. `make test` takes five of them, `make test-slow` all, and every named po
 from __future__ import annotations
 
 import fcntl
+import signal
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -56,19 +57,20 @@ def instants() -> list[Any]:
     ]
 
 
-def kill_at_random(nursery: Nursery, reference: Reference, workers: int, number: int) -> tuple[Runs, Outcome]:
-    """A run killed after a keyed share of the uninterrupted run's time; sooner, where it had come to its end by then.
+def interrupt(nursery: Nursery, workers: int, delay_s: float, name: str, since: str = "") -> tuple[Runs, Outcome]:
+    """A run that a signal interrupts so long after its start, or after the path `since` in it; sooner, if it had ended.
 
-    Its end is `done` in STATUS. The process lives on for a while, and a kill in that while interrupts nothing: see
-    test_a_kill_after_the_end_leaves_a_finished_run.
+    Its end is `done` in STATUS. The process lives on for a while, in which a signal may end it but interrupts nothing:
+    see test_a_kill_after_the_end_leaves_a_finished_run.
     """
-    delay = keyed_random.uniform(20, workers, number).item() * reference.seconds
     while True:
         runs = nursery.runs()
-        outcome = runs.train(workers, after_s=delay)
+        order = {"from": f"{runs.name}/[0-9]*_small_*/{since}"} if since else {}
+        outcome = runs.train(workers, after_s=delay_s, signal=name, **order)
         if not runs.done:
             return runs, outcome
-        delay *= 0.7
+        assert outcome.code in (0, -signal.Signals[name]), outcome.log
+        delay_s *= 0.7
 
 
 def finish(runs: Runs, reference: Reference, workers: int = 0) -> None:
@@ -88,7 +90,8 @@ def test_a_killed_run_resumes_to_the_same_bits(
     if number < len(NAMED):
         outcome = runs.train(workers, at=NAMED[number], action="kill")
     else:
-        runs, outcome = kill_at_random(nursery, reference, workers, number)
+        delay_s = keyed_random.uniform(20, workers, number).item() * reference.seconds
+        runs, outcome = interrupt(nursery, workers, delay_s, "SIGKILL")
     assert outcome.code == KILLED, outcome.log
     runs.check_readable()
     finish(runs, reference, workers)
@@ -135,14 +138,8 @@ def test_many_kills_of_one_run_and_another_number_of_workers_each_time(runs: Run
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_sigterm_saves_and_asks_to_be_resumed(nursery: Nursery, reference: Reference, number: int) -> None:
     workers = WORKERS[number % len(WORKERS)]
-    delay = keyed_random.uniform(21, number).item() * reference.seconds / 2
-    while True:
-        runs = nursery.runs()
-        started = f"{runs.name}/[0-9]*_small_*/checkpoints/step-00000000"
-        outcome = runs.train(workers, after_s=delay, signal="SIGTERM", **{"from": started})
-        if not runs.done:
-            break
-        delay *= 0.7
+    delay_s = keyed_random.uniform(21, number).item() * reference.seconds / 2
+    runs, outcome = interrupt(nursery, workers, delay_s, "SIGTERM", since="checkpoints/step-00000000")
     assert outcome.code == RESUME_ME, outcome.log
     (run,) = runs.all
     assert (run / "STATUS").read_text() == "preempted\n"
