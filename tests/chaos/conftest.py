@@ -93,7 +93,7 @@ class Runs:
 
     def leftovers(self) -> list[Path]:
         """Temporary files and folders of writers that are gone."""
-        return sorted(self.folder.rglob(".*.tmp-*"))
+        return sorted([*self.folder.rglob(".*.tmp-*"), *self.folder.rglob(".*.gone-*")])
 
 
 class Nursery:

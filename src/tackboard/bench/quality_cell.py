@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import importlib
 import os
@@ -43,6 +42,7 @@ from tackboard.core import keyed_random
 from tackboard.core.config import suggest
 from tackboard.core.errors import DataError, Preempted, TackboardError, UsageError
 from tackboard.core.files import read_json, remove_directory, write_json_atomic
+from tackboard.core.locks import try_lock, wait_for_lock
 from tackboard.core.machine import peak_rss_bytes
 from tackboard.core.progress import say
 from tackboard.core.rundir import RunDirectory
@@ -479,12 +479,13 @@ def _watch(parent: int) -> None:
 @contextlib.contextmanager
 def _alone(work: Work, cell: Cell) -> Iterator[None]:
     """Waits for another process that works on the same cell; what it finishes is found then."""
-    with work.log(cell).with_suffix(".lock").open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            say("waiting: another process works on this cell")
-            fcntl.lockf(file, fcntl.LOCK_EX)
+    path = work.log(cell).with_suffix(".lock")
+    with try_lock(path) as is_first:
+        if is_first:
+            yield
+            return
+    say("waiting: another process works on this cell")
+    with wait_for_lock(path):
         yield
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from tackboard.core import keyed_random
 from tackboard.core.config import suggest
 from tackboard.core.errors import DataError, UsageError
+from tackboard.core.files import staging_directory
 from tackboard.core.progress import say
 from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.public import listing
@@ -163,8 +163,7 @@ def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | Non
     datasets.mkdir(parents=True, exist_ok=True)
     for rule in missing:
         say(f"preparing {paths[rule].name}")
-        making = datasets / f".making-{os.getpid()}"
-        try:
+        with staging_directory(paths[rule]) as making:
             snapshot = write_dataset(
                 making,
                 bench.name,
@@ -173,9 +172,8 @@ def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | Non
                 user_attributes=content.users,
                 source=about | {"ties": rule},
             )
-            os.rename(snapshot, paths[rule])
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+            if not paths[rule].exists():
+                os.rename(snapshot, paths[rule])
     return paths
 
 

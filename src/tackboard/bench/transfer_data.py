@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core import keyed_random
+from tackboard.core.files import staging_directory
 from tackboard.core.progress import say
 from tackboard.data.index import ItemFrequencies
 from tackboard.data.loader import stored_batch
@@ -79,8 +79,7 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
     offsets = user_offsets(path)
     kept = ranges(offsets[:-1], ends)
     say(f"writing {target.name}: {len(kept):,} of {events.num_rows:,} events")
-    making = target.parent / f".making-{os.getpid()}"
-    try:
+    with staging_directory(target) as making:
         snapshot = write_dataset(
             making,
             dataset.name,
@@ -90,8 +89,6 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
         )
         if not target.exists():
             os.rename(snapshot, target)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
     return target
 
 

@@ -82,10 +82,15 @@ class CheckpointStore:
                 for name, document in (documents or {}).items():
                     write_json_atomic(temporary / name, dict(document))
                 write_json_atomic(temporary / "state.json", dict(state))
-                write_manifest(temporary, KIND, {"step": step})
+                meant = [*(f"{group}.safetensors" for group in groups), *(documents or {}), "state.json"]
+                write_manifest(temporary, KIND, {"step": step}, meant=meant)
         self.point_latest(final)
         self._prune(final)
         return final
+
+    def clean(self) -> None:
+        """Removes what killed writers left. Only for who holds the run's lock."""
+        remove_leftovers(self.folder)
 
     def point_latest(self, path: Path) -> None:
         """Makes `latest` name `path`, a checkpoint of this folder."""
@@ -93,7 +98,6 @@ class CheckpointStore:
 
     def find_latest(self) -> Path | None:
         """The newest checkpoint that verifies, or None. A damaged one is passed over with a word on stderr."""
-        remove_leftovers(self.folder)
         for path in reversed(self.complete()):
             try:
                 verify_manifest(path, KIND)

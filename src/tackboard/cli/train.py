@@ -65,8 +65,6 @@ def train(
     trainer = Trainer(config, run, source, quiet=False)
     if is_new:
         run.write(config_to_json(config))
-    else:
-        run.make_latest()
     trainer.train()
     result: dict[str, Any] = {
         "run": str(run.path),

@@ -3,6 +3,15 @@
 Everything durable goes temp file → flush → fsync → rename → fsync of the folder. A kill at any instant leaves the old
 content or the new one. `observer` is called with the name of each point between those moves; the chaos tests set it
 to kill the process there.
+
+What a writer has not finished bears a temporary name that nobody else can have:
+
+    .NAME.tmp-TOKEN         a file, a link, or a folder
+    .NAME.tmp-TOKEN.lock    held while that folder is being written (see locks.py)
+    .NAME.gone-TOKEN        a folder that is being deleted
+
+Decided: a folder whose lock is held is left alone, in whatever container its writer runs. A temporary file or link
+needs no lock. Its writer has the content in memory and writes it again if a cleaner takes it for a leftover.
 """
 
 from __future__ import annotations
@@ -14,16 +23,23 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tackboard.core.errors import CorruptFileError, StorageError, UsageError
+from tackboard.core.locks import try_lock
 
 observer: Callable[[str], None] | None = None
 """Called at each named point of a durable write; None outside the chaos tests."""
 
 CHUNK_BYTES = 1 << 20
+NUM_TRIES = 10
+"""How often a small file is written again when a cleaner takes its temporary file for a leftover."""
+LOCK_SUFFIX = ".lock"
+UNLOCKED_DAYS = 1
+"""Age at which a temporary folder without a lock file, as older versions made, counts as left behind."""
 
 STORAGE_FAULTS = {
     errno.ENOSPC: "make room on that disk, then run the command again",
@@ -60,8 +76,8 @@ def fsync_path(path: Path) -> None:
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`; readers see the old bytes or all of the new ones."""
     name = path.name
-    temporary = path.with_name(f".{name}.tmp-{os.getpid()}")
-    try:
+
+    def write(temporary: Path) -> None:
         reach(f"{name}:before-write")
         with temporary.open("wb") as file:
             file.write(data)
@@ -69,12 +85,30 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
             reach(f"{name}:after-write")
             os.fsync(file.fileno())
         reach(f"{name}:after-fsync")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    reach(f"{name}:after-rename")
+
+    _replace(path, write)
+
+
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Renames what `write` makes under a temporary name to `path`."""
+    for left in reversed(range(NUM_TRIES)):
+        temporary = _temporary(path)
+        try:
+            write(temporary)
+            os.replace(temporary, path)
+            break
+        except FileNotFoundError:
+            if not left or not path.parent.is_dir():
+                raise
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    reach(f"{path.name}:after-rename")
     fsync_path(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp-{os.urandom(6).hex()}")
 
 
 def write_text_atomic(path: Path, text: str) -> None:
@@ -89,48 +123,60 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 def replace_symlink(link: Path, target: str) -> None:
     """Points `link` at `target` (a name in the same folder) in one rename."""
-    temporary = link.with_name(f".{link.name}.tmp-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
+
+    def write(temporary: Path) -> None:
         temporary.symlink_to(target)
         reach(f"{link.name}:before-rename")
-        os.replace(temporary, link)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    reach(f"{link.name}:after-rename")
-    fsync_path(link.parent)
+
+    _replace(link, write)
+
+
+@contextlib.contextmanager
+def staging_directory(final: Path) -> Iterator[Path]:
+    """An empty folder beside `final` that no cleaner touches while the block runs; it goes with the block."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(final)
+    with try_lock(temporary.with_name(temporary.name + LOCK_SUFFIX)):
+        try:
+            temporary.mkdir()
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
     """A temporary folder that becomes `final` when the block ends, or vanishes when it raises.
 
-    The caller fsyncs the files it writes (`write_manifest` does so for all of them). An existing `final` is an error.
+    The caller fsyncs the files it writes (`write_manifest` does so for all of them). An existing `final` is an error,
+    also one that another process made during the block.
     """
-    temporary = final.with_name(f".{final.name}.tmp-{os.getpid()}")
+    taken = UsageError(f"{final} exists already", fix="choose another name, or remove it first")
     if final.exists():
-        raise UsageError(f"{final} exists already", fix="choose another name, or remove it first")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(final.parent, final.name)
-    temporary.mkdir()
+        raise taken
     try:
-        yield temporary
-        fsync_path(temporary)
-        reach(f"{final.name}:before-rename")
-        os.rename(temporary, final)
-        reach(f"{final.name}:after-rename")
-        fsync_path(final.parent)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
+        with staging_directory(final) as temporary:
+            remove_leftovers(final.parent, final.name)
+            yield temporary
+            fsync_path(temporary)
+            reach(f"{final.name}:before-rename")
+            try:
+                os.rename(temporary, final)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                raise taken from None
+            reach(f"{final.name}:after-rename")
+            fsync_path(final.parent)
+    except OSError as error:
+        if error.filename is None:
             error.filename = str(final)  # Libraries that write do not always say where.
         raise
 
 
 def remove_directory(path: Path) -> None:
     """Deletes a folder as if at once: it gets a temporary name first, so a kill never leaves half of it as `path`."""
-    doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    doomed = path.with_name(f".{path.name}.gone-{os.urandom(6).hex()}")
     reach(f"{path.name}:before-removal")
     os.rename(path, doomed)
     reach(f"{path.name}:during-removal")
@@ -138,21 +184,43 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> int:
-    """Deletes what killed writers of `name`, or of anything, left in `folder`; returns how many.
-
-    That is `.NAME.tmp-PID` of processes that are gone.
-    """
+    """Deletes what killed writers of `name`, or of anything, left in `folder`; returns how many."""
+    stem = "*" if name is None else glob.escape(name)
     removed = 0
-    for path in folder.glob(f".{'*' if name is None else glob.escape(name)}.tmp-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
+    for lock in folder.glob(f".{stem}.tmp-*{LOCK_SUFFIX}"):
+        with try_lock(lock, create=False) as is_dead:
+            if is_dead:
+                removed += _remove(lock.with_name(lock.name.removesuffix(LOCK_SUFFIX)))
+    for path in [*folder.glob(f".{stem}.tmp-*"), *folder.glob(f".{stem}.gone-*")]:
+        if path.name.endswith(LOCK_SUFFIX) or path.with_name(path.name + LOCK_SUFFIX).exists():
             continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        removed += 1
+        if _is_folder(path) and ".gone-" not in path.name and not _is_old(path):
+            continue
+        removed += _remove(path)
     return removed
+
+
+def _remove(path: Path) -> int:
+    """Deletes a file, a link or a folder, if it is there; returns how many of them."""
+    if _is_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return 1
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return 1
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > UNLOCKED_DAYS * 86_400
+    except FileNotFoundError:
+        return False
 
 
 def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageError | None:

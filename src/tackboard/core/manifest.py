@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.core.errors import CorruptFileError, DataError, StorageError
 from tackboard.core.files import fsync_path, reach, sha256_file, write_bytes_atomic
 
 MANIFEST = "MANIFEST.json"
@@ -23,9 +23,15 @@ _END = b'"\n}\n'
 _HEX_DIGITS = 64
 
 
-def write_manifest(folder: Path, kind: str, extra: Mapping[str, Any] | None = None) -> None:
-    """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` is stored beside the list."""
-    files = []
+def write_manifest(
+    folder: Path, kind: str, extra: Mapping[str, Any] | None = None, *, meant: Collection[str] | None = None
+) -> None:
+    """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` is stored beside the list.
+
+    `meant` names the files that the caller wrote. If one is missing or there are others, StorageError is raised and
+    nothing is sealed: somebody else has been in the folder. None takes what is there, to seal a changed folder again.
+    """
+    files: list[dict[str, Any]] = []
     for path in _listed_files(folder):
         fsync_path(path)
         reach(f"{path.name}:after-fsync")
@@ -33,6 +39,13 @@ def write_manifest(folder: Path, kind: str, extra: Mapping[str, Any] | None = No
         files.append({"name": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)})
     for path in sorted(p for p in folder.rglob("*") if p.is_dir()):
         fsync_path(path)
+    differing = set() if meant is None else {entry["name"] for entry in files} ^ set(meant)
+    if differing:
+        raise StorageError(
+            f"{folder} does not hold what was written to it: {', '.join(sorted(differing)[:5])}",
+            allowed="nothing was kept; another process removed or added files there",
+            fix="stop the other process, then run the command again",
+        )
     content = {"kind": kind, "format_version": FORMAT_VERSION, **(extra or {}), "files": files}
     write_bytes_atomic(folder / MANIFEST, seal(content))
 

@@ -22,16 +22,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tackboard.core.errors import DataError, UsageError
+from tackboard.core.errors import DataError, UsageError, counted
 from tackboard.core.files import (
     new_directory,
     read_json,
     remove_leftovers,
     replace_symlink,
+    write_bytes_atomic,
     write_json_atomic,
     write_text_atomic,
 )
+from tackboard.core.progress import say
 
+STATUSES = ("running", "done", "preempted")
 RECORDED_PACKAGES = ("tackboard", "torch", "numpy", "pyarrow", "safetensors")
 
 
@@ -69,14 +72,17 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """An existing run; torn last lines of its JSON-lines files and other remains of a kill are removed."""
+        """An existing run, as it lies there: another process may be writing it, so nothing is changed."""
         run = cls(path.resolve())
         if not (run.path / "config.json").is_file():
             raise DataError(f"{path} is not a run", allowed="a run folder holds config.json", fix="ls runs/")
-        remove_leftovers(run.path)
-        for name in ("metrics.jsonl", "events.jsonl"):
-            _cut_torn_line(run.path / name)
         return run
+
+    def clean(self) -> None:
+        """Removes torn last lines of the JSON-lines files and other remains of a kill. Needs the run's lock."""
+        remove_leftovers(self.path)
+        for name in ("metrics.jsonl", "events.jsonl"):
+            _cut_torn_line(self.path / name)
 
     def make_latest(self) -> None:
         """Points `latest` of the folder of runs at this one."""
@@ -90,9 +96,12 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """`running`, `done`, `preempted` or `failed: reason`; `new` before the first step."""
-        path = self.path / "STATUS"
-        return path.read_text().strip() if path.exists() else "new"
+        """`running`, `done`, `preempted` or `failed: reason`; `new` before the first step, `unknown` if unreadable."""
+        try:
+            text = (self.path / "STATUS").read_bytes().decode(errors="replace").strip()
+        except FileNotFoundError:
+            return "new"
+        return text if text in STATUSES or text.startswith("failed: ") else "unknown"
 
     def set_status(self, status: str) -> None:
         """Replaces STATUS."""
@@ -115,16 +124,26 @@ class RunDirectory:
             file.write(f"{stamp} {line}\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All metric lines, in order."""
-        path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """All metric lines that can be read, in order."""
+        return [metrics for _, metrics in self._metric_lines() if metrics is not None]
 
     def cut_metrics_after(self, step: int) -> None:
-        """Drops metric lines of steps past `step`: a resumed run will write them again."""
+        """Drops metric lines of steps past `step`, which a resumed run writes again, and damaged ones, with a warning.
+
+        Metrics are for people. A checkpoint holds all that a run needs, so a damaged line does not stop the run.
+        """
+        lines = self._metric_lines()
+        if num_damaged := sum(metrics is None for _, metrics in lines):
+            say(f"warning: {self.path / 'metrics.jsonl'} has {counted(num_damaged, 'damaged line')}, dropped")
+        kept = [line for line, metrics in lines if metrics is not None and metrics["step"] <= step]
+        if len(kept) < len(lines):
+            write_bytes_atomic(self.path / "metrics.jsonl", b"".join(line + b"\n" for line in kept))
+
+    def _metric_lines(self) -> list[tuple[bytes, dict[str, Any] | None]]:
+        """The lines of metrics.jsonl and what each says; None where a line is damaged."""
         path = self.path / "metrics.jsonl"
-        if path.exists():
-            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
-            write_text_atomic(path, "".join(line + "\n" for line in kept))
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [(line, _metrics_in(line)) for line in lines]
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         # JSON has no infinity: a figure that is not finite is written as null.
@@ -171,4 +190,12 @@ def _version(package: str) -> str | None:
 
 def _cut_torn_line(path: Path) -> None:
     if path.exists() and (data := path.read_bytes()) and not data.endswith(b"\n"):
-        write_text_atomic(path, data[: data.rfind(b"\n") + 1].decode())
+        write_bytes_atomic(path, data[: data.rfind(b"\n") + 1])
+
+
+def _metrics_in(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and type(value.get("step")) is int else None

@@ -62,7 +62,7 @@ def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False)
     rules = _rules(config)
     with contextlib.closing(open_impressions(dataset, config.shown)) as impressions:
 
-        def fill(staging: Path) -> None:
+        def fill(staging: Path) -> tuple[str, ...]:
             end_ms, num_future = newest_time(dataset, "received_ms")
             with Progress("labelling", total=dataset.num_events, unit="events", quiet=quiet) as progress:
                 layout, counts = _write_rows(dataset, config, impressions, end_ms, staging / REQUESTS, progress)
@@ -70,8 +70,10 @@ def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False)
             layout.write(staging)
             content = {"version": VERSION, **rules, "inputs": inputs, "end_ms": end_ms}
             write_json_atomic(staging / LABELS, content | {"counts": dataclasses.asdict(counts)})
+            return written
 
-        path = derive_snapshot(dataset, "labels", rules, replaced=(REQUESTS, LABELS, LAYOUT), fill=fill)
+        written = (REQUESTS, LABELS, LAYOUT)
+        path = derive_snapshot(dataset, "labels", rules, replaced=written, fill=fill)
     result = read_labels(path)
     assert result is not None
     return result

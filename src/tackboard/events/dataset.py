@@ -34,8 +34,10 @@ from tackboard.core.config import suggest
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import new_directory, read_json, remove_leftovers, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
+from tackboard.core.progress import say
 from tackboard.events.entities import entity_table, split_versions
 from tackboard.events.forgetting import promote, read_forgotten, refuse_dangling, shown_to_others, without_forgotten
+from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
 from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import describe
@@ -209,7 +211,8 @@ def write_dataset(
     remove_leftovers(folder)
     snapshot = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + _content_hash(tables, truth)[:8]
     final = folder / snapshot
-    if not final.exists():
+    documents = {"statistics.json": describe(completed, items)} | ({} if truth is None else {"truth.json": truth})
+    try:
         with new_directory(final) as temporary:
             layout.write(temporary)
             for table_name, table in tables.items():
@@ -217,10 +220,15 @@ def write_dataset(
                 if rows is None:
                     rows = np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows)
                 write_buckets(to_stored(table), rows, temporary / f"{table_name}.parquet")
-            write_json_atomic(temporary / "statistics.json", describe(completed, items))
-            if truth is not None:
-                write_json_atomic(temporary / "truth.json", truth)
-            write_manifest(temporary, KIND, {"name": name, "source": dict(source or {})})
+            for file_name, document in documents.items():
+                write_json_atomic(temporary / file_name, document)
+            meant = [LAYOUT, *(f"{table_name}.parquet" for table_name in tables), *documents]
+            write_manifest(temporary, KIND, {"name": name, "source": dict(source or {})}, meant=meant)
+    except UsageError:
+        if not (final / MANIFEST).is_file():
+            raise
+        # The name holds the second and a hash of the content, so the content is the same.
+        say(f"the same events were imported in the same second: {final} is the snapshot of both imports")
     promote(final, forgotten)
     return final
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from numpy.typing import NDArray
 from tackboard.core.errors import CorruptFileError, DataError, UsageError, counted
 from tackboard.core.files import remove_leftovers, replace_symlink, write_bytes_atomic
 from tackboard.core.hashing import string_id
+from tackboard.core.locks import wait_for_lock
 from tackboard.core.manifest import MANIFEST, seal, unseal
 from tackboard.events.schema import ids_of, numpy_column
 
@@ -279,10 +278,6 @@ def forget_users(names: Sequence[str], folders: Sequence[Path]) -> list[Listed]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The list and `latest` of a folder change under this lock only. It is on the folder, so no file is left behind."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    """The list and `latest` of a folder change under this lock only."""
+    with wait_for_lock(folder / ".lock"):
         yield
-    finally:
-        os.close(descriptor)

@@ -140,8 +140,8 @@ class _Writer:
         self._first_users: list[int] = []
         self._num_rows: list[int] = []
 
-    def fill(self, staging: Path) -> None:
-        """Everything of `REWRITTEN` that the old snapshot has."""
+    def fill(self, staging: Path) -> list[str]:
+        """Writes everything of `REWRITTEN` that the old snapshot has, and a layout; returns the names of the files."""
         self._write_events(staging)
         if not self._num_rows:
             raise DataError(
@@ -159,6 +159,7 @@ class _Writer:
         columns = ["user", "item", "action", "surface", "time_ms", "user_id", "item_id", *self._dataset.fields]
         items = pq.read_table(staging / ITEMS)
         write_json_atomic(staging / STATISTICS, describe(pq.read_table(staging / EVENTS, columns=columns), items))
+        return [name for name in REWRITTEN if name == LAYOUT or self._has(name)]
 
     def _has(self, name: str) -> bool:
         return (self._dataset.path / name).is_file()

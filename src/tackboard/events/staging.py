@@ -52,13 +52,14 @@ def _check_still_newest(source: Path) -> None:
 
 
 def derive_snapshot(
-    dataset: Dataset, note: str, what: Any, *, replaced: Collection[str], fill: Callable[[Path], None]
+    dataset: Dataset, note: str, what: Any, *, replaced: Collection[str], fill: Callable[[Path], Collection[str]]
 ) -> Path:
     """A snapshot with the files of `dataset`, the newest one, but for `replaced`, and those that `fill` writes.
 
-    `what` is JSON that decides, together with the old snapshot, what `fill` will write; its digest is noted in the
-    manifest under `note`. Whatever `fill` raises leaves the old snapshot in use. Returns the new one's path. A snapshot
-    with forgotten users raises DataError, unless `fill` writes the users anew.
+    `fill` returns the names of the files it wrote. `what` is JSON that decides, together with the old snapshot, what
+    they will hold; its digest is noted in the manifest under `note`. Whatever `fill` raises leaves the old snapshot in
+    use. Returns the new one's path. A snapshot with forgotten users raises DataError, unless `fill` writes the users
+    anew.
     """
     check_newest(dataset)
     source = dataset.path.resolve()
@@ -72,11 +73,11 @@ def derive_snapshot(
     if final is None:
         final = source.with_name(f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{identity[:8]}")
         with new_directory(final) as staging:
-            _link_files(dataset, staging, replaced)
-            fill(staging)
+            meant = {*_link_files(dataset, staging, replaced), *fill(staging)}
             # Read from the manifest, so that what another tackboard noted there stays.
             noted = {key: value for key, value in dataset.manifest.items() if key not in _OWN_KEYS}
-            write_manifest(staging, KIND, noted | {note: {"identity": identity, "from": source.name}})
+            noted |= {note: {"identity": identity, "from": source.name}}
+            write_manifest(staging, KIND, noted, meant=meant)
             _check_still_newest(source)
     promote(final, forgotten)
     return final
@@ -91,12 +92,10 @@ def _made_before(folder: Path, note: str, identity: str) -> Path | None:
     return None
 
 
-def _link_files(dataset: Dataset, staging: Path, replaced: Collection[str]) -> None:
+def _link_files(dataset: Dataset, staging: Path, replaced: Collection[str]) -> list[str]:
     """The files of the old snapshot under the same names; they never change, so a hard link is as good as a copy."""
-    for entry in dataset.manifest["files"]:
-        name = str(entry["name"])
-        if name in replaced:
-            continue
+    names = [str(entry["name"]) for entry in dataset.manifest["files"] if entry["name"] not in replaced]
+    for name in names:
         target = staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -104,3 +103,4 @@ def _link_files(dataset: Dataset, staging: Path, replaced: Collection[str]) -> N
         except OSError:
             # Some file systems know no links, and some allow only so many.
             shutil.copyfile(dataset.path / name, target)
+    return names

@@ -22,6 +22,7 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, write_text_atomic
 from tackboard.core.manifest import write_manifest
 from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.models.interface import build_model, describe_model, features_of, recorded_code_file, restore_config
 
@@ -59,7 +60,9 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
         features.write(folder)
         write_signature(folder, signature)
         write_text_atomic(folder / "card.md", _card(signature, checkpoint))
-        write_manifest(folder, KIND, {"name": name, "version": version})
+        tensors = ["dense.safetensors", *(table["file"] for table in signature.tables.values())]
+        meant = [*tensors, FEATURES, "signature.json", "card.md"]
+        write_manifest(folder, KIND, {"name": name, "version": version}, meant=meant)
     num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     return {
         "bundle": str(bundle),

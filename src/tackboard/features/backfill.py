@@ -61,12 +61,14 @@ def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> 
         return result
     check_data(features.trimmed(computed), dataset)
 
-    def fill(staging: Path) -> None:
+    def fill(staging: Path) -> tuple[str, ...]:
         with Progress("computing features", total=dataset.num_events, unit="events", quiet=quiet) as progress:
             _write_rows(dataset, features, kept, staging / FEATURES, progress)
         features.write(staging)
+        return written
 
-    final = derive_snapshot(dataset, "features", features.to_json(), replaced=(FEATURES, FILE_NAME), fill=fill)
+    written = (FEATURES, FILE_NAME)
+    final = derive_snapshot(dataset, "features", features.to_json(), replaced=written, fill=fill)
     return dataclasses.replace(result, path=final)
 
 

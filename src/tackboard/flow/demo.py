@@ -7,7 +7,6 @@ itself writes; scores that differ from the offline ones by more than 1e-5 of the
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.core.files import read_json, write_json_atomic, write_text_atomic
+from tackboard.core.locks import try_lock
 from tackboard.core.machine import peak_rss_bytes
 from tackboard.core.rundir import describe_environment
 from tackboard.features.serving_log import KEY_BYTES
@@ -134,13 +134,11 @@ def claim_folder(out: Path) -> Iterator[None]:
             fix="tackboard demo --out ANOTHER_FOLDER",
         )
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with try_lock(out / ".lock") as held:
+        if not held:
             raise UsageError(
                 f"another demo is running in {out}", fix="wait for it, or tackboard demo --out ANOTHER_FOLDER"
-            ) from None
+            )
         for name in OWN_NAMES:
             path = out / name
             if path.is_dir() and not path.is_symlink():

@@ -8,7 +8,6 @@ and dropout are functions of the seed and the step. That is why a killed run, re
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
 from tackboard.core.files import storage_error
 from tackboard.core.hashing import mix64
+from tackboard.core.locks import silence_to_wait_for, wait_for_lock
 from tackboard.core.machine import has_nvidia_driver, usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
@@ -102,6 +102,9 @@ class Trainer:
     def train(self, *, quiet: bool = False) -> None:
         """Trains to the last step, or raises: DivergedError, Preempted (state saved), or what went wrong."""
         with _only_process(self.run), _stop_signals(lambda: self.is_compiling) as stop:
+            self.run.clean()
+            self.store.clean()
+            self.run.make_latest()
             self._resume_or_start()
             self.run.set_status("running")
             try:
@@ -375,14 +378,15 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
 def _only_process(run: RunDirectory) -> Iterator[None]:
     """Holds the run's lock; a second process on the same run would tear its files.
 
-    It is a lock of this process alone. One of the file's descriptor (flock) would be shared with processes that it
-    starts, which may outlive a trainer that was killed, and would keep the run from being taken up again.
+    A trainer that died on another host cannot always be told from a living one before its lease is over: wait for that.
     """
-    with (run.path / "lock").open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise UsageError(f"{run.path} is being trained by another process", fix="wait for it, or stop it") from None
+    path = run.path / "lock"
+    patience_s = silence_to_wait_for(path)
+    if patience_s:
+        say(f"another host held {path} a moment ago: waiting {patience_s:.0f} s for a sign of life")
+    with wait_for_lock(path, patience_s) as held:
+        if not held:
+            raise UsageError(f"{run.path} is being trained by another process", fix="wait for it, or stop it")
         yield
 
 

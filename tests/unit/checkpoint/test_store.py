@@ -105,11 +105,13 @@ def test_damaged_checkpoints_never_push_out_a_good_one(store: CheckpointStore) -
 
 def test_leftovers_of_a_killed_writer_are_no_checkpoints(store: CheckpointStore) -> None:
     store.save(1, groups_of(1.0), {})
-    leftover = store.folder / f".step-00000002.tmp-{2**22 + 7}"
+    leftover = store.folder / ".step-00000002.gone-1a2b"
     leftover.mkdir()
     (store.folder / "step-00000003").mkdir()  # no manifest: never finished
     assert store.complete() == [store.folder / "step-00000001"]
     assert store.find_latest() == store.folder / "step-00000001"
+    assert leftover.exists(), "who only looks cleans nothing"
+    store.clean()
     assert not leftover.exists()
 
 

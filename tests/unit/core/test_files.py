@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,25 +117,75 @@ def test_new_directory_refuses_an_existing_one_and_leaves_it_alone(tmp_path: Pat
     assert (tmp_path / "result").is_dir()
 
 
-def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    dead, alive = 2**22 + 7, os.getppid()  # above the largest process id that Linux gives out
-    (tmp_path / f".a.tmp-{dead}").write_text("")
-    (tmp_path / f".b.tmp-{dead}").mkdir()
-    (tmp_path / f".b.tmp-{dead}" / "part").write_text("")
-    (tmp_path / f".c.tmp-{dead}").symlink_to("nowhere")
-    (tmp_path / f".d.tmp-{alive}").write_text("")
+def leave_behind(folder: Path, name: str) -> None:
+    """A folder that a killed writer of `name` was about to fill, with its lock file."""
+    script = (
+        "import os, sys; from pathlib import Path; from tackboard.core.files import new_directory\n"
+        "with new_directory(Path(sys.argv[1])) as temporary:\n"
+        "    (temporary / 'part').write_text('x'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(folder / name)]).returncode == -9
+
+
+def test_leftovers_of_dead_writers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    leave_behind(tmp_path, "b")
+    (tmp_path / ".a.tmp-1a2b").write_text("")
+    (tmp_path / ".c.tmp-1a2b").symlink_to("nowhere")
+    (tmp_path / ".d.gone-1a2b").mkdir()
     (tmp_path / "kept").write_text("")
-    assert files.remove_leftovers(tmp_path) == 3
-    assert sorted(os.listdir(tmp_path)) == [f".d.tmp-{alive}", "kept"]
+    with files.staging_directory(tmp_path / "alive") as alive:
+        (alive / "part").write_text("x")
+        assert files.remove_leftovers(tmp_path) == 4
+        assert (alive / "part").read_text() == "x"
+        assert sorted(os.listdir(tmp_path)) == sorted([alive.name, f"{alive.name}.lock", "kept"])
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_a_folder_without_a_lock_is_left_for_a_day(tmp_path: Path) -> None:
+    folder = tmp_path / ".a.tmp-12345"  # As versions before locks made it; its writer may still be alive.
+    folder.mkdir()
+    assert files.remove_leftovers(tmp_path) == 0
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(folder, (two_days_ago, two_days_ago))
+    assert files.remove_leftovers(tmp_path) == 1
+    assert os.listdir(tmp_path) == []
 
 
 def test_leftovers_can_be_limited_to_one_name(tmp_path: Path) -> None:
-    dead = 2**22 + 7
-    (tmp_path / f".a.tmp-{dead}").mkdir()
-    (tmp_path / f".b.tmp-{dead}").mkdir()
+    leave_behind(tmp_path, "a")
+    leave_behind(tmp_path, "b")
     with files.new_directory(tmp_path / "a"):
         pass
-    assert sorted(os.listdir(tmp_path)) == [f".b.tmp-{dead}", "a"]
+    left = sorted(name.partition(".tmp-")[0] for name in os.listdir(tmp_path))
+    assert left == [".b", ".b", "a"]
+
+
+def test_a_small_write_survives_a_cleaner_that_takes_its_temporary_file(tmp_path: Path) -> None:
+    seen = []
+
+    def clean(point: str) -> None:
+        if point.endswith((":after-fsync", ":before-rename")) and len(seen) < 3:
+            seen.append(point)
+            assert files.remove_leftovers(tmp_path) == 1
+
+    files.observer = clean
+    try:
+        files.write_text_atomic(tmp_path / "state", "new")
+        files.replace_symlink(tmp_path / "latest", "state")
+    finally:
+        files.observer = None
+    assert len(seen) == 3
+    assert (tmp_path / "latest").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["latest", "state"]
+
+
+def test_of_two_writers_of_one_folder_the_second_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already"), files.new_directory(tmp_path / "a") as late:
+        (late / "part").write_text("late")
+        with files.new_directory(tmp_path / "a") as early:
+            (early / "part").write_text("early")
+    assert (tmp_path / "a" / "part").read_text() == "early"
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_a_removed_directory_is_gone_under_its_name_before_its_files_go(tmp_path: Path, points: list[str]) -> None:

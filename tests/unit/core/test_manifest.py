@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tackboard.core import manifest
-from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.core.errors import CorruptFileError, DataError, StorageError
 from tackboard.core.keyed_random import permutation
 from tackboard.core.manifest import MANIFEST, read_manifest, seal, unseal, verify_manifest, write_manifest
 
@@ -40,6 +40,16 @@ def test_round_trip_lists_every_file(folder: Path) -> None:
         "tables/item.bin": 340,
     }
     assert list(json.loads((folder / MANIFEST).read_bytes()))[-1] == "sha256_of_the_above"
+
+
+@pytest.mark.parametrize("meant", [("dense.bin", "empty"), ("dense.bin", "empty", "tables/item.bin", "state.json")])
+def test_a_folder_that_does_not_hold_what_was_meant_is_not_sealed(folder: Path, meant: tuple[str, ...]) -> None:
+    (folder / MANIFEST).unlink()
+    with pytest.raises(StorageError, match=r"does not hold what was written to it: (state\.json|tables/item\.bin)"):
+        write_manifest(folder, "checkpoint", meant=meant)
+    assert not (folder / MANIFEST).exists()
+    write_manifest(folder, "checkpoint", meant=["dense.bin", "empty", "tables/item.bin"])
+    verify_manifest(folder, "checkpoint")
 
 
 def test_every_flipped_bit_of_the_manifest_is_found(folder: Path) -> None:

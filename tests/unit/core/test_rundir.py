@@ -53,13 +53,16 @@ def test_status_is_new_until_set(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "lo', '{"step": 3}', "\u00e9"])
-def test_opening_cuts_a_torn_last_line(run: RunDirectory, torn: str) -> None:
+def test_cleaning_cuts_a_torn_last_line_and_opening_changes_nothing(run: RunDirectory, torn: str) -> None:
     run.log_metrics(1, loss=0.5)
     run.log_metrics(2, loss=0.25)
     for name in ("metrics.jsonl", "events.jsonl"):
         with (run.path / name).open("ab") as file:
             file.write(torn.encode()[:-1] if not torn.isascii() else torn.encode())
+    before = (run.path / "metrics.jsonl").read_bytes()
     reopened = RunDirectory.open(run.path)
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+    reopened.clean()
     assert [(line["step"], line["loss"]) for line in reopened.read_metrics()] == [(1, 0.5), (2, 0.25)]
     assert (run.path / "events.jsonl").read_bytes() == b""
     reopened.log_metrics(3, loss=0.1)
@@ -73,6 +76,30 @@ def test_cut_metrics_drops_what_a_resumed_run_will_write_again(run: RunDirectory
         run.log_metrics(step)
     run.cut_metrics_after(4)
     assert [line["step"] for line in run.read_metrics()] == [2, 4]
+
+
+def test_every_flipped_bit_of_the_metrics_costs_at_most_its_line(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2, 3):
+        run.log_metrics(step, loss=0.5)
+    path = run.path / "metrics.jsonl"
+    intact = path.read_bytes()
+    for bit in range(8 * len(intact)):
+        damaged = bytearray(intact)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        run.clean()
+        run.cut_metrics_after(3)
+        steps = [line["step"] for line in run.read_metrics()]
+        assert len({1, 2, 3} & set(steps)) >= 1, f"bit {bit}: {steps}"
+    assert "metrics.jsonl has 1 damaged line, dropped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"", b"dond\n", b"running\nrunning\n"])
+def test_a_status_that_cannot_be_read_is_unknown(run: RunDirectory, garbage: bytes) -> None:
+    (run.path / "STATUS").write_bytes(garbage)
+    assert run.status == "unknown"
 
 
 def test_an_event_stands_in_both_logs(run: RunDirectory) -> None:

@@ -176,13 +176,14 @@ def test_labels_of_other_events_are_made_again(tmp_path: Path) -> None:
     first = label(folder, VIEWED)
     dataset = open_dataset(folder)
 
-    def correct(staging: Path) -> None:
+    def correct(staging: Path) -> list[str]:
         events = dataset.read_events()
         unknown = pa.nulls(events.num_rows, pa.string())
         clicked = pc.equal(events["action"], "click")
         requests = pc.if_else(clicked, unknown, events["request"])
         place = events.column_names.index("request")
         pq.write_table(events.set_column(place, "request", requests), staging / "events.parquet")
+        return ["events.parquet"]
 
     derive_snapshot(dataset, "corrected", 1, replaced=("events.parquet",), fill=correct)
     second = label(folder, VIEWED)

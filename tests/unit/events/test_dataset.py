@@ -57,6 +57,25 @@ def test_a_new_snapshot_moves_latest_and_leaves_the_old_one(tmp_path: Path) -> N
     assert sorted(p.name for p in (tmp_path / "log").iterdir()) == sorted([first.name, second.name, "latest"])
 
 
+def test_the_same_events_imported_at_once_are_one_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101T000000Z")  # Both began in the same second.
+    others: list[Path] = []
+
+    def import_too(point: str) -> None:
+        if point.startswith("20260101T000000Z") and point.endswith(":before-rename") and not others:
+            others.append(Path())
+            others.append(write_dataset(tmp_path, "tiny", events()))
+
+    monkeypatch.setattr(files, "observer", import_too)
+    path = write_dataset(tmp_path, "tiny", events())
+    assert others[1:] == [path]
+    assert "the same events were imported in the same second" in capsys.readouterr().err
+    assert open_dataset(tmp_path / "tiny").path == path.resolve()
+    assert sorted(entry.name for entry in (tmp_path / "tiny").iterdir()) == [path.name, "latest"]
+
+
 def test_every_flipped_byte_is_found_and_the_file_named(tmp_path: Path) -> None:
     path = write_dataset(tmp_path, "log", events())
     for name in ("events.parquet", "items.parquet", "statistics.json", "MANIFEST.json"):

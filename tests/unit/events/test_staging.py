@@ -26,9 +26,10 @@ def folder(make_dataset: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def derive(folder: Path, text: str, note: str = "words") -> Path:
-    def fill(staging: Path) -> None:
+    def fill(staging: Path) -> list[str]:
         assert (folder / "latest").resolve() != staging
         (staging / f"{note}.txt").write_text(text)
+        return [f"{note}.txt"]
 
     return derive_snapshot(open_dataset(folder), note, {"text": text}, replaced=(f"{note}.txt",), fill=fill)
 
@@ -66,7 +67,7 @@ def test_what_was_complete_is_taken_up(folder: Path, monkeypatch: pytest.MonkeyP
     assert (folder / "latest").resolve() == old
     complete = next(path for path in folder.glob("[0-9]*") if path != old)
 
-    def never(_: Path) -> None:
+    def never(_: Path) -> list[str]:
         raise AssertionError
 
     found = derive_snapshot(open_dataset(folder), "words", {"text": "one"}, replaced=(), fill=never)
@@ -76,7 +77,7 @@ def test_what_was_complete_is_taken_up(folder: Path, monkeypatch: pytest.MonkeyP
 def test_a_failure_leaves_nothing(folder: Path) -> None:
     before = sorted(os.listdir(folder))
 
-    def fail(staging: Path) -> None:
+    def fail(staging: Path) -> list[str]:
         (staging / "half.txt").write_text("x")
         raise DataError("planted")
 
@@ -90,9 +91,10 @@ def test_forgotten_users_do_not_come_along(folder: Path) -> None:
     with pytest.raises(DataError, match="still holds 1 user on the list of forgotten users"):
         derive(folder, "one")
 
-    def without(staging: Path) -> None:
+    def without(staging: Path) -> list[str]:
         users = open_dataset(folder).read_users()
         pq.write_table(users.filter(pc.not_equal(users["user_id"], 2)), staging / "users.parquet")
+        return ["users.parquet"]
 
     path = derive_snapshot(open_dataset(folder), "fewer", 1, replaced=("users.parquet",), fill=without)
     assert derive(folder, "one") != path
@@ -101,8 +103,9 @@ def test_forgotten_users_do_not_come_along(folder: Path) -> None:
 def test_a_user_who_is_forgotten_meanwhile(folder: Path) -> None:
     old = (folder / "latest").resolve()
 
-    def forget(_: Path) -> None:
+    def forget(_: Path) -> list[str]:
         add_forgotten(folder, [1])
+        return []
 
     with pytest.raises(DataError, match="users were forgotten while"):
         derive_snapshot(open_dataset(folder), "words", 1, replaced=(), fill=forget)
@@ -118,8 +121,9 @@ def test_only_the_newest_is_added_to(folder: Path, make_dataset: Callable[..., P
     assert refused.value.fix.startswith(f"give {folder}; if you did, another job was faster")
     newest = open_dataset(folder)
 
-    def import_meanwhile(_: Path) -> None:
+    def import_meanwhile(_: Path) -> list[str]:
         files.replace_symlink(folder / "latest", older.path.name)
+        return []
 
     with pytest.raises(DataError, match="another job made a newer snapshot of .* meanwhile"):
         derive_snapshot(newest, "words", 1, replaced=(), fill=import_meanwhile)

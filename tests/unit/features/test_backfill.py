@@ -14,6 +14,7 @@ import pytest
 
 from tackboard.core import files
 from tackboard.core.errors import DataError, UsageError
+from tackboard.core.locks import _host
 from tackboard.core.manifest import read_manifest, verify_manifest
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.features.backfill import Backfilled, backfill
@@ -233,7 +234,7 @@ def test_a_failure_half_way_leaves_the_old_snapshot(
     def fail_later(point: str) -> None:
         seen.append(point)
         if seen.count(f"{FEATURES}:after-group") == 3:
-            assert len(list(path.glob(".*.tmp-*"))) == 1
+            assert len([place for place in path.glob(".*.tmp-*") if place.is_dir()]) == 1
             raise DataError("planted")
 
     monkeypatch.setattr(files, "observer", fail_later)
@@ -310,7 +311,8 @@ def test_only_the_newest_snapshot_of_a_dataset(
 
 
 def test_leftovers_of_a_killed_backfill_are_removed(rich_dataset: Path) -> None:
-    (rich_dataset / ".20260101T000000Z-00000000.tmp-999999999").mkdir()
+    (rich_dataset / ".20260101T000000Z-00000000.tmp-1a2b").mkdir()
+    (rich_dataset / ".20260101T000000Z-00000000.tmp-1a2b.lock").write_bytes(_host())
     fill(rich_dataset)
     assert not list(rich_dataset.glob(".*"))
 

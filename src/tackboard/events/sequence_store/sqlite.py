@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tackboard.core.errors import CorruptFileError, DataError, StorageError, TackboardError, UsageError
-from tackboard.core.files import fsync_path, reach, remove_leftovers
+from tackboard.core.files import fsync_path, reach, remove_leftovers, staging_directory
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.interface import Appended, Edit, SequenceStore, visible
@@ -63,10 +63,9 @@ def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYT
     """Makes an empty store at `path`, whole or not at all; an existing file raises UsageError."""
     if path.exists():
         raise UsageError(f"{path} exists already", fix="open it, or choose another path")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path.parent, path.name)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
+    with staging_directory(path) as folder:
+        remove_leftovers(path.parent, path.name)
+        temporary = folder / path.name
         with explained(path), contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute(f"PRAGMA page_size = {page_bytes}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -82,9 +81,6 @@ def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYT
         except FileExistsError:
             raise UsageError(f"{path} exists already", fix="open it, or choose another path") from None
         fsync_path(path.parent)
-    finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
 
 
 class SqliteStore(SequenceStore):
