@@ -6,6 +6,7 @@ PID. Each test holds one writer at a point in the middle, lets another run, and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -18,6 +19,7 @@ from typing import ClassVar
 import pytest
 
 from tackboard.checkpoint.store import load_checkpoint
+from tackboard.core.locks import try_lock, wait_for_lock
 from tackboard.core.manifest import verify_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.events.dataset import open_dataset
@@ -145,3 +147,42 @@ def test_imports_at_once_all_end_well_and_leave_whole_snapshots(folder: Path) ->
         assert [writer.end() for writer in writers] == [0] * 4, [writer.log.read_text() for writer in writers]
     for snapshot in (folder / "datasets" / "shop").glob("2*"):
         assert open_dataset(snapshot).read_events().num_rows == 200
+
+
+@contextlib.contextmanager
+def mounted(kind: str, folder: Path) -> Iterator[Path]:
+    """A folder on a file system of that kind; skips where it cannot be mounted."""
+    place = folder / "place"
+    for name in ("place", "lower", "upper", "work"):
+        (folder / name).mkdir()
+    layers = f"lowerdir={folder / 'lower'},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    options = {"tmpfs": [], "overlay": ["-o", layers]}[kind]
+    if subprocess.run(["mount", "-t", kind, *options, kind, str(place)], capture_output=True).returncode != 0:
+        pytest.skip(f"{kind} cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tmpfs", "overlay"])
+def test_a_lock_holds_across_namespaces_on(folder: Path, kind: str) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tackboard.core.locks import try_lock\n"
+        "with try_lock(Path(sys.argv[1])) as held: print(held, flush=True); sys.stdin.read()"
+    )
+    with mounted(kind, folder) as place:
+        lock = place / "lock"
+        holder = subprocess.Popen(
+            [*unshare(), sys.executable, "-c", script, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        Writer.started.append(holder)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"True\n"
+        with try_lock(lock) as held:
+            assert not held
+        holder.kill()
+        holder.communicate(timeout=PATIENCE_S)
+        with wait_for_lock(lock, PATIENCE_S) as held:
+            assert held
