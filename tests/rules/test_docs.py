@@ -178,7 +178,7 @@ def test_tests_that_a_page_names_exist(path: Path) -> None:
     for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", path.read_text(encoding="utf-8")):
         assert (ROOT / file).is_file(), f"{page_name(path)} names {file}"
         if name:
-            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{page_name(path)} names {file}::{name}"
+            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{page_name(path)}: {file}::{name}"
 
 
 def test_blocks_are_read_as_markdown_means_them() -> None:
