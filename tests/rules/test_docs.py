@@ -172,6 +172,17 @@ def test_relative_links_resolve(path: Path) -> None:
             assert anchor in heading_anchors(file.read_text(encoding="utf-8")), f"{page_name(path)} links to {target}"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_named_tests_exist(path: Path) -> None:
+    """A promise names the test that holds it: `tests/folder/test_file.py::test_name`."""
+    for file, name in re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", path.read_text(encoding="utf-8")):
+        assert (ROOT / file).is_file(), f"{page_name(path)} names {file}"
+        if name:
+            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), (
+                f"{page_name(path)} names {file}::{name}"
+            )
+
+
 def test_blocks_are_read_as_markdown_means_them() -> None:
     page = "a\n```bash run\necho 1\n```\n- b\n  ```python dry\n  print(2)\n  ```\n````text\n```bash\n```\n````\n"
     blocks = blocks_of(page)
