@@ -9,7 +9,7 @@ TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-slow check distributed rivals format clean
+.PHONY: help install demo test test-slow check audit distributed rivals format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -37,6 +37,10 @@ check: ## Lint, format, types, import contract, rules, documentation
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache --no-logo
 	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q tests/rules -k "not commands_of_a_page"
+
+audit: ## What is installed: versions, licences, hashes, known vulnerabilities
+	$(INSTALL) dev --command "make audit"
+	@.venv/bin/python scripts/audit.py
 
 distributed: ## Add TorchRec and FBGEMM to .venv
 	$(INSTALL) distributed --command "make distributed"

@@ -1,10 +1,13 @@
 """Makes `.venv` in this checkout and installs one group of packages into it.
 
-In: the group (core, demo, dev, distributed, ray), pyproject.toml, requirements/, and whatever pip is configured to use.
+In: the group (core, demo, dev, distributed, ray), its lock in requirements/, and whatever pip is configured to use.
 Out: a working `.venv` with the package in editable mode, and a stamp that makes the next run return at once.
 
 Decided:
 - Only the standard library, and only syntax that Python 3.6 can parse, so that an old Python answers with a sentence.
+- Every package comes from the lock of its group, with `--require-hashes` and `--no-deps`: the lock is complete, and a
+  file with another hash is refused. torch and what its builds bring along (requirements/torch.txt) are installed apart
+  and without hashes, because the same version is another file on another index.
 - Pins carry no local suffix. Which torch build that gives is asked of pip beforehand (`--dry-run --report`), so that a
   machine without a GPU never downloads gigabytes of CUDA unannounced: the configured index or wheel folder is asked
   first, then PyTorch's public CPU index, and only then is the CUDA build taken, with a warning.
@@ -32,7 +35,6 @@ LOG = os.path.join(VENV, "install.log")
 SUPPORTED = ((3, 11), (3, 12))
 GROUPS = ("core", "demo", "dev", "distributed", "ray")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-BUILD_REQUIREMENTS = ("hatchling",)
 PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
 EXIT_USAGE = 2
 
@@ -137,10 +139,10 @@ def choose_torch(
 
 
 def read_pins(text: str) -> Dict[str, str]:
-    """`name==version` lines of a constraint or requirement file, names normalised."""
+    """`name==version` lines of a lock or constraint file, names normalised."""
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     pairs = [line.split("==") for line in lines if "==" in line]
-    return {normalised(name): version for name, version in pairs}
+    return {normalised(name): version.split()[0] for name, version in pairs}
 
 
 def normalised(name: str) -> str:
@@ -166,6 +168,14 @@ def explain_failure(stage: str, output: str, index: str) -> str:
             "{}: {}\nneeded: a package index or a folder of wheels\nfix: set PIP_INDEX_URL to an index you can reach, "
             "HTTPS_PROXY to your proxy, or PIP_FIND_LINKS to a wheel folder (with PIP_NO_INDEX=1), and run again"
         ).format(what, why)
+    if "DO NOT MATCH THE HASHES" in output:
+        found = re.search(r"^ +(.+? from .+?)(?:#\S*?)?(?: \(from -r .*)?:$", output, re.MULTILINE)
+        file = without_credentials(found.group(1)) if found else "a file"
+        return (
+            "{}: {} is refused: its hash is none of those in requirements/\nneeded: the file that PyPI offers; this "
+            "one is damaged, was built anew by your index, or has been tampered with\nfix: .venv/bin/pip cache purge, "
+            "set PIP_INDEX_URL to an index that hands on PyPI's files unchanged, and run again"
+        ).format(what, file)
     errors = [line[len("ERROR:") :].strip() for line in output.splitlines() if line.startswith("ERROR:")]
     if "No space left" in output:
         errors = ["no space left on the disk"]
@@ -195,9 +205,9 @@ def read_text(path: str) -> str:
         return file.read()
 
 
-def constraint_file(build: str) -> str:
-    """The constraint file of a torch build."""
-    return os.path.join(ROOT, "requirements", "constraints-{}.txt".format(build))
+def requirement_file(name: str) -> str:
+    """A file of requirements/: the lock of a group, or `torch`, which has no hashes."""
+    return os.path.join(ROOT, "requirements", name + ".txt")
 
 
 def group_hash(group: str) -> str:
@@ -230,11 +240,15 @@ def venv_is_supported() -> bool:
     return tuple(int(part) for part in venv_version().split(".")[:2] if part) in SUPPORTED
 
 
+def site_packages() -> str:
+    """The folder of `.venv` that packages are installed into."""
+    return os.path.join(VENV, "lib", "python" + ".".join(venv_version().split(".")[:2]), "site-packages")
+
+
 def installed_records() -> List[str]:
     """The names of all package records in `.venv`, for example `numpy-2.4.6.dist-info`."""
-    site = os.path.join(VENV, "lib", "python" + ".".join(venv_version().split(".")[:2]), "site-packages")
     try:
-        return sorted(name for name in os.listdir(site) if name.endswith(".dist-info"))
+        return sorted(name for name in os.listdir(site_packages()) if name.endswith(".dist-info"))
     except OSError:
         return []
 
@@ -312,6 +326,11 @@ def must_pip(stage: str, arguments: Sequence[str], *, show: bool = False) -> Non
         raise InstallError(explain_failure(stage, output, configured_index()))
 
 
+def locked(name: str) -> List[str]:
+    """The arguments with which pip installs exactly the files that a lock names."""
+    return ["install", "--require-hashes", "--no-deps", "-r", requirement_file(name)]
+
+
 def configured_index() -> str:
     """The index that pip uses, for messages; without credentials."""
     if os.environ.get("PIP_NO_INDEX"):
@@ -385,11 +404,12 @@ def exits_well(command: Sequence[str]) -> bool:
     return subprocess.run(list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
-def ensure_pip(pinned: str) -> None:
+def ensure_pip() -> None:
     """Brings pip to the pinned version, which reads a wheel's metadata without downloading the wheel."""
+    pinned = read_pins(read_text(requirement_file("pip")))["pip"]
     if any(name.startswith("pip-" + pinned + ".") for name in installed_records()):
         return
-    code, output = run_pip(["install", "pip==" + pinned])
+    code, output = run_pip(locked("pip"))
     if code == 0:
         return
     if UNREACHABLE.search(output) or "No matching distribution" not in output:
@@ -438,48 +458,61 @@ def ensure_torch(pin: str) -> str:
             "0.5 GB, about 15 more packages, several GB installed. To avoid it, stop now (Ctrl-C) and set "
             "PIP_FIND_LINKS to a folder with a CPU wheel, or PIP_EXTRA_INDEX_URL to " + CPU_INDEX
         )
-    arguments = ["install", "-c", constraint_file(choice.build), "torch==" + pin]
+    # Torch alone: what it requires is in the locks, or, for CUDA, is fetched afterwards from the configured places.
+    arguments = ["install", "--no-deps", "torch==" + pin]
     if choice.index_url:
-        # Only torch itself comes from there; what it requires comes from the configured places afterwards.
-        arguments += ["--no-deps", "--index-url", choice.index_url]
+        arguments += ["--index-url", choice.index_url]
     must_pip("installing torch " + pin, arguments, show=True)
     return choice.build
 
 
-def group_requirements(group: str) -> List[str]:
-    """The requirement lines of a group, from pyproject.toml."""
-    import tomllib
-
-    project = tomllib.loads(read_text(os.path.join(ROOT, "pyproject.toml")))["project"]
-    extra = project["optional-dependencies"].get(group, [])
-    return list(project["dependencies"]) + list(extra) + list(BUILD_REQUIREMENTS)
-
-
 def damaged_packages() -> List[str]:
-    """`name==version` of every installed package of which a file is missing or has another size than recorded."""
+    """The name of every installed package of which a file is missing or has another size than recorded."""
     code = (
         "import importlib.metadata as m, os\n"
         "for d in m.distributions():\n"
         "    files = d.files\n"
         "    if files is None or any(f.size is not None and (not os.path.exists(p := d.locate_file(f))\n"
         "                            or os.path.getsize(p) != f.size) for f in files):\n"
-        "        print(d.metadata['Name'], d.version.split('+')[0])\n"
+        "        print(d.metadata['Name'])\n"
     )
     output = subprocess.check_output([VENV_PYTHON, "-I", "-c", code], universal_newlines=True)
-    found = [line.split() for line in output.splitlines()]
-    return ["{}=={}".format(name, version) for name, version in found if normalised(name) != "tackboard"]
+    return [name for name in output.split() if normalised(name) != "tackboard"]
 
 
 def repair_interrupted() -> None:
-    """After a run that did not finish: reinstalls what it damaged."""
+    """After a run that did not finish: removes what it damaged; the run that asks for a package installs it again."""
+    for name in installed_records():
+        if not os.path.exists(os.path.join(site_packages(), name, "RECORD")):
+            # pip writes this list last, and refuses to remove or replace a package without it.
+            shutil.rmtree(os.path.join(site_packages(), name))
     damaged = damaged_packages()
-    if any(line.startswith("torch==") for line in damaged):
-        # Which build to fetch again, and from where, is decided afresh.
-        must_pip("removing the damaged torch", ["uninstall", "--yes", "torch"])
-        damaged = [line for line in damaged if not line.startswith("torch==")]
     if damaged:
-        say("an earlier install did not finish; reinstalling " + ", ".join(damaged))
-        must_pip("repairing " + ", ".join(damaged), ["install", "--force-reinstall", "--no-deps", *damaged], show=True)
+        say("an earlier install did not finish; installing {} again".format(", ".join(damaged)))
+    if "pip" in damaged:
+        must_pip("repairing pip", [*locked("pip"), "--force-reinstall"])
+    removed = [name for name in damaged if name != "pip"]
+    if removed:
+        must_pip("removing " + ", ".join(removed), ["uninstall", "--yes", *removed])
+
+
+def install_packages(group: str, build: str, torch_pin: str) -> None:
+    """Installs everything but torch itself."""
+    stage = "installing the {} packages".format(group)
+    must_pip(stage, locked("core" if group == "distributed" else group), show=True)
+    if build == "cuda":
+        must_pip(
+            "installing what the CUDA build of torch requires",
+            ["install", "-c", requirement_file("torch"), "torch==" + torch_pin],
+            show=True,
+        )
+    if group == "distributed":
+        # One of them comes as source only; it is built with the setuptools of the lock, not with one fetched unseen.
+        name = "distributed-cpu" if build == "cpu" else "distributed"
+        must_pip("installing TorchRec", [*locked(name), "--no-build-isolation"], show=True)
+    if group == "distributed" and build == "cuda":
+        arguments = ["install", "--no-deps", "-c", requirement_file("torch"), "fbgemm-gpu"]
+        must_pip("installing FBGEMM", arguments, show=True)
 
 
 def verify_torch(pin: str) -> None:
@@ -520,21 +553,15 @@ def install(group: str, command: str) -> None:
     ensure_venv()
     with open(MARKER, "w", encoding="utf-8"):
         pass
-    pins = read_pins(read_text(constraint_file("cpu")))
-    ensure_pip(pins["pip"])
+    torch_pin = read_pins(read_text(requirement_file("torch")))["torch"]
+    ensure_pip()
     if interrupted:
         repair_interrupted()
-    build = ensure_torch(pins["torch"])
+    build = ensure_torch(torch_pin)
     say("installing the {} packages into .venv".format(group))
-    constraints = ["-c", constraint_file(build)]
-    must_pip(
-        "installing the {} packages".format(group), ["install", *constraints, *group_requirements(group)], show=True
-    )
-    if group == "distributed":
-        requirements = os.path.join(ROOT, "requirements", "distributed-{}.txt".format(build))
-        must_pip("installing TorchRec and FBGEMM", ["install", "--no-deps", "-r", requirements], show=True)
+    install_packages(group, build, torch_pin)
     must_pip("installing tackboard itself", ["install", "--no-build-isolation", "--no-deps", "-e", ROOT])
-    verify_torch(pins["torch"])
+    verify_torch(torch_pin)
     write_stamp(group, build)
     say(".venv is ready ({})".format(group))
 

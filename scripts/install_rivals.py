@@ -52,13 +52,13 @@ def install() -> None:
     STAMP.parent.mkdir(parents=True, exist_ok=True)
     print("making .rivals/venv (Polars, pandas, Feast, datasets and Ray, about 1 GB)", flush=True)
     _run("making .rivals/venv", [sys.executable, "-m", "venv", "--clear", str(VENV)])
-    # --no-deps: the list is complete, and pip shall not add to it.
+    # --no-deps: the list is complete, and pip shall not add to it. A file with another hash is refused.
     _run(
         "installing the rivals",
         [
             str(VENV / "bin" / "python"),
             *("-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"),
-            *("install", "--no-deps", "--only-binary", ":all:", "-r", str(REQUIREMENTS)),
+            *("install", "--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", str(REQUIREMENTS)),
         ],
     )
     lend_torch()
@@ -80,7 +80,7 @@ def _run(stage: str, command: list[str]) -> None:
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
         raise InstallError(
-            f"{stage} failed: {lines[-1][:200]}\n"
+            f"{stage} failed: {next((line for line in lines if line.startswith('ERROR')), lines[-1])[:200]}\n"
             "needed: a package index or a folder of wheels that has the versions in requirements/rivals.txt\n"
             "fix: set PIP_INDEX_URL or PIP_FIND_LINKS to such a place, and run `make rivals` again"
         )

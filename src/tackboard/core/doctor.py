@@ -128,7 +128,7 @@ def collect(folder: Path) -> Facts:
         python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
         installed=installed,
         duplicates=duplicates,
-        pins=read_pins(checkout_root(), has_cuda_torch=_is_cuda(installed)),
+        pins=read_pins(checkout_root()),
         torch=ask_torch() if "torch" in installed else {},
         nvidia_driver=has_nvidia_driver(),
         cores=usable_cores(),
@@ -153,20 +153,19 @@ def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
 def checkout_root() -> Path | None:
     """The checkout this package runs from, or None if it was installed as a wheel."""
     root = Path(__file__).resolve().parents[3]
-    return root if (root / "requirements" / "constraints-cpu.txt").is_file() else None
+    return root if (root / "requirements" / "torch.txt").is_file() else None
 
 
-def read_pins(root: Path | None, *, has_cuda_torch: bool) -> dict[str, str]:
-    """The pins that belong to the installed torch build, by normalised name; empty without a checkout."""
-    if root is None:
-        return {}
-    build = "cuda" if has_cuda_torch else "cpu"
+def read_pins(root: Path | None) -> dict[str, str]:
+    """The version that the locks pin for each package, by normalised name; empty without a checkout."""
     pins: dict[str, str] = {}
-    for name in (f"constraints-{build}.txt", f"distributed-{build}.txt", "distributed.txt"):
-        for line in (root / "requirements" / name).read_text(encoding="utf-8").splitlines():
+    for path in sorted((root / "requirements").glob("*.txt")) if root else ():
+        if path.name == "rivals.txt":
+            continue  # an environment of its own, with versions of its own
+        for line in path.read_text(encoding="utf-8").splitlines():
             package, equals, version = line.partition("#")[0].strip().partition("==")
             if equals:
-                pins[normalised(package)] = version
+                pins[normalised(package)] = version.split()[0]
     return pins
 
 
@@ -215,11 +214,6 @@ def normalised(name: str) -> str:
 def public(version: str) -> str:
     """A version without its local suffix: 2.13.0+cpu becomes 2.13.0."""
     return version.partition("+")[0]
-
-
-def _is_cuda(installed: Mapping[str, str]) -> bool:
-    local = installed.get("torch", "").partition("+")[2]
-    return local.startswith("cu") or (not local and any(name.startswith("nvidia-") for name in installed))
 
 
 def _minor(version: str) -> int:

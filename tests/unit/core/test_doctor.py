@@ -16,7 +16,7 @@ import pytest
 from tackboard.core import doctor
 
 ROOT = Path(__file__).resolve().parents[3]
-PINS = doctor.read_pins(ROOT, has_cuda_torch=False)
+PINS = doctor.read_pins(ROOT)
 HEALTHY = doctor.Facts(
     python=(3, 11, 7),
     installed={**{name: PINS[name] for name in doctor.NEEDED}, "torch": "2.13.0+cpu"},
@@ -127,7 +127,7 @@ def test_needed_packages_are_those_of_the_project() -> None:
 
 
 def test_triton_lines_agree_with_the_pin() -> None:
-    pins = doctor.read_pins(ROOT, has_cuda_torch=True)
+    pins = doctor.read_pins(ROOT)
     line = next(part.repair for part in doctor.OPTIONAL if part.packages == ("triton",))
     assert line.endswith(f"triton=={pins['triton']}")
     minor = int(pins["torch"].split(".")[1])
@@ -162,4 +162,4 @@ def test_torch_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pins_are_empty_outside_a_checkout() -> None:
-    assert doctor.read_pins(None, has_cuda_torch=False) == {}
+    assert doctor.read_pins(None) == {}

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -145,7 +144,22 @@ def test_cuda_build_without_a_gpu_is_announced_with_its_size(
     output = capsys.readouterr().out
     assert "torch 2.13.0: CUDA build from the configured index (files.example.org) (no NVIDIA driver)" in output
     assert "0.5 GB" in output
-    assert "constraints-cuda.txt" in calls[0][2]
+    assert calls == [["install", "--no-deps", "torch==2.13.0"]]
+
+
+def test_what_has_no_hash_is_torch_and_what_its_builds_bring_along(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fake_pip(install, monkeypatch, {})
+    for group, build in (("dev", "cpu"), ("distributed", "cpu"), ("distributed", "cuda")):
+        install.install_packages(group, build, "2.13.0")
+    hashed = [call[4].rpartition("/")[2] for call in calls if call[1] == "--require-hashes"]
+    assert hashed == ["dev.txt", "core.txt", "distributed-cpu.txt", "core.txt", "distributed.txt"]
+    assert all(call[2:4] == ["--no-deps", "-r"] for call in calls if call[1] == "--require-hashes")
+    torch, fbgemm = (call for call in calls if call[1] != "--require-hashes")
+    pins = install.requirement_file("torch")
+    assert torch == ["install", "-c", pins, "torch==2.13.0"]
+    assert fbgemm == ["install", "--no-deps", "-c", pins, "fbgemm-gpu"]
 
 
 def test_public_cpu_index_serves_torch_alone(
@@ -154,7 +168,7 @@ def test_public_cpu_index_serves_torch_alone(
     _, cuda, public = choices(install)
     calls = fake_pip(install, monkeypatch, {None: cuda, install.CPU_INDEX: public})
     assert install.ensure_torch("2.13.0") == "cpu"
-    assert calls[0][-3:] == ["--no-deps", "--index-url", install.CPU_INDEX]
+    assert calls == [["install", "--no-deps", "torch==2.13.0", "--index-url", install.CPU_INDEX]]
     assert "warning" not in capsys.readouterr().out
 
 
@@ -246,20 +260,7 @@ def test_environment_for_pip_keeps_packages_in_place(install: ModuleType, monkey
     assert environment["PIP_INDEX_URL"] == "https://index.example.org"
 
 
-def test_pins_cover_every_group_and_carry_no_local_suffix(install: ModuleType) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [
-        *project["dependencies"],
-        *project["optional-dependencies"]["demo"],
-        *project["optional-dependencies"]["dev"],
-        *project["optional-dependencies"]["ray"],
-    ]
-    names = {install.normalised(line.split(">")[0].split("[")[0]) for line in lines} | {"pip", "hatchling"}
-    pins = {build: install.read_pins(Path(install.constraint_file(build)).read_text()) for build in ("cpu", "cuda")}
-    for build in pins:
-        assert names <= set(pins[build])
+def test_pins_carry_no_local_suffix(install: ModuleType) -> None:
     for path in (ROOT / "requirements").iterdir():
-        assert not [version for version in install.read_pins(path.read_text()).values() if "+" in version]
-    # The CUDA file is the CPU file and more, never another version of the same package.
-    assert pins["cpu"].items() <= pins["cuda"].items()
-    assert not [name for name in pins["cpu"] if name.startswith(("nvidia", "cuda"))]
+        pins = install.read_pins(path.read_text())
+        assert pins and not [version for version in pins.values() if "+" in version or not version[0].isdigit()]
