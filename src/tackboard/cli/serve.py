@@ -21,7 +21,7 @@ def serve(
     timeout_ms: int = typer.Option(1000, help="Deadline of a request that names none, in milliseconds."),
     max_body_mib: int = typer.Option(64, help="Largest request body, in MiB."),
     max_candidates: int = typer.Option(10_000, help="Most candidates in one request."),
-    max_connections: int = typer.Option(512, help="Most connections at a time."),
+    max_connections: int = typer.Option(512, help="Most connections; one more drops a waiting one or gets 429."),
     max_connections_per_address: int = typer.Option(256, help="Most connections of one client; a proxy may need more."),
     drain_timeout_s: float = typer.Option(25.0, help="Time for admitted requests after SIGTERM, in seconds."),
     threads: int | None = typer.Option(None, help="Threads of the model; all usable cores if not given."),
