@@ -16,6 +16,7 @@ server's health and gets 429 for anything else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 from collections.abc import Callable
@@ -190,10 +191,10 @@ class BoundedConnection(HttpToolsProtocol):
         """Ends this connection, which waits for its client, to make room for another."""
         self.counts.closed("made_room")
         self.open.leave(self)
-        if self._wait == "idle" or self.transport.get_write_buffer_size() > 0:
-            self.transport.abort()
-        else:
+        if (self._in_headers or self._in_body) and self.transport.get_write_buffer_size() == 0:
             self._end(429, _CROWDED, at_once=True)
+        else:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         # An answer that the client does not read would keep the next one, and the connection, waiting for ever.
@@ -407,7 +408,8 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
             return
         # To close while the client still sends would reset the connection, and the client might never see the answer.
-        self.transport.write_eof()
+        with contextlib.suppress(OSError):  # The client may have reset the connection a moment ago.
+            self.transport.write_eof()
         self.flow.resume_reading()
         self._arm(_LINGER_S, self.transport.abort)
         self._update_wait()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -352,6 +354,53 @@ def test_a_full_reserve_of_health_connections(start_server: Start, request_body:
     for client in silent:
         client.close()
     assert running.call("GET", "/v2")[0] == 200
+
+
+def test_a_crowd_leaves_nothing_behind(
+    start_server: Start, request_body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients of five addresses do good and bad things in random order; afterwards nobody is counted any more."""
+    limits = ConnectionLimits(
+        header_deadline_s=0.2,
+        body_deadline_s=0.2,
+        idle_timeout_s=0.2,
+        max_connections=12,
+        max_connections_per_address=5,
+        num_health_connections=3,
+    )
+    running = start_server(connection=limits)
+    good = infer_bytes(request_body([8]))
+    messages = (GET + b"\r\n", good, good * 20, good[:-20], GET, b"?\r\n\r\n", b"GET /v2 HTTP/1.1\r\n\r\n", good + GET)
+    chooser = random.Random(11)
+    clients: list[socket.socket] = []
+    for _ in range(1500):
+        deed = chooser.random()
+        if deed < 0.4 or not clients:
+            clients.append(connect(running.port, f"127.0.0.{chooser.randint(1, 5)}"))
+        elif deed < 0.8:
+            with suppress(OSError):
+                chooser.choice(clients).sendall(chooser.choice(messages))
+        elif deed < 0.82:
+            (running.scorer.gate.clear if running.scorer.gate.is_set() else running.scorer.gate.set)()
+            time.sleep(0.03)
+        elif deed < 0.91:
+            clients.pop(chooser.randrange(len(clients))).close()
+        else:
+            client = clients.pop(chooser.randrange(len(clients)))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()  # a reset
+    running.scorer.gate.set()
+    for client in clients:
+        client.close()
+    connections = running.server._uvicorn._connection.open
+    ends = time.monotonic() + 5
+    while running.server._uvicorn.server_state.connections and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert (connections._num_inside, connections.reserve.num_inside, connections._by_address) == (0, 0, {})
+    assert not connections.reserve.waiting
+    assert running.server.app.num_in_flight == 0
+    assert running.infer(request_body([8]))[0] == 200
+    assert not [record for record in caplog.records if record.name == "asyncio" or record.exc_info]
 
 
 def test_what_is_counted_as_one_client() -> None:
