@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from tackboard.features.serving_log import FeatureLog
+    from tackboard.scoring.scorer import Scorer
+    from tackboard.serve.server import ServeConfig
 
 
 def serve(
@@ -15,6 +21,8 @@ def serve(
     timeout_ms: int = typer.Option(1000, help="Deadline of a request that names none, in milliseconds."),
     max_body_mib: int = typer.Option(64, help="Largest request body, in MiB."),
     max_candidates: int = typer.Option(10_000, help="Most candidates in one request."),
+    max_connections: int = typer.Option(512, help="Most connections; one more drops a waiting one or gets 429."),
+    max_connections_per_address: int = typer.Option(256, help="Most connections of one client; a proxy may need more."),
     drain_timeout_s: float = typer.Option(25.0, help="Time for admitted requests after SIGTERM, in seconds."),
     threads: int | None = typer.Option(None, help="Threads of the model; all usable cores if not given."),
     code: Path | None = typer.Option(None, help="The Python file of a model of your own; it is run."),
@@ -26,17 +34,13 @@ def serve(
     log_sample: float = typer.Option(1.0, help="Share of requests that are logged, 0 to 1."),
 ) -> None:
     """Serve a bundle over the Open Inference Protocol (HTTP)."""
-    import os
-    import sys
-
     from tackboard.core.config import check
     from tackboard.core.errors import UsageError
-    from tackboard.core.files import write_text_atomic
     from tackboard.features.serving_log import FeatureLog, FeatureLogConfig, read_key
     from tackboard.serve.admission import AdmissionConfig
     from tackboard.serve.connection import ConnectionLimits
     from tackboard.serve.protocol import ProtocolLimits
-    from tackboard.serve.server import ServeConfig, Server, take_port
+    from tackboard.serve.server import ServeConfig, take_port
     from tackboard.serve.tokens import read_token
 
     check(max_body_mib >= 1, "max_body_mib", max_body_mib, "at least 1 MiB")
@@ -60,7 +64,11 @@ def serve(
             max_queue=max_queue, timeout_ms=timeout_ms, max_timeout_ms=max(timeout_ms, AdmissionConfig().max_timeout_ms)
         ),
         protocol=ProtocolLimits(max_body_bytes=max_body_mib << 20),
-        connection=ConnectionLimits(max_body_bytes=max_body_mib << 20),
+        connection=ConnectionLimits(
+            max_connections=max_connections,
+            max_connections_per_address=max_connections_per_address,
+            max_body_bytes=max_body_mib << 20,
+        ),
     )
     if port_file is not None:
         # One that a killed server left behind would send a script to the wrong port.
@@ -71,6 +79,15 @@ def serve(
 
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads)
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
+    _run(scorer, config, log, port_file)
+
+
+def _run(scorer: Scorer, config: ServeConfig, log: FeatureLog | None, port_file: Path | None) -> None:
+    import os
+    import sys
+
+    from tackboard.core.files import write_text_atomic
+    from tackboard.serve.server import Server
 
     def announce(url: str) -> None:
         if port_file is not None:

@@ -3,26 +3,45 @@
 uvicorn waits for ever for the rest of a request and accepts headers of any size. Here a request's headers must be
 complete within one deadline and its body within another, both counted from their beginning, so that a byte now and then
 does not keep a connection alive. Header bytes, header lines, tiny chunks, pipelined requests, unread answers and the
-number of connections are bounded too. A limit that is passed is answered with `{"error": …}` where an answer can still
-be sent, and the connection is closed.
+number of connections are bounded too. A limit that is passed is answered with `{"error": …}`, after the answers that
+are owed to earlier requests, and the connection is closed.
+
+Decided: when there are too many connections, of one address or in all, the newcomer is served and another connection is
+dropped: of the address that has most of them, the one that has waited longest for its client, between requests or in
+the middle of one. So a client cannot take the place of clients with fewer connections, however many it opens. A
+connection whose request is being computed is never dropped. Where nothing can be dropped, the newcomer may ask for the
+server's health and gets 429 for anything else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tackboard.core.config import check
-from tackboard.serve.errors import error_body
+from tackboard.serve.errors import RequestError, error_body
+from tackboard.serve.routes import find_route
 
+Wait = Literal["idle", "slow", "busy"]
+
+# Most requests on one connection whose answers are still owed.
 _MAX_PIPELINED = 16
 # A chunked body may start with this many chunks of any size; after that they must carry data worth their framing.
 _FREE_CHUNKS = 1024
 _MIN_MEAN_CHUNK_BYTES = 64
+# Time to ask for the health of a server that has too many connections.
+_HEALTH_DEADLINE_S = 1.0
+# Time in which a refused client may read its answer and close.
+_LINGER_S = 1.0
+_HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
+_CROWDED = "there are too many connections; try again later"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +59,11 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Most header lines."""
     max_connections: int = 512
-    """Most connections at a time; more are answered with 503 and closed."""
+    """Most connections at a time. One more drops the one that has waited longest for its client, or gets 429."""
+    max_connections_per_address: int = 256
+    """Most connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
+    num_health_connections: int = 16
+    """Connections beyond those limits that may ask for the server's health, and for nothing else."""
     max_body_bytes: int = 64 << 20
     """Largest body in bytes; as much again is read and thrown away, so that a client can read why it was refused."""
 
@@ -63,13 +86,77 @@ class _LimitError(Exception):
     """Stops the HTTP parser from inside one of its callbacks."""
 
 
+class _Room:
+    """Connections that are counted together. Those that wait for their client stand in a line, longest first."""
+
+    def __init__(self) -> None:
+        self.num_inside = 0
+        self.waiting: dict[BoundedConnection, None] = {}
+
+    def drop_one(self) -> bool:
+        """Drops the connection that has waited longest. False if none waits."""
+        for connection in self.waiting:
+            connection.drop()
+            return True
+        return False
+
+
+class OpenConnections:
+    """The open connections of one server: a room for each address, and one for those that may only ask for health."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.reserve = _Room()
+        self._by_address: dict[str, _Room] = {}
+        self._num_inside = 0
+
+    def enter(self, connection: BoundedConnection) -> None:
+        """Gives a new connection the room of its address, else the reserve, else none; may drop another one."""
+        limits, own = self.limits, self._by_address.get(connection.address) or _Room()
+        if (own.num_inside < limits.max_connections_per_address or own.drop_one()) and (
+            self._num_inside < limits.max_connections or self._drop_one_of_most()
+        ):
+            connection.room = self._by_address[connection.address] = own
+            self._num_inside += 1
+        elif self.reserve.num_inside < limits.num_health_connections or self.reserve.drop_one():
+            connection.room = self.reserve
+        if connection.room is not None:
+            connection.room.num_inside += 1
+
+    def leave(self, connection: BoundedConnection) -> None:
+        """Takes a connection out of its room; a second call does nothing."""
+        room, connection.room = connection.room, None
+        if room is None:
+            return
+        room.num_inside -= 1
+        room.waiting.pop(connection, None)
+        if room is not self.reserve:
+            self._num_inside -= 1
+            if not room.num_inside:
+                del self._by_address[connection.address]
+
+    def drop_one(self) -> bool:
+        """Drops the connection that can be missed most, to free its descriptor. False if there is none."""
+        return self.reserve.drop_one() or self._drop_one_of_most()
+
+    def _drop_one_of_most(self) -> bool:
+        rooms = [room for room in self._by_address.values() if room.waiting]
+        return bool(rooms) and max(rooms, key=lambda room: room.num_inside).drop_one()
+
+
 class BoundedConnection(HttpToolsProtocol):
-    """One connection. `limits` and `counts` are set by `connection_class`."""
+    """One connection. `limits`, `counts` and `open` are set by `connection_class`."""
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
     counts: ClassVar[ConnectionCounts]
+    open: ClassVar[OpenConnections]
 
+    address = ""
+    room: _Room | None = None
+
+    _wait: Wait = "busy"
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _in_headers = True
     _in_body = False
     _started = False
@@ -77,22 +164,52 @@ class BoundedConnection(HttpToolsProtocol):
     _received_bytes = 0
     _body_bytes = 0
     _num_chunks = 0
+    _num_owed = 0
     _refusal: tuple[int, str, str] | None = None
+    _last_words: bytes | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
+        self.address = address_of(self.client)
+        self.open.enter(self)
+        if self.room is None:
             self.counts.shed("connections")
-            self._answer(503, "too many connections")
+            self.counts.closed("connections")
+            self._end(429, _CROWDED, at_once=True)
             return
-        self._arm(self.limits.header_deadline_s, self._headers_late)
+        self._update_wait()
+        seconds = self.limits.header_deadline_s
+        self._arm(min(seconds, _HEALTH_DEADLINE_S) if self._health_only else seconds, self._headers_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.open.leave(self)
         self._disarm()
+        self._stop_unread()
         super().connection_lost(exc)
 
+    def drop(self) -> None:
+        """Ends this connection, which waits for its client, to make room for another."""
+        self.counts.closed("made_room")
+        self.open.leave(self)
+        if (self._in_headers or self._in_body) and self.transport.get_write_buffer_size() == 0:
+            self._end(429, _CROWDED, at_once=True)
+        else:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        # An answer that the client does not read would keep the next one, and the connection, waiting for ever.
+        super().pause_writing()
+        self._stop_unread()
+        self._unread = self.loop.call_later(self.limits.idle_timeout_s, self.transport.abort)
+        self._update_wait()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+        self._update_wait()
+
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_words is not None:
             return
         if not self._in_headers and not self._in_body:
             self._in_headers = True
@@ -101,19 +218,20 @@ class BoundedConnection(HttpToolsProtocol):
         was_in_headers = self._in_headers
         super().data_received(data)
         # Headers that arrive in pieces show up in no callback before their line ends; their size is counted here.
-        if was_in_headers and self._in_headers and not self.transport.is_closing():
+        if was_in_headers and self._in_headers and self._last_words is None:
             self._received_bytes += len(data)
             if self._received_bytes > self.limits.max_header_bytes:
                 self._refuse(431, "the headers are larger than the limit", "header_size")
+        self._update_wait()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if not self._in_headers:
+            self._arm(self.limits.header_deadline_s, self._headers_late)
         self._in_headers, self._in_body = True, False
         self._header_bytes = self._received_bytes = self._body_bytes = self._num_chunks = 0
-        if self._deadline is None:
-            self._arm(self.limits.header_deadline_s, self._headers_late)
-        if len(self.pipeline) >= _MAX_PIPELINED:
-            self._stop_parser(400, "too many requests were sent without waiting for answers", "pipeline")
+        if self._num_owed >= _MAX_PIPELINED:
+            self._stop_parser(429, f"more than {_MAX_PIPELINED} requests were sent before an answer", "pipeline")
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url))
@@ -126,10 +244,14 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check_headers()
+        super().on_headers_complete()
+        self._num_owed += 1
+        if self._health_only:
+            self.cycle.keep_alive = False
         self._in_headers, self._in_body = False, True
         self._received_bytes = 0
         self._arm(self.limits.body_deadline_s, self._body_late)
-        super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
         """Called by the parser for every chunk of a chunked body."""
@@ -148,11 +270,19 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_body = False
         self._disarm()
         super().on_message_complete()
+        if self.cycle.response_complete:
+            # The answer came before the end of the body; uvicorn's own timer stopped at the bytes that followed it.
+            self._arm(self.limits.idle_timeout_s, self.timeout_keep_alive_handler)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing() and self.transport.get_write_buffer_size() > 0:
-            self.loop.call_later(self.limits.idle_timeout_s, self.transport.abort)
+        self._num_owed -= 1
+        if self.transport.is_closing():
+            if self.transport.get_write_buffer_size() > 0:
+                self._arm(self.limits.idle_timeout_s, self.transport.abort)
+        elif self._last_words is not None and not self._num_owed:
+            self._say_last_words()
+        self._update_wait()
 
     def timeout_keep_alive_handler(self) -> None:
         # A plain close waits until the peer has read everything, which may be never.
@@ -179,6 +309,54 @@ class BoundedConnection(HttpToolsProtocol):
         self._refusal = (status, message, reason)
         raise _LimitError(message)
 
+    def _check_headers(self) -> None:
+        """Stops the parser at headers that two servers may read in two ways, and at what a full server does not serve.
+
+        llhttp has refused several lengths, and a length beside Transfer-Encoding, before this is called.
+        """
+        version = self.parser.get_http_version()
+        hosts = [value.strip() for name, value in self.headers if name == b"host"]
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            self._stop_parser(400, "this server speaks HTTP/1.0 and HTTP/1.1 only", "malformed")
+        if len(hosts) > 1 or (version == "1.1" and not hosts):
+            self._stop_parser(400, "a request of HTTP/1.1 needs one Host header", "malformed")
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            self._stop_parser(400, "the Host header is not a host with an optional port", "malformed")
+        if codings and (version == "1.0" or codings != [b"chunked"]):
+            self._stop_parser(400, "Transfer-Encoding must be chunked, in HTTP/1.1 only", "malformed")
+        if self._health_only and not self._asks_for_health():
+            self.counts.shed("connections")
+            self._stop_parser(429, _CROWDED, "connections")
+
+    @property
+    def _health_only(self) -> bool:
+        return self.room is self.open.reserve
+
+    def _asks_for_health(self) -> bool:
+        try:
+            call = find_route(self.parser.get_method().decode(), self.url.partition(b"?")[0]).call
+        except RequestError:
+            return False
+        return call in ("live", "server_ready")
+
+    def _update_wait(self) -> None:
+        """Keeps the line of those that wait: one joins it behind an answer and at the first byte of a request."""
+        before, self._wait = self._wait, self._current_wait()
+        if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
+            return
+        self.room.waiting.pop(self, None)
+        if self._wait != "busy":
+            self.room.waiting[self] = None
+
+    def _current_wait(self) -> Wait:
+        if self.flow.write_paused or self.transport.is_closing():
+            return "slow"
+        unfinished = self._in_body and not self.cycle.response_complete
+        if self._num_owed > unfinished:
+            return "busy"
+        return "slow" if self._in_headers or self._in_body else "idle"
+
     def _headers_late(self) -> None:
         self._deadline = None
         if self._started:
@@ -194,21 +372,47 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, reason: str) -> None:
         self.counts.closed(reason)
-        # Bytes written now would be read as part of an answer that is begun or still owed to an earlier request.
-        owed = self.cycle is not None and not self.cycle.response_complete and not self._in_body
-        begun = self._in_body and self.cycle is not None and self.cycle.response_started
-        if self.pipeline or owed or begun:
-            self.transport.abort()
-        else:
-            self._answer(status, message)
+        self._end(status, message)
 
-    def _answer(self, status: int, message: str) -> None:
-        body = error_body(message)
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    def _end(self, status: int, message: str, *, at_once: bool = False) -> None:
+        """Ends this connection with an error, after the answers that are owed to complete requests."""
         self._disarm()
-        self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
-        self.loop.call_later(1.0, self.transport.abort)
+        cycle, body = self.cycle, error_body(message)
+        retry = b"retry-after: 1\r\n" if status == 429 else b""
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self._last_words = STATUS_LINE[status] + retry + head + body
+        if self._in_body and cycle.response_complete:
+            # This request has had its answer, and a second one would be taken for the next request's.
+            self._last_words = b""
+        elif self._in_body:
+            if cycle.response_started:
+                self.transport.abort()
+                return
+            # The request that is still arriving is answered here, so the application must not answer it.
+            if self.pipeline:
+                self.pipeline.popleft()
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self._num_owed -= 1
+        self._in_headers = self._in_body = False
+        if not self._num_owed:
+            self._say_last_words(at_once=at_once)
+
+    def _say_last_words(self, *, at_once: bool = False) -> None:
+        self._unset_keepalive_if_required()
+        self.transport.write(self._last_words or b"")
+        if at_once:
+            # What the kernel does not take at once, the client does not read either.
+            if self.transport.get_write_buffer_size() > 0:
+                self.transport.abort()
+            self.transport.close()
+            return
+        # To close while the client still sends would reset the connection, and the client might never see the answer.
+        with contextlib.suppress(OSError):  # The client may have reset the connection a moment ago.
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._arm(_LINGER_S, self.transport.abort)
+        self._update_wait()
 
     def _arm(self, seconds: float, callback: Callable[[], None]) -> None:
         self._disarm()
@@ -219,7 +423,21 @@ class BoundedConnection(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+
+def address_of(client: tuple[str, int] | None) -> str:
+    """What is counted as one client: an IPv4 address, or an IPv6 network of 64 bits, which one host can own."""
+    if client is None or ":" not in client[0]:
+        return client[0] if client else ""
+    address = ipaddress.IPv6Address(client[0].partition("%")[0])
+    return str(address.ipv4_mapped or address.exploded[:19])
+
 
 def connection_class(limits: ConnectionLimits, counts: ConnectionCounts) -> type[BoundedConnection]:
     """A protocol class with these limits, for uvicorn's `http` setting."""
-    return type("LimitedConnection", (BoundedConnection,), {"limits": limits, "counts": counts})
+    shared = {"limits": limits, "counts": counts, "open": OpenConnections(limits)}
+    return type("LimitedConnection", (BoundedConnection,), shared)

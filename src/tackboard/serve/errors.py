@@ -17,7 +17,7 @@ STATUS_MEANINGS = {
     408: "the request did not arrive in time",
     413: "the body is larger than the limit, as sent or after decompression",
     415: "the content encoding is not supported",
-    429: "the queue is full: try again after Retry-After seconds",
+    429: "too many requests or connections: try again after Retry-After seconds",
     431: "the request line or the headers are larger than the limit",
     499: "the client went away (log and metrics only)",
     500: "the model failed",

@@ -13,11 +13,12 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import uvicorn
 
@@ -28,13 +29,16 @@ from tackboard.features.serving_log import FeatureLog
 from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.admission import Admission, AdmissionConfig
 from tackboard.serve.app import Application, Scores
-from tackboard.serve.connection import ConnectionLimits, connection_class
+from tackboard.serve.connection import BoundedConnection, ConnectionLimits, connection_class
+from tackboard.serve.listener import Listener
 from tackboard.serve.model import ScorerLike, ServedModel
 from tackboard.serve.protocol import ProtocolLimits
 from tackboard.serve.telemetry import Telemetry
 from tackboard.serve.tokens import TOKEN_VARIABLE, check_token
 
 _POLL_S = 0.02
+# Descriptors that connections leave free for files that the process opens later.
+_SPARE_DESCRIPTORS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +125,7 @@ class Server:
         self.admission.start(self._loop)
         # uvicorn's own lines would double ours, and its traceback of a cancelled request is no news.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        connection = connection_class(self.config.connection, self.telemetry)
+        connection = connection_class(fit_to_descriptors(self.config.connection), self.telemetry)
         self._uvicorn = _DrainingServer(
             uvicorn.Config(
                 self.app,
@@ -135,6 +139,7 @@ class Server:
                 timeout_keep_alive=self.config.connection.idle_timeout_s,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=1,
             ),
+            connection,
             self,
         )
         try:
@@ -150,17 +155,32 @@ class Server:
 
 
 class _DrainingServer(uvicorn.Server):
-    """uvicorn's server, with a drain in front of its shutdown and an exit code of its own."""
+    """uvicorn's server, with a listener of ours, a drain in front of its shutdown and an exit code of its own."""
 
-    def __init__(self, config: uvicorn.Config, owner: Server) -> None:
+    def __init__(self, config: uvicorn.Config, connection: type[BoundedConnection], owner: Server) -> None:
         super().__init__(config)
         self.owner = owner
+        self._connection = connection
+        self._listener: Listener | None = None
         self._drain_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if sockets:
-            self.owner.announce(sockets[0])
+        # Without sockets uvicorn does everything but listen.
+        await super().startup([])
+        for listener in sockets or []:
+            self._listener = Listener(
+                listener,
+                lambda: self._connection(self.config, self.server_state, self.lifespan.state),
+                drop_one=self._connection.open.drop_one,
+                on_error=self.owner.telemetry.accept_failed,
+            )
+            self._listener.start()
+            self.owner.announce(listener)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listener is not None:
+            self._listener.stop()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -231,6 +251,18 @@ def take_port(config: ServeConfig) -> socket.socket:
         listener.close()
         raise _port_error(config, error) from None
     return listener
+
+
+def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
+    """The limits, with as many connections as this process may have descriptors for; fewer than asked for are told."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/dev/fd")) + _SPARE_DESCRIPTORS + limits.num_health_connections
+    if allowed == resource.RLIM_INFINITY or taken + limits.max_connections <= allowed:
+        return limits
+    num_connections = max(1, allowed - taken)
+    say(f"at most {num_connections} connections: the limit of open files is {allowed}; raise it with ulimit -n")
+    num_per_address = min(limits.max_connections_per_address, max(1, num_connections // 2))
+    return replace(limits, max_connections=num_connections, max_connections_per_address=num_per_address)
 
 
 def url_of(listener: socket.socket) -> str:

@@ -21,7 +21,10 @@ _REASON_OF_STATUS = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CA
 SHED_REASONS = ("queue_full", "memory", "draining", "connections")
 EXPIRED_STAGES = ("queue", "compute")
 LOG_OUTCOMES = ("logged", "dropped", "without_user_or_time")
-CLOSED_REASONS = ("header_deadline", "body_deadline", "header_size", "chunk_size", "body_size", "pipeline", "malformed")
+CLOSED_REASONS = (
+    *("header_deadline", "body_deadline", "header_size", "chunk_size", "body_size", "pipeline", "malformed"),
+    *("connections", "made_room"),
+)
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
@@ -106,6 +109,9 @@ class Telemetry:
         self._shed = Counter("tackboard_shed_total", "Requests refused unseen", ["reason"], registry=registry)
         self._expired = Counter("tackboard_deadline_expired_total", "Deadlines passed", ["stage"], registry=registry)
         self._closed = Counter("tackboard_connections_closed_total", "Closed by a limit", ["reason"], registry=registry)
+        self._accept_errors = Counter(
+            "tackboard_accept_errors_total", "Connections that could not be accepted", registry=registry
+        )
         self._ready = Gauge("tackboard_ready", "1 while new requests are taken", registry=registry)
         self._trimmed = Counter(
             "tackboard_trimmed_bytes_total", "Bytes of inputs that the model does not read", registry=registry
@@ -152,6 +158,10 @@ class Telemetry:
     def closed(self, reason: str) -> None:
         """A connection closed by one of its limits; `reason` is one of CLOSED_REASONS."""
         self._closed.labels(reason).inc()
+
+    def accept_failed(self) -> None:
+        """A connection that the operating system did not hand over, for lack of descriptors most often."""
+        self._accept_errors.inc()
 
     def trimmed(self, num_bytes: int) -> None:
         """Inputs of a request that were skipped because the model does not read them."""

@@ -116,6 +116,23 @@ def test_it_serves_until_it_is_told_to_stop(app: typer.Typer, tmp_path: Path, mo
     assert answers[1][1]["name"] == "ones"
 
 
+@pytest.mark.parametrize("option", ["--max-connections", "--max-connections-per-address"])
+def test_connections_are_limited_as_told(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(Scorer, "load", lambda *_arguments, **_settings: FirstScorer())
+    monkeypatch.delenv("TACKBOARD_TOKEN", raising=False)
+    ended: list[bytes] = []
+
+    def use(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as first:
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                ended.append(first.recv(65536))
+
+    assert serve_and_use(app, tmp_path, use, option, "1").exit_code == 0
+    assert ended[0].startswith(b"HTTP/1.1 429 ")
+
+
 def test_features_are_logged_where_it_is_told_to(
     app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +170,8 @@ def test_a_taken_port_is_told_before_the_bundle_is_read(app: typer.Typer, tmp_pa
         (["--timeout-ms", "-1"], "timeout_ms = -1"),
         (["--max-body-mib", "0"], "max_body_mib = 0"),
         (["--max-candidates", "0"], "max_candidates = 0"),
+        (["--max-connections", "0"], "max_connections = 0"),
+        (["--max-connections-per-address", "0"], "max_connections_per_address = 0"),
         (["--drain-timeout-s", "-1"], "drain_timeout_s = -1"),
         (["--threads", "0"], "threads = 0"),
         (["--log-sample", "1.5"], "sample = 1.5"),

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import resource
 import socket
 import threading
 import time
@@ -12,7 +14,8 @@ import pytest
 
 from tackboard.core.errors import ConfigError, UsageError
 from tackboard.serve.admission import AdmissionConfig
-from tackboard.serve.server import ServeConfig, Server, take_port, url_of
+from tackboard.serve.connection import ConnectionLimits
+from tackboard.serve.server import ServeConfig, Server, fit_to_descriptors, take_port, url_of
 
 Start = Callable[..., Any]
 Body = Callable[..., dict[str, Any]]
@@ -136,6 +139,26 @@ def test_unknown_hosts_are_told() -> None:
     for host in ("no.such.host.invalid", "999.1.1.1", "a" * 300):
         with pytest.raises(UsageError, match="is no address"):
             take_port(ServeConfig(host=host, port=0))
+
+
+def test_connections_leave_descriptors_for_files(capsys: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    asked = ConnectionLimits(num_health_connections=4)
+    num_open = len(os.listdir("/dev/fd"))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 100, before[1]))
+        fitted = fit_to_descriptors(asked)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 600, before[1]))
+        assert fit_to_descriptors(asked) == asked
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert 60 <= fitted.max_connections <= 99  # servers of earlier tests may be closing descriptors
+    assert fitted.max_connections_per_address == fitted.max_connections // 2
+    assert (fitted.num_health_connections, fitted.max_body_bytes) == (4, asked.max_body_bytes)
+    assert capsys.readouterr().err == (
+        f"at most {fitted.max_connections} connections: the limit of open files is {num_open + 100}; "
+        "raise it with ulimit -n\n"
+    )
 
 
 def test_urls() -> None:

@@ -56,14 +56,18 @@ def test_refusals_are_counted_and_exist_from_the_start() -> None:
     telemetry = Telemetry("m", "1")
     before = samples(telemetry)
     assert before["tackboard_shed_total", (("reason", "queue_full"),)] == 0
+    assert before["tackboard_connections_closed_total", (("reason", "made_room"),)] == 0
+    assert before["tackboard_accept_errors_total", ()] == 0
     telemetry.shed("queue_full")
     telemetry.expired("queue")
     telemetry.closed("body_deadline")
+    telemetry.accept_failed()
     telemetry.set_ready(ready=True)
     after = samples(telemetry)
     assert after["tackboard_shed_total", (("reason", "queue_full"),)] == 1
     assert after["tackboard_deadline_expired_total", (("stage", "queue"),)] == 1
     assert after["tackboard_connections_closed_total", (("reason", "body_deadline"),)] == 1
+    assert after["tackboard_accept_errors_total", ()] == 1
     assert after["tackboard_ready", ()] == 1
 
 

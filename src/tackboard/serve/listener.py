@@ -1,0 +1,92 @@
+"""The listening socket: connections in, one protocol object for each of them out.
+
+asyncio writes a traceback for every `accept` that fails and then does not listen for a second. Here a failure is
+counted, and logged at most once a second. A failure for lack of descriptors or memory drops the connection that can be
+missed most. Where that is sure to help, the next `accept` follows at once; otherwise listening stops for a moment,
+while established clients are served. Decided: one connection is accepted per turn of the event loop. So a flood of them
+does not hold up the answers to others, and `accept` is only called where a client waits: Linux reports a lack of
+descriptors even when none does, and a connection would be dropped for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+
+_BACKLOG = 2048
+_PAUSE_S = 0.1
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+logger = logging.getLogger("tackboard.serve")
+
+
+class Listener:
+    """Accepts connections on a bound socket from `start` to `stop`, both called on the event loop.
+
+    `drop_one` frees a descriptor and tells whether it could; `on_error` counts a failed `accept`.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        *,
+        drop_one: Callable[[], bool],
+        on_error: Callable[[], None],
+    ) -> None:
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._drop_one = drop_one
+        self._on_error = on_error
+        self._loop = asyncio.get_running_loop()
+        self._starting: set[asyncio.Task[object]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._num_errors = 0
+        self._logged_s = float("-inf")
+
+    def start(self) -> None:
+        """Begins to listen. OSError if the socket cannot."""
+        self._listener.setblocking(False)
+        self._listener.listen(_BACKLOG)
+        self._watch()
+
+    def stop(self) -> None:
+        """Accepts nothing more. The socket stays open."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener)
+
+    def _watch(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._failed(error)
+            return
+        task = self._loop.create_task(self._loop.connect_accepted_socket(self._make_protocol, client))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    def _failed(self, error: OSError) -> None:
+        self._num_errors += 1
+        self._on_error()
+        now_s = time.monotonic()
+        if now_s >= self._logged_s + 1:
+            self._logged_s = now_s
+            reason = os.strerror(error.errno or 0)
+            logger.warning("cannot accept a connection: %s (%d times since the start)", reason, self._num_errors)
+        dropped = error.errno in _LACKS and self._drop_one()
+        # A dropped connection is closed before the next turn, and its descriptor is this process's to use again.
+        if error.errno != errno.EMFILE or not dropped:
+            self._loop.remove_reader(self._listener)
+            self._pause = self._loop.call_later(_PAUSE_S, self._watch)
