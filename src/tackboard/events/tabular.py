@@ -125,7 +125,7 @@ def inspect(path: Path) -> Source:
     try:
         state = _state_of(path)
         with path.open("rb") as file:
-            start = file.read(_HEADER_BYTES)
+            start = file.readline(_HEADER_BYTES)
         if start.startswith(_ZIP):
             raise DataError(f"{path} is a zip archive", allowed=ALLOWED, fix="unzip it")
         if start.startswith(_PARQUET):
@@ -135,7 +135,7 @@ def inspect(path: Path) -> Source:
         gzipped = start.startswith(_GZIP)
         if gzipped:
             with gzip.open(path) as stream:
-                start = stream.read(_HEADER_BYTES)
+                start = stream.readline(_HEADER_BYTES)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {_reason(error)}", allowed=ALLOWED) from None
     return _inspect_csv(path, start, state, gzipped=gzipped)
