@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tackboard.core.config import from_dict, to_dict
-from tackboard.core.errors import ConfigError, CorruptFileError, DataError
-from tackboard.core.files import read_json, write_json_atomic
+from tackboard.core.documents import blaming, read_document
+from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.core.files import write_json_atomic
 from tackboard.core.manifest import verify_manifest
 from tackboard.events.vocabulary import Vocabulary
 
 KIND = "bundle"
+FILE_NAME = "signature.json"
 FORMAT_VERSION = 2
 """2 added `reads` and features.json."""
 
@@ -28,9 +30,9 @@ class Signature:
     actions: tuple[str, ...]
     surfaces: tuple[str, ...]
     max_history: int
-    model: Any
-    tables: Any
-    lineage: Any
+    model: dict[str, Any]
+    tables: dict[str, dict[str, Any]]
+    lineage: dict[str, Any]
     user_type: Literal["", "int64", "string"] = ""
     """How users are named; empty in bundles of version 1, which do not say."""
     reads: tuple[str, ...] = ()
@@ -44,7 +46,7 @@ class Signature:
 
 def write_signature(folder: Path, signature: Signature) -> None:
     """Writes signature.json into a bundle folder."""
-    write_json_atomic(folder / "signature.json", to_dict(signature))
+    write_json_atomic(folder / FILE_NAME, to_dict(signature))
 
 
 def read_bundle(folder: Path) -> Signature:
@@ -53,16 +55,31 @@ def read_bundle(folder: Path) -> Signature:
         raise DataError(
             f"{folder} is a run", allowed="allowed: a bundle", fix=f"make one: tackboard export {folder} --out BUNDLE"
         )
-    verify_manifest(folder, KIND)
-    data = read_json(folder / "signature.json")
-    version = data.get("format_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > FORMAT_VERSION:
+    manifest = verify_manifest(folder, KIND)
+    path = folder / FILE_NAME
+    data = read_document(path, {"format_version": int, "model.config_class": str, "model.config": dict})
+    version = data["format_version"]
+    if version > FORMAT_VERSION:
         raise DataError(
             f"{folder} has signature version {version}",
             allowed=f"allowed: up to {FORMAT_VERSION}",
             fix="use a newer tackboard",
         )
-    try:
-        return from_dict(Signature, data, "signature")
-    except ConfigError as error:
-        raise CorruptFileError(f"{folder / 'signature.json'} is not a signature: {error.got}") from None
+    with blaming(path):
+        signature = from_dict(Signature, data, "signature")
+    _check_tables(path, signature.tables, [entry["name"] for entry in manifest["files"]])
+    return signature
+
+
+def _check_tables(path: Path, tables: dict[str, dict[str, Any]], files: list[str]) -> None:
+    """Raises CorruptFileError unless each table names a file of the bundle: a name that led elsewhere is no such file.
+
+    Each is a file of its own, so that none is read twice.
+    """
+    named = [table.get("file") for table in tables.values()]
+    for file in named:
+        if file not in files or named.count(file) > 1:
+            raise CorruptFileError(
+                f"{path} is malformed: it names the file {str(file)[:200]}",
+                allowed="allowed: for each table a file of its own, which the manifest lists",
+            )

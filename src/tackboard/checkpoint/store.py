@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.files import (
@@ -34,6 +34,7 @@ from tackboard.core.files import (
 )
 from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
 from tackboard.core.progress import say
+from tackboard.models.stored import load_tensors
 
 KIND = "checkpoint"
 LATEST = "latest"
@@ -147,9 +148,10 @@ def load_checkpoint(path: Path, groups: tuple[str, ...] | None = None) -> Checkp
     """Verifies every byte of a checkpoint and reads it; `groups` limits which tensor groups are read."""
     path = path.resolve()
     manifest = verify_manifest(path, KIND)
-    present = [Path(entry["name"]).stem for entry in manifest["files"] if entry["name"].endswith(".safetensors")]
+    names = [entry["name"] for entry in manifest["files"] if "/" not in entry["name"]]
+    present = [name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")]
     wanted = [group for group in present if groups is None or group in groups]
-    tensors = {group: load_file(path / f"{group}.safetensors") for group in wanted}
+    tensors = {group: load_tensors(path / f"{group}.safetensors") for group in wanted}
     return Checkpoint(path=path, state=read_json(path / "state.json"), tensors=tensors)
 
 

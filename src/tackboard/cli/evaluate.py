@@ -59,24 +59,33 @@ def evaluate_run(
     """
     import torch
 
-    from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+    from tackboard.checkpoint.store import find_checkpoint
+    from tackboard.checkpoint.trained import STATE, load_trained
+    from tackboard.core.documents import blaming
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
     from tackboard.data.source import load_sequences, snapshot_path
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
     from tackboard.events.vocabulary import Vocabulary
+    from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.models.interface import build_model, features_of
+    from tackboard.models.stored import check_fit, check_reads
     from tackboard.train.config import config_from_json
 
     torch.set_num_threads(usable_cores())
-    checkpoint = load_checkpoint(find_checkpoint(run), groups=("dense", "tables"))
-    config = config_from_json(checkpoint.state["config"])
+    checkpoint = load_trained(find_checkpoint(run))
     trained_on = checkpoint.state["lineage"]
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
+    features = read_features(checkpoint.path)
+    with blaming(checkpoint.path / STATE):
+        config = config_from_json(checkpoint.state["config"])
+        features = features or features_of(config.model, vocabulary)
+    check_reads(config.model, features, checkpoint.path / FEATURES)
+    parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
+    check_fit(config.model, vocabulary, parameters, checkpoint.path / STATE)
     source = dataset or snapshot_path(trained_on)
-    features = read_features(checkpoint.path) or features_of(config.model, vocabulary)
     sequences = load_sequences(
         source,
         config.data.positive_actions,
@@ -85,7 +94,7 @@ def evaluate_run(
         held_out=config.data.held_out,
     )
     model = build_model(config.model, vocabulary)
-    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    model.load_state_dict(parameters)
     rivals = baselines(sequences)
     rivals["model"] = rank_model(model, sequences, config.model.hashing, config.model.max_history)
     if (truth := oracle(sequences)) is not None:

@@ -132,6 +132,10 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         if not isinstance(value, list | tuple):
             raise _wrong_type(path, value, "a list, e.g. [1,5,10]")
         return tuple(convert(entry, typing.get_args(hint)[0], f"{path}[{i}]") for i, entry in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _wrong_type(path, value, "a table")
+        return {key: convert(entry, typing.get_args(hint)[1], _join(path, key)) for key, entry in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):

@@ -262,5 +262,5 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CorruptFileError(f"{path} is missing") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CorruptFileError(f"{path} cannot be read as JSON: {error}") from None

@@ -3,12 +3,17 @@
 Written last, it lists every file with its size and SHA-256 and ends with the SHA-256 of its own preceding bytes, so a
 flipped bit anywhere, the manifest included, is found and the file named. It is also the commit marker: a folder
 without one was never finished. safetensors, torch.save and DCP all load flipped bits silently; this does not.
+Decided: a sealed folder holds plain files and folders only. A symbolic link would let a name inside lead outside, and
+a pipe would stop whoever reads it, so both are refused by name, and nothing but a plain file is ever opened.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +26,7 @@ FORMAT_VERSION = 1
 _SEAL = b',\n  "sha256_of_the_above": "'
 _END = b'"\n}\n'
 _HEX_DIGITS = 64
+_DIGEST = re.compile(f"[0-9a-f]{{{_HEX_DIGITS}}}")
 
 
 def write_manifest(
@@ -55,8 +61,8 @@ def verify_manifest(folder: Path, kind: str) -> dict[str, Any]:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", allowed=f"allowed: a {kind} folder, which holds {MANIFEST}")
     content = read_manifest(folder)
-    if content.get("kind") != kind:
-        raise DataError(f"{folder} is a {content.get('kind')}", allowed=f"allowed: a {kind}")
+    if content["kind"] != kind:
+        raise DataError(f"{folder} is a {content['kind']}", allowed=f"allowed: a {kind}")
     listed = {entry["name"]: entry for entry in content["files"]}
     present = {path.relative_to(folder).as_posix() for path in _listed_files(folder)}
     for name in sorted(present - set(listed)):
@@ -67,12 +73,11 @@ def verify_manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of `folder`, its own seal and version checked, the files it lists not."""
+    """The manifest of `folder`: its own seal, its version and its entries are checked, the files it lists are not."""
     path = folder / MANIFEST
+    _require_plain(path)
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise CorruptFileError(f"{path} is missing: the folder was never finished") from None
     except OSError as error:
         raise CorruptFileError(f"{path} cannot be read: {error.strerror}") from None
     content = unseal(data)
@@ -80,13 +85,31 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CorruptFileError(
             f"{path} is corrupt: its own SHA-256 does not match", fix="restore it, or make the folder again"
         )
-    if content.get("format_version", 0) > FORMAT_VERSION:
+    version = content.get("format_version")
+    if type(version) is int and version > FORMAT_VERSION:
         raise DataError(
-            f"{path} has format version {content['format_version']}",
+            f"{path} has format version {version}",
             allowed=f"allowed: up to {FORMAT_VERSION}",
             fix="use a newer tackboard",
         )
+    if type(version) is not int or type(content.get("kind")) is not str or type(content.get("files")) is not list:
+        raise CorruptFileError(f"{path} is malformed", allowed="it holds kind, format_version and a list of files")
+    names: set[str] = set()
+    for entry in content["files"]:
+        if not _is_entry(entry) or entry["name"] in names:
+            raise CorruptFileError(
+                f"{path} is malformed: it lists {str(entry)[:200]}",
+                allowed="allowed: each file once, by a relative name with /, its bytes and its SHA-256",
+            )
+        names.add(entry["name"])
     return content
+
+
+def stays_inside(name: Any) -> bool:
+    """Whether a name that a sealed file gives stays inside its folder: `a` or `a/b`, no `..`, nothing absolute."""
+    if not isinstance(name, str) or "\\" in name or not name.isprintable():
+        return False
+    return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
@@ -96,23 +119,70 @@ def seal(content: Mapping[str, Any]) -> bytes:
 
 
 def unseal(data: bytes) -> dict[str, Any] | None:
-    """The content of sealed bytes, or None where a bit differs."""
+    """The content of sealed bytes, or None where a bit differs or what was sealed is no JSON object."""
     body, digest = data[: -len(_END) - _HEX_DIGITS], data[-len(_END) - _HEX_DIGITS : -len(_END)]
     intact = data.endswith(_END) and body.endswith(_SEAL) and hashlib.sha256(body).hexdigest().encode() == digest
     if not intact:
         return None
-    content: dict[str, Any] = json.loads(data)
-    return content
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether an entry of the list names a file inside the folder, other than the manifest, with size and hash."""
+    if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
+        return False
+    named = stays_inside(entry.get("name")) and entry["name"] != MANIFEST
+    return named and entry["bytes"] >= 0 and bool(_DIGEST.fullmatch(entry["sha256"]))
 
 
 def _listed_files(folder: Path) -> list[Path]:
-    """Every file under `folder` but its own manifest; one of that name further down counts like any other."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    """Every file under `folder` but its own manifest; one of that name further down counts like any other.
+
+    Anything that is neither a plain file nor a folder raises CorruptFileError naming it.
+    """
+    files = []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        for path in (Path(place, name) for name in folders):
+            _require_plain(path, stat.S_IFDIR)
+        for path in (Path(place, name) for name in names):
+            _require_plain(path)
+            files.append(path)
+    return sorted(path for path in files if path != folder / MANIFEST)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _require_plain(path: Path, kind: int = stat.S_IFREG) -> None:
+    """Raises CorruptFileError unless `path` is itself, not by way of a link, a file, or a folder where `kind` says so.
+
+    Looking does not open: to open a pipe would wait for ever.
+    """
+    try:
+        found = stat.S_IFMT(path.lstat().st_mode)
+    except FileNotFoundError:
+        unfinished = ": the folder was never finished" if path.name == MANIFEST else ""
+        raise CorruptFileError(
+            f"{path} is missing{unfinished}", fix="" if unfinished else "restore it, or make the folder again"
+        ) from None
+    except OSError as error:
+        raise CorruptFileError(f"{path} cannot be read: {error.strerror}") from None
+    if found != kind:
+        what = "a symbolic link" if found == stat.S_IFLNK else "neither a file nor a folder"
+        raise CorruptFileError(
+            f"{path} is {what}",
+            allowed="allowed: plain files and folders",
+            fix="remove it, or make the folder again",
+        )
 
 
 def _verify_file(path: Path, entry: Mapping[str, Any]) -> None:
-    if not path.is_file() or path.is_symlink():
-        raise CorruptFileError(f"{path} is missing", fix="restore it, or make the folder again")
+    _require_plain(path)
     if path.stat().st_size != entry["bytes"]:
         raise CorruptFileError(f"{path} has {path.stat().st_size} bytes", allowed=f"the manifest says {entry['bytes']}")
     try:

@@ -1,7 +1,7 @@
 """What the step plan must know of a dataset: tokens per bucket, and how often each item is a positive.
 
-One pass over user, action and item of the events, a bucket at a time. What is kept grows with the number of buckets
-and of items, not with that of events.
+One pass over user, action, item and time of the events, a bucket at a time. What is kept grows with the number of
+buckets and of items, not with that of events.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tackboard.core.errors import DataError
+from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.progress import Progress
 from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource
+from tackboard.events.dataset import ITEMS
+from tackboard.events.schema import numpy_column
 from tackboard.features.column import ranges
+from tackboard.features.tables import find_ids
 
 LONG = 4_000_000
 """Events from which on a pass over them says how far it is."""
@@ -68,14 +71,20 @@ def index_training(
     num_events = source.dataset.num_events
     with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(source.num_buckets):
-            table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id"])
+            # Times are read for their order alone: a history that is not sorted by them trains on the future.
+            table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id", "time_ms"])
+            source.dataset.layout.check_users(bucket, numpy_column(table, "user_id"), source.dataset.path)
             users = source.ranges_of_users(table)
             segments = cut_segments(users.offsets[:-1], users.train_ends, max_length, newest_only=newest_only)
             num_segments += len(segments.lengths)
             longest = max(longest, int(segments.lengths.max(initial=0)))
             tokens[bucket] = segments.lengths.sum()
             events = ranges(segments.starts, segments.lengths)
-            _count(source.catalogue, counts, table["item_id"].to_numpy()[events[users.is_positive[events]]])
+            item_ids = numpy_column(table, "item_id")[events[users.is_positive[events]]]
+            if not _count(source.catalogue, counts, item_ids):
+                raise CorruptFileError(
+                    f"{source.dataset.path / ITEMS} lacks items that {source.dataset.events_path} has"
+                )
             progress.advance(table.num_rows)
     if not num_segments:
         raise DataError(
@@ -95,8 +104,11 @@ def index_training(
     )  # fmt: skip
 
 
-def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> None:
-    """Adds the occurrences in `item_ids` to `counts`."""
+def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> bool:
+    """Adds the occurrences in `item_ids` to `counts`; False where the catalogue does not have one of them."""
     found = pc.value_counts(pa.array(item_ids))
-    distinct = found.field("values").to_numpy()
-    counts[np.searchsorted(catalogue, distinct)] += found.field("counts").to_numpy()
+    places = find_ids(catalogue, found.field("values").to_numpy())
+    if (places < 0).any():
+        return False
+    counts[places] += found.field("counts").to_numpy()
+    return True

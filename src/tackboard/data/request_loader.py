@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, feature_tensor
 from tackboard.core.config import check, suggest
+from tackboard.core.documents import blaming
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.data.index import LONG
@@ -90,6 +91,9 @@ class RequestTable:
     def from_arrow(cls, table: pa.Table, labels: list[str]) -> RequestTable:
         """The rows of requests.parquet."""
         lengths = pc.list_value_length(table["item_id"]).to_numpy()
+        for name in ("position", "weight", *(LABEL + label for label in labels)):
+            if not np.array_equal(pc.list_value_length(table[name]).to_numpy(), lengths):
+                raise DataError(f"the lists of {name} and of item_id differ in length")
         positions = _flat(table, "position")
         return cls(
             user_ids=numpy_column(table, "user_id"),
@@ -140,7 +144,8 @@ class RequestSource:
         with contextlib.closing(RowReader(self.dataset.path / REQUESTS)) as reader:
             table = reader.read(spans, names)
             self.counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
-        return RequestTable.from_arrow(table, self.labels)
+        with blaming(self.dataset.path / REQUESTS):
+            return RequestTable.from_arrow(table, self.labels)
 
     def compute(self, sequences: Sequences, requests: RequestTable) -> dict[str, Column]:
         """Every feature but the history: a value per request, or per candidate where the feature is of that level."""

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import DataError
-from tackboard.core.files import reach, read_json, write_json_atomic
+from tackboard.core.files import reach, write_json_atomic
 from tackboard.core.progress import Progress
 from tackboard.data.labels import Counts, Label, LabelConfig, LabelCounts, label_bucket, requests_schema
 from tackboard.events.dataset import EVENTS, REQUESTS, Dataset
@@ -34,6 +35,17 @@ from tackboard.events.staging import check_newest, derive_snapshot
 
 LABELS = "labels.json"
 VERSION = 1
+FIELDS = {
+    "version": int,
+    "labels": dict[str, int],
+    "shown": str | None,
+    "negatives": int | None,
+    "seed": int,
+    "inputs": dict[str, str],
+    "end_ms": int,
+    "counts.labels": dict[str, dict[str, int]],
+}
+"""Of labels.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,19 +96,20 @@ def read_labels(snapshot: Path) -> Labelled | None:
     content = _stored(snapshot)
     if not content:
         return None
-    labels = tuple(Label(action, window_ms) for action, window_ms in content["labels"].items())
-    counted = {action: LabelCounts(**count) for action, count in content["counts"]["labels"].items()}
-    return Labelled(
-        path=snapshot,
-        config=LabelConfig(labels=labels, **{key: content[key] for key in ("shown", "negatives", "seed")}),
-        end_ms=content["end_ms"],
-        counts=Counts(**{**content["counts"], "labels": counted}),
-    )
+    with blaming(snapshot / LABELS):
+        labels = tuple(Label(action, window_ms) for action, window_ms in content["labels"].items())
+        counted = {action: LabelCounts(**count) for action, count in content["counts"]["labels"].items()}
+        return Labelled(
+            path=snapshot,
+            config=LabelConfig(labels=labels, **{key: content[key] for key in ("shown", "negatives", "seed")}),
+            end_ms=content["end_ms"],
+            counts=Counts(**{**content["counts"], "labels": counted}),
+        )
 
 
 def _stored(snapshot: Path) -> dict[str, Any]:
     path = snapshot / LABELS
-    content = dict(read_json(path)) if path.exists() else {}
+    content = read_document(path, FIELDS) if path.exists() else {}
     if content.get("version", 0) > VERSION:
         raise DataError(f"{path} has version {content['version']}", allowed=f"allowed: up to {VERSION}")
     return content

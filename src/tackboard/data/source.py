@@ -153,10 +153,13 @@ class SequenceSource:
         )
 
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None) -> Sequences:
-        """The sequences of the users of `buckets`, which rise; of all users, if not given."""
+        """The sequences of the users of `buckets`, which rise; of all users, if not given.
+
+        Of all users times are read in any case, for their order; `index_training` has looked at that of some buckets.
+        """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
-        context = ["context"] if self._reads_context() else []
-        table = self.read_columns(spans, list(dict.fromkeys([*self._columns, "action", *context])))
+        more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]
+        table = self.read_columns(spans, list(dict.fromkeys([*self._columns, "action", *more])))
         users = self.ranges_of_users(table)
         events = EventTable.from_arrow(table, self.features.plan)
         return Sequences(

@@ -6,24 +6,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core.config import from_dict
+from tackboard.core.documents import blaming
+from tackboard.core.errors import DataError, UsageError
 from tackboard.data.sequences import Sequences
 from tackboard.evaluation.ranking import ScoreUsers
-from tackboard.events.dataset import open_dataset
+from tackboard.events.dataset import TRUTH
 from tackboard.events.oracle import oracle_item_ids, oracle_scores
 from tackboard.events.world_config import WorldConfig
+from tackboard.features.tables import find_ids
 
 
 def oracle(sequences: Sequences) -> ScoreUsers | None:
     """Exact next-item probabilities as scores, or None where the dataset is not a synthetic world."""
-    truth = open_dataset(sequences.path).read_truth()
+    dataset = sequences.source.dataset
+    truth = dataset.read_truth()
     if truth is None:
         return None
-    config = from_dict(WorldConfig, truth, "world")
-    columns = np.searchsorted(oracle_item_ids(config), sequences.catalogue)
+    path = dataset.path / TRUTH
+    with blaming(path):
+        config = from_dict(WorldConfig, truth, "world")
+        # A world lists every item, born or not. Compared before anything of that size is made.
+        if config.num_items != len(sequences.catalogue):
+            raise DataError(f"the world has {config.num_items:,} items, the dataset {len(sequences.catalogue):,}")
+        columns = find_ids(oracle_item_ids(config), sequences.catalogue)
+        if (columns < 0).any():
+            raise DataError("the world does not have the items of the dataset")
 
     def score(users: NDArray[np.int64]) -> NDArray[np.float64]:
         index = sequences.targets[users] - sequences.offsets[:-1][users]
-        # Targets are positive events, so the oracle too is told that what comes is not a hide.
-        return oracle_scores(config, sequences.user_ids[users], index, given_kept=True)[:, columns]
+        with blaming(path):
+            try:
+                # Targets are positive events, so the oracle too is told that what comes is not a hide.
+                return oracle_scores(config, sequences.user_ids[users], index, given_kept=True)[:, columns]
+            except UsageError as error:
+                raise DataError(f"the world does not have the events of the dataset: {error.got}") from None
 
     return score

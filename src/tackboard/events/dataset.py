@@ -31,8 +31,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tackboard.core.config import suggest
+from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
-from tackboard.core.files import new_directory, read_json, remove_leftovers, write_json_atomic
+from tackboard.core.files import new_directory, remove_leftovers, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.core.progress import say
 from tackboard.events.entities import entity_table, split_versions
@@ -40,12 +41,17 @@ from tackboard.events.forgetting import promote, read_forgotten, refuse_dangling
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
 from tackboard.events.schema import complete_events, numpy_column
+from tackboard.events.statistics import FIELDS as STATISTICS
+from tackboard.events.statistics import OPTIONAL_FIELDS as OPTIONAL_STATISTICS
 from tackboard.events.statistics import describe
+from tackboard.events.stored_tables import check_files, check_rows
 from tackboard.events.vectors import from_stored, to_stored
 
 KIND = "dataset"
 LATEST = "latest"
 EVENTS = "events.parquet"
+TRUTH = "truth.json"
+ITEMS = "items.parquet"
 REQUESTS = "requests.parquet"
 LABEL = "label_"
 """What the columns of labels in requests.parquet begin with."""
@@ -124,18 +130,25 @@ class Dataset:
     @functools.cached_property
     def layout(self) -> Layout:
         """Which users, and which rows of each file, lie in which bucket."""
-        return read_layout(self.path, self.events_path)
+        layout = read_layout(self.path, self.events_path)
+        for name, rows in layout.offsets.items():
+            path = self.path / f"{name}.parquet"
+            if not path.exists() or [rows[0], rows[-1]] != [0, pq.read_metadata(path).num_rows]:
+                raise CorruptFileError(f"{self.path / LAYOUT} does not have the rows of {path.name}")
+        return layout
 
     def event_chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """user_id and some columns of the events, bucket by bucket: whole users, in order."""
         names = list(dict.fromkeys(["user_id", *columns]))
         with contextlib.closing(RowReader(self.events_path)) as reader:
             for bucket in range(self.layout.num_buckets):
-                yield reader.read([self.layout.rows_of("events", bucket)], names)
+                events = reader.read([self.layout.rows_of("events", bucket)], names)
+                self.layout.check_users(bucket, numpy_column(events, "user_id"), self.path)
+                yield events
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
         """One row per item, sorted by item_id; of attributes that change with time, the newest."""
-        return _read(self.path / "items.parquet", columns)
+        return _read(self.path / ITEMS, columns)
 
     def read_users(self, columns: Sequence[str] | None = None) -> pa.Table:
         """One row per user, sorted by user_id; of attributes that change with time, the newest."""
@@ -158,8 +171,8 @@ class Dataset:
 
     def read_truth(self) -> dict[str, Any] | None:
         """The config of the synthetic world behind the dataset, or None for real data."""
-        path = self.path / "truth.json"
-        return dict(read_json(path)) if path.exists() else None
+        path = self.path / TRUTH
+        return read_document(path, {}) if path.exists() else None
 
 
 def write_dataset(
@@ -211,7 +224,7 @@ def write_dataset(
     remove_leftovers(folder)
     snapshot = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + _content_hash(tables, truth)[:8]
     final = folder / snapshot
-    documents = {"statistics.json": describe(completed, items)} | ({} if truth is None else {"truth.json": truth})
+    documents = {"statistics.json": describe(completed, items)} | ({} if truth is None else {TRUTH: truth})
     try:
         with new_directory(final) as temporary:
             layout.write(temporary)
@@ -248,7 +261,11 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
     if manifest.get("kind") != KIND:
         raise DataError(f"{folder} is a {manifest.get('kind')}", allowed="allowed: a dataset")
-    return Dataset(path=folder, manifest=manifest, statistics=read_json(folder / "statistics.json"))
+    if not isinstance(manifest.get("name"), str):
+        raise CorruptFileError(f"{folder / MANIFEST} is malformed: it lacks the dataset's name")
+    statistics = read_document(folder / "statistics.json", STATISTICS, OPTIONAL_STATISTICS)
+    check_files(folder, {"events": statistics["num_events"], "items": statistics["num_items_listed"]})
+    return Dataset(path=folder, manifest=manifest, statistics=statistics)
 
 
 def check_place(root: Path, name: str) -> None:
@@ -273,9 +290,12 @@ def check_name(name: str) -> None:
 
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
     try:
-        return from_stored(pq.read_table(path, columns=None if columns is None else list(columns)))
+        table = pq.read_table(path, columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(f"{path} cannot be read: {error}") from None
+    check_rows(table, path)
+    with blaming(path):
+        return from_stored(table)
 
 
 def _content_hash(tables: Mapping[str, pa.Table], truth: Mapping[str, Any] | None) -> str:

@@ -11,7 +11,8 @@ from tackboard.core.errors import DataError
 from tackboard.events.findings import Findings
 from tackboard.events.measures import DAY_MS, IdCounts
 from tackboard.events.schema import EVENT_COLUMNS, FIELD_KINDS, OPTIONAL_COLUMNS, encode, field_names, ids_of
-from tackboard.events.table_quality import KnownIds, check_times, integers, is_known, out_of_order
+from tackboard.events.stored_tables import out_of_order
+from tackboard.events.table_quality import KnownIds, check_times, integers, is_known
 
 EVENTS = "events.parquet"
 MAX_HISTORY = 16_000

@@ -22,12 +22,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tackboard.core.documents import read_document
 from tackboard.core.errors import CorruptFileError
-from tackboard.core.files import read_json, write_json_atomic
+from tackboard.core.files import write_json_atomic
 from tackboard.events.schema import starts_of_users
+from tackboard.events.stored_tables import check_rows
 
 FILE_NAME = "layout.json"
 VERSION = 1
+FILES = ("events", "requests")
+"""Files whose rows a layout has."""
 ROWS_PER_BUCKET = 65_536
 RISING = ("time_ms", "received_ms", "order")
 """Columns that mostly rise from row to row."""
@@ -65,6 +69,12 @@ class Layout:
         offsets = np.concatenate([[0], rows, [len(user_ids)]]).astype(np.int64)
         return Layout(self.first_users, {**self.offsets, file: offsets})
 
+    def check_users(self, bucket: int, user_ids: NDArray[np.int64], folder: Path) -> None:
+        """Raises CorruptFileError unless the users of a bucket's events are those that the layout gives it."""
+        ends = self.first_users[bucket + 1 : bucket + 2]
+        if len(user_ids) and (user_ids[0] != self.first_users[bucket] or (user_ids[-1] >= ends).any()):
+            raise CorruptFileError(f"{folder / FILE_NAME} does not have the users of bucket {bucket} of the events")
+
     def write(self, folder: Path) -> None:
         """Writes layout.json."""
         content: dict[str, Any] = {"version": VERSION, "first_users": self.first_users.tolist()}
@@ -88,19 +98,16 @@ def read_layout(folder: Path, events: Path) -> Layout:
     path = folder / FILE_NAME
     if not path.exists():
         return _derive(events)
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("version", 0) > VERSION:
+    numbers = tuple[int, ...]
+    content = read_document(path, {"version": int, "first_users": numbers, "events": numbers}, {"requests": numbers})
+    if content["version"] > VERSION:
         raise CorruptFileError(f"{path} is of a newer tackboard", allowed=f"allowed: up to version {VERSION}")
-    try:
-        first_users = np.array(content["first_users"], dtype=np.int64)
-        files = [name for name in content if name not in ("version", "first_users")]
-        offsets = {name: np.array(content[name], dtype=np.int64) for name in files}
-        whole = all(len(rows) == len(first_users) + 1 and bool((np.diff(rows) >= 0).all()) for rows in offsets.values())
-        # Compared, not subtracted: ids of strings may lie more than 2^63 apart.
-        rising = bool((first_users[1:] > first_users[:-1]).all())
-    except (KeyError, TypeError, ValueError, OverflowError):
-        whole = rising = False
-    if not (whole and rising and "events" in offsets):
+    first_users = np.array(content["first_users"], dtype=np.int64)
+    offsets = {name: np.array(content[name], dtype=np.int64) for name in FILES if name in content}
+    whole = all(len(rows) == len(first_users) + 1 and bool((np.diff(rows) >= 0).all()) for rows in offsets.values())
+    # Compared, not subtracted: ids of strings may lie more than 2^63 apart.
+    rising = bool((first_users[1:] > first_users[:-1]).all())
+    if not (whole and rising):
         raise CorruptFileError(f"{path} is no layout", allowed="rising users, and a row offset per bucket and file")
     return Layout(first_users, offsets)
 
@@ -156,6 +163,8 @@ class RowReader:
 
     def read(self, spans: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
         """Some columns of the rows [first, last) of each of `spans`, one span after the other."""
+        if missing := [name for name in columns if name not in self.schema.names]:
+            raise CorruptFileError(f"{self.path} has no column {missing[0]}")
         parts = []
         for first, last in spans:
             low = int(np.searchsorted(self._starts, first, side="right")) - 1
@@ -167,6 +176,7 @@ class RowReader:
                 raise CorruptFileError(f"{self.path} cannot be read: {error}") from None
             self._count(groups, columns)
             parts.append(table.slice(first - int(self._starts[low]), last - first) if groups else table)
+            check_rows(parts[-1], self.path)
         if not parts:
             return self._file.schema_arrow.empty_table().select(list(columns))
         return pa.concat_tables(parts).select(list(columns))
@@ -192,7 +202,9 @@ def _derive(events: Path) -> Layout:
     try:
         with pq.ParquetFile(events) as file:
             for group in range(file.num_row_groups):
-                users = file.read_row_group(group, columns=["user_id"])["user_id"].to_numpy()
+                table = file.read_row_group(group, columns=["user_id"])
+                check_rows(table, events)
+                users = table["user_id"].to_numpy()
                 # A user who goes on from the row group before belongs to the bucket where they began.
                 begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
                 if begin < len(users):

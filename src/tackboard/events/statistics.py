@@ -6,7 +6,7 @@ Everything is one pass of sorts over NumPy columns.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,13 @@ from tackboard.events.schema import FIELD_KINDS, encode, field_names, id_type, n
 SESSION_GAP_MS = 30 * 60 * 1000
 """Two events of a user further apart than this belong to different sessions."""
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+FIELDS = {
+    **dict.fromkeys(("num_events", "num_users", "num_items", "num_items_listed", "first_ms", "last_ms"), int),
+    **dict.fromkeys(("user_type", "item_type"), Literal["int64", "string"]),
+    **dict.fromkeys(("actions", "surfaces"), dict[str, float]),
+}
+"""What statistics.json must hold for a dataset to be read, with types; the rest is for people."""
+OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
 """Share of items, most popular first, over which the Zipf exponent is fitted."""
 

@@ -15,6 +15,7 @@ from tackboard.events.dataset import LABEL
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.findings import Findings
 from tackboard.events.measures import TOLERANCE_MS
+from tackboard.events.stored_tables import out_of_order
 
 FIRST_MS = 631_152_000_000
 """1990-01-01: an earlier time is nearly always a wrong unit."""
@@ -232,22 +233,6 @@ def is_known(ids: Ints, known: Ints) -> NDArray[np.bool_]:
         return np.zeros(len(ids), dtype=bool)
     found = known[np.clip(np.searchsorted(known, ids), 0, len(known) - 1)]
     return np.asarray(found == ids)
-
-
-def out_of_order(keys: Sequence[Ints], before: tuple[int, ...] | None, *, strictly: bool = False) -> Ints:
-    """Rows whose `keys`, first key first, are below those of the row before them (`before` of the first row).
-
-    With `strictly`, equal ones count as well.
-    """
-    if before is not None:
-        keys = [np.concatenate([[first], key]) for first, key in zip(before, keys, strict=True)]
-    below = np.zeros(max(len(keys[0]) - 1, 0), dtype=bool)
-    equal = np.ones(len(below), dtype=bool)
-    for key in keys:
-        below |= equal & (key[1:] < key[:-1])
-        equal &= key[1:] == key[:-1]
-    wrong = np.flatnonzero(below | equal if strictly else below)
-    return wrong if before is not None else wrong + 1
 
 
 def check_times(table: pa.Table, name: str, first_row: int, file: str, now_ms: int, findings: Findings) -> Ints:

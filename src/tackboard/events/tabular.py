@@ -8,6 +8,7 @@ reading as it was before: one that somebody still writes is refused.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import gzip
@@ -16,6 +17,7 @@ import re
 import stat
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,9 @@ ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
 """A column's name: text that begins with a letter. The index that some programs write has an empty one."""
-_HEADER_BYTES = 1 << 16
+_HEADER_BYTES = 1 << 20
+MAX_COLUMNS = 10_000
+"""Of one file. Beyond that a log is a matrix, or its lines do not end where they should."""
 _BLOCK_BYTES = 8 << 20
 
 
@@ -121,17 +125,17 @@ def inspect(path: Path) -> Source:
     try:
         state = _state_of(path)
         with path.open("rb") as file:
-            start = file.read(_HEADER_BYTES)
+            start = file.readline(_HEADER_BYTES)
         if start.startswith(_ZIP):
             raise DataError(f"{path} is a zip archive", allowed=ALLOWED, fix="unzip it")
         if start.startswith(_PARQUET):
             schema = pq.read_schema(path)
-            _check_distinct(path, tuple(schema.names))
+            _check_columns(path, tuple(schema.names))
             return Source(path, "parquet", tuple(schema.names), state, types=tuple(schema.types))
         gzipped = start.startswith(_GZIP)
         if gzipped:
             with gzip.open(path) as stream:
-                start = stream.read(_HEADER_BYTES)
+                start = stream.readline(_HEADER_BYTES)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {_reason(error)}", allowed=ALLOWED) from None
     return _inspect_csv(path, start, state, gzipped=gzipped)
@@ -220,12 +224,23 @@ def _unreadable(source: Source, error: BaseException) -> DataError:
 def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> Source:
     header_bytes = start.split(b"\n", 1)[0].rstrip(b"\r")
     try:
-        header = header_bytes.decode("utf-8-sig")
+        # What is cut may end within a letter.
+        is_cut = len(start) == _HEADER_BYTES and b"\n" not in start
+        header = codecs.getincrementaldecoder("utf-8-sig")().decode(header_bytes, final=not is_cut)
     except UnicodeDecodeError:
         raise DataError(f"{path} is neither Parquet nor UTF-8 text", allowed=ALLOWED) from None
     if not header.strip() or "\x00" in header:
         raise DataError(f"{path} has no header line", allowed="allowed: CSV whose first line names the columns")
     delimiter = max(DELIMITERS, key=header.count)
+    # Before the line is parsed: it may be cut, and then its last name is not the file's.
+    if (num_columns := header.count(delimiter) + 1) > MAX_COLUMNS:
+        raise _too_wide(path, num_columns, is_cut=is_cut)
+    if is_cut:
+        raise DataError(
+            f"{path}: the first line has more than {_HEADER_BYTES:,} bytes",
+            allowed="allowed: CSV whose first line names the columns",
+            fix="check that the lines of the file end in line breaks",
+        )
     options = pyarrow.csv.ParseOptions(delimiter=delimiter)
     try:
         parsed = pyarrow.csv.read_csv(pa.BufferReader(header.encode() + b"\n"), parse_options=options)
@@ -235,12 +250,23 @@ def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: b
     source = Source(path, "csv", names, state, delimiter=delimiter, gzipped=gzipped)
     if len(set(names)) < len(names) and not source.is_named:
         raise _no_names(path, "two columns of one name")
-    _check_distinct(path, names)
+    _check_columns(path, names)
     return source
 
 
-def _check_distinct(path: Path, names: tuple[str, ...]) -> None:
-    doubles = sorted({name for name in names if names.count(name) > 1})
+def _too_wide(path: Path, num_columns: int, *, is_cut: bool = False) -> DataError:
+    return DataError(
+        f"{path} has {'more than ' if is_cut else ''}{num_columns:,} columns",
+        allowed=f"allowed: up to {MAX_COLUMNS:,}",
+        fix="keep the columns that are needed, and check that lines end in line breaks",
+    )
+
+
+def _check_columns(path: Path, names: tuple[str, ...]) -> None:
+    """Raises DataError where there are too many columns, or two of one name."""
+    if len(names) > MAX_COLUMNS:
+        raise _too_wide(path, len(names))
+    doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles:
         raise DataError(f"{path} has two columns named {doubles[0]!r}", fix="rename one of them in the header")
 

@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 
+from tackboard.bundle.signature import FILE_NAME as SIGNATURE
 from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, write_signature
-from tackboard.checkpoint.store import Checkpoint, load_checkpoint, save_tensors
+from tackboard.checkpoint.store import Checkpoint, save_tensors
+from tackboard.checkpoint.trained import STATE, load_trained
 from tackboard.core.config import suggest
+from tackboard.core.documents import blaming
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, write_text_atomic
 from tackboard.core.manifest import write_manifest
@@ -25,6 +28,7 @@ from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.models.interface import build_model, describe_model, features_of, recorded_code_file, restore_config
+from tackboard.models.stored import check_fit, check_reads
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -38,16 +42,21 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
         )
     if not version.isdigit():
         raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
-    checkpoint = load_checkpoint(checkpoint_path, groups=("dense", "tables"))
+    checkpoint = load_trained(checkpoint_path)
     code_file = recorded_code_file(checkpoint.state["model"])
-    config = restore_config(checkpoint.state["model"], code_file)
-    _check_parameters(checkpoint, config)
+    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
+    state = checkpoint.path / STATE
+    with blaming(state):
+        config = restore_config(checkpoint.state["model"], code_file)
+    check_fit(config, vocabulary, checkpoint.tensors["dense"] | checkpoint.tensors["tables"], state)
     if hasattr(config, "serving"):
         config = config.serving()
         _keep_served(checkpoint, config)
     features = read_features(checkpoint.path)
     if features is None:
-        features = features_of(config, Vocabulary.from_dict(checkpoint.state["vocabulary"]))
+        with blaming(state):
+            features = features_of(config, vocabulary)
+    check_reads(config, features, checkpoint.path / FEATURES)
     signature = _signature(checkpoint, config.max_history, features, name, version, tables)
     with new_directory(bundle) as folder:
         save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")
@@ -61,7 +70,7 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
         write_signature(folder, signature)
         write_text_atomic(folder / "card.md", _card(signature, checkpoint))
         tensors = ["dense.safetensors", *(table["file"] for table in signature.tables.values())]
-        meant = [*tensors, FEATURES, "signature.json", "card.md"]
+        meant = [*tensors, FEATURES, SIGNATURE, "card.md"]
         write_manifest(folder, KIND, {"name": name, "version": version}, meant=meant)
     num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     return {
@@ -101,17 +110,6 @@ def _signature(
             "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
     )
-
-
-def _check_parameters(checkpoint: Checkpoint, config: Any) -> None:
-    """Proves that the checkpoint's parameters are those of the model it names, before anything is written."""
-    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
-    with torch.device("meta"):
-        expected = {name: tensor.shape for name, tensor in build_model(config, vocabulary).state_dict().items()}
-    found = {name: tensor.shape for group in checkpoint.tensors.values() for name, tensor in group.items()}
-    if expected != found:
-        differing = sorted(set(expected.items()) ^ set(found.items()))[0][0]
-        raise DataError(f"{checkpoint.path} does not fit its model: {differing}", fix="was the model's code changed?")
 
 
 def _keep_served(checkpoint: Checkpoint, config: Any) -> None:

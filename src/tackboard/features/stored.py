@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tackboard.core.documents import blaming
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.events.dataset import Dataset
 from tackboard.events.layout import RowReader
@@ -68,10 +69,10 @@ def read_features_rows(
             raise CorruptFileError(f"{path} does not hold the feature {missing[0]}")
         if reader.num_rows != dataset.num_events:
             raise CorruptFileError(f"{path} does not hold a row per event")
-        table = from_stored(reader.read(spans, list(types)))
-        return {
-            name: from_arrow(table[name], type_, f"feature {name}") for name, type_ in types.items()
-        }, reader.bytes_read
+        with blaming(path):
+            table = from_stored(reader.read(spans, list(types)))
+            columns = {name: from_arrow(table[name], type_, f"feature {name}") for name, type_ in types.items()}
+        return columns, reader.bytes_read
 
 
 class StoredRows:

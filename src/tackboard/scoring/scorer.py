@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from tackboard.batch import item_rows, make_batch
-from tackboard.bundle.signature import Signature, read_bundle
-from tackboard.core.errors import CorruptFileError
+from tackboard.bundle.signature import FILE_NAME, Signature, read_bundle
+from tackboard.core.documents import blaming
+from tackboard.core.errors import DataError
 from tackboard.core.machine import usable_cores
 from tackboard.features.column import Column
+from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, check_finite, check_readable
 from tackboard.models.interface import build_model, features_of, restore_config
+from tackboard.models.stored import check_finite_parameters, check_fit, check_reads, load_tensors, read_shapes
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
@@ -39,21 +41,24 @@ class Scorer:
         """Verifies and loads a bundle. `code_file` is needed only for a model of a user's own."""
         torch.set_num_threads(num_threads or usable_cores())
         signature = read_bundle(bundle)
-        config = restore_config(signature.model, code_file)
+        described = bundle / FILE_NAME
         features = read_features(bundle)
-        if features is None:
-            # A bundle from before features.json: its model reads the standard features.
-            features = features_of(config, signature.vocabulary)
-        check_readable(features, config.max_history)
+        with blaming(described):
+            config = restore_config(signature.model, code_file)
+            if features is None:
+                # A bundle from before features.json: its model reads the standard features.
+                features = features_of(config, signature.vocabulary)
+            if signature.max_history != config.max_history:
+                raise DataError(f"max_history = {signature.max_history}, the model's is {config.max_history}")
+        with blaming(bundle / FEATURES):
+            check_readable(features, config.max_history)
+        check_reads(config, features, bundle / FEATURES)
+        files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
+        stored = {name: tensor for file in files for name, tensor in read_shapes(file).items()}
+        check_fit(config, signature.vocabulary, stored, described)
         model = build_model(config, signature.vocabulary)
-        tensors = load_file(bundle / "dense.safetensors")
-        for table in signature.tables.values():
-            tensors |= {name: weight.float() for name, weight in load_file(bundle / table["file"]).items()}
-        try:
-            model.load_state_dict(tensors)
-        except RuntimeError as error:
-            reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
-            raise CorruptFileError(f"{bundle} does not fit its model: {reason[:160]}") from None
+        model.load_state_dict({name: tensor for file in files for name, tensor in load_tensors(file).items()})
+        check_finite_parameters(model, bundle)
         model.eval()
         return cls(signature, model, config.hashing, features)
 

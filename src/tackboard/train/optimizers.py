@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from tackboard.core.config import check
+from tackboard.core.errors import DataError
 from tackboard.core.hashing import string_id
 from tackboard.models.tables import table_modules, table_parameter_names
 from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
@@ -108,6 +109,13 @@ class RowWiseAdagrad:
             weight[rows] -= change.to(weight.dtype)
 
 
+def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.Tensor]) -> None:
+    """Raises DataError unless these are what AdamW keeps of a parameter."""
+    shapes = {key: value.shape for key, value in entries.items()}
+    if shapes != {"step": torch.Size([]), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+        raise DataError(f"what the optimiser knows of {name} has other names or shapes")
+
+
 class Optimizers:
     """All optimisers of a model: tables move during `backward`, dense parameters on `step`. Frozen ones do not.
 
@@ -171,6 +179,7 @@ class Optimizers:
             prefix = f"adamw.{name}."
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             if entries:
+                _check_moments(name, parameter, entries)
                 self.adamw.state[parameter] = {
                     # Only a fused optimiser counts steps where the parameter is.
                     key: value.clone()

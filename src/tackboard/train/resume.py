@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.checkpoint.store import CheckpointStore
-from tackboard.core.files import read_json, remove_leftovers
+from tackboard.checkpoint.trained import read_state
+from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.source import snapshot_path
 
@@ -75,7 +76,7 @@ def snapshot_of(run: RunDirectory) -> Path | None:
     latest = CheckpointStore(run.checkpoints).find_latest()
     if latest is None:
         return None
-    return snapshot_path(read_json(latest / "state.json")["lineage"])
+    return snapshot_path(read_state(latest)["lineage"])
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from tackboard.batch import HashConfig, SequenceBatch, item_rows
-from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
+from tackboard.checkpoint.store import CheckpointStore
+from tackboard.checkpoint.trained import load_trained
+from tackboard.core.documents import blaming
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
 from tackboard.core.files import storage_error
 from tackboard.core.hashing import mix64
@@ -35,6 +37,7 @@ from tackboard.data.prefetch import on_device
 from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.interface import build_model, compile_parts, describe_model
+from tackboard.models.stored import check_tensors
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
@@ -290,7 +293,7 @@ class Trainer:
 
     def _load(self, path: Path) -> dict[str, Any]:
         """Takes over a checkpoint; returns its state."""
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_trained(path, ("dense", "tables", "optimizer"))
         recorded = checkpoint.state["lineage"]["snapshot"]
         if recorded != self.source.snapshot:
             # Another snapshot has another order of data, and perhaps another vocabulary.
@@ -312,8 +315,11 @@ class Trainer:
                 allowed=f"the model would now read {self.source.features.hash[:12]}",
                 fix="put the file of features back as it was, or start a new run with --resume never",
             )
-        self.model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
-        self.optimizers.load_state(checkpoint.tensors["optimizer"])
+        parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
+        check_tensors(self.model, parameters, path)
+        self.model.load_state_dict(parameters)
+        with blaming(path / "optimizer.safetensors"):
+            self.optimizers.load_state(checkpoint.tensors["optimizer"])
         self.guard.load_state(checkpoint.state["guard"])
         self.step = int(checkpoint.state["step"])
         self.data_step = int(checkpoint.state["data_step"])

@@ -59,6 +59,8 @@ def test_requests_and_labels(make_dataset: Make, tmp_path: Path) -> None:
     snapshot = open_dataset(make_dataset(tmp_path, [(1, 7, "click", "home", START_MS)])).path
     requests = {
         "request": [1, 2],
+        "user_id": [1, 1],
+        "time_ms": [START_MS, START_MS],
         "item_id": pa.array([[7, 8], [7]], pa.list_(pa.int64())),
         "label_save": pa.array([[1, 0], [None]], pa.list_(pa.int8())),
     }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -184,3 +185,32 @@ def test_a_file_that_is_not_what_it_was_is_refused(tmp_path: Path, change: str) 
     expected = {"grow": "was 23 bytes, is 29", "remove": "is gone"}.get(change, "was replaced")
     with pytest.raises(DataError, match=f"a.csv changed while it was read: it {expected}"):
         read(source)
+
+
+@pytest.mark.parametrize(("num_columns", "told"), [(10_001, "10,001"), (200_000, "more than 1")])
+def test_too_many_columns_are_told_as_such(tmp_path: Path, num_columns: int, told: str) -> None:
+    """Of 200,000 the first mebibyte holds a part; a name that is cut there is not taken for another column's."""
+    path = tmp_path / "wide.csv"
+    names = [f"c{number}" for number in range(num_columns)]
+    path.write_text(",".join(names) + "\n" + ",".join("1" * num_columns) + "\n")
+    begun = time.process_time()
+    with pytest.raises(DataError, match=rf"wide\.csv has {told}.* columns") as caught:
+        inspect(path)
+    assert caught.value.allowed == "allowed: up to 10,000"
+    assert time.process_time() - begun < 2
+    pq.write_table(pa.table({name: [1] for name in names[:10_001]}), tmp_path / "wide.parquet")
+    with pytest.raises(DataError, match=r"wide\.parquet has 10,001 columns"):
+        inspect(tmp_path / "wide.parquet")
+
+
+def test_as_many_columns_as_are_allowed_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(f"a_rather_long_name_of_a_column_{number}" for number in range(10_000)) + "\n")
+    assert len(inspect(path).columns) == 10_000
+
+
+def test_a_first_line_without_end_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "endless.csv"
+    path.write_text("x" + "ä" * (1 << 20))
+    with pytest.raises(DataError, match="the first line has more than 1,048,576 bytes"):
+        inspect(path)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tackboard.batch import item_rows, make_batch
 from tackboard.bundle.signature import KIND
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
-from tackboard.core.errors import ConfigError, CorruptFileError, UsageError
+from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.user_code import load_code
@@ -224,7 +224,7 @@ def test_features_that_the_model_cannot_read_are_refused(tiny_bundle: Path, tmp_
     assert features is not None
     vocabulary = Scorer.load(tiny_bundle, num_threads=1).signature.vocabulary
     longer = standard_features(vocabulary, 9).reading(features.reads())
-    with pytest.raises(ConfigError, match="is not the user's newest 8 events"):
+    with pytest.raises(CorruptFileError, match="features.json.*is not the user's newest 8 events"):
         Scorer.load(remake(tiny_bundle, tmp_path / "longer", features=longer))
 
 

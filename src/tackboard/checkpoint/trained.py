@@ -1,0 +1,76 @@
+"""The checkpoint of a training run: a folder in; tensors and a state.json whose fields are all there out.
+
+`store` keeps groups of tensors and any JSON. What training put there is checked here, for whoever goes on with it:
+evaluation, export, the trainer itself. Decided: `lineage.dataset` may name a folder anywhere, as the recipe did,
+because data lies outside of runs; it leads to a dataset that is verified like any other, and to nothing else.
+`lineage.snapshot` is one folder inside of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from tackboard.checkpoint.store import Checkpoint, load_checkpoint
+from tackboard.core.documents import read_document
+from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.core.manifest import stays_inside
+
+STATE = "state.json"
+FORMAT_VERSION = 1
+FIELDS = {
+    "format_version": int,
+    "step": int,
+    "data_step": int,
+    "num_tokens": int,
+    "last_loss": float | None,
+    "guard.mean_norm": float,
+    "guard.num_norms": int,
+    "guard.skipped": tuple[int, ...],
+    "config": dict,
+    "model.config_class": str,
+    "model.config": dict,
+    "vocabulary.actions": tuple[str, ...],
+    "vocabulary.surfaces": tuple[str, ...],
+    "id_type": Literal["int64", "string"],
+    "lineage.dataset": str,
+    "lineage.snapshot": str,
+}
+OPTIONAL = {
+    "order_version": int,
+    "num_threads": int,
+    "user_type": Literal["", "int64", "string"],
+    "model.code_file": str,
+    "model.code_sha256": str,
+}
+"""What older versions did not write."""
+
+
+def load_trained(path: Path, groups: tuple[str, ...] = ("dense", "tables")) -> Checkpoint:
+    """Verifies a checkpoint, checks its state and reads `groups` of its tensors, which must all be there."""
+    checkpoint = load_checkpoint(path, groups)
+    for group in groups:
+        if group not in checkpoint.tensors:
+            raise CorruptFileError(f"{checkpoint.path / group}.safetensors is missing")
+    read_state(checkpoint.path)
+    return checkpoint
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """state.json of a checkpoint's folder, every field checked."""
+    path = folder / STATE
+    state = read_document(path, FIELDS, OPTIONAL)
+    if state["format_version"] > FORMAT_VERSION:
+        raise DataError(
+            f"{path} has format version {state['format_version']}",
+            allowed=f"allowed: up to {FORMAT_VERSION}",
+            fix="use a newer tackboard",
+        )
+    if min(state["step"], state["data_step"], state["num_tokens"], *state["guard"]["skipped"], 0) < 0:
+        raise CorruptFileError(f"{path} is malformed: it counts steps below 0")
+    snapshot = state["lineage"]["snapshot"]
+    if not stays_inside(snapshot) or "/" in snapshot or "\0" in state["lineage"]["dataset"]:
+        raise CorruptFileError(
+            f"{path} is malformed: lineage.snapshot = {snapshot!r}", allowed="allowed: the name of one folder"
+        )
+    return state

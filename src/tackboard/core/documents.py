@@ -1,0 +1,70 @@
+"""JSON files of sealed folders, read strictly: a path and the fields it must have in, a checked object out.
+
+A manifest proves that a file is the one that was written, not that it makes sense. Whoever makes a folder can seal any
+content, so everything that a document says is checked before it is used, and an error names the file. Fields that this
+version does not know pass: a newer one may have added them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.config import convert
+from tackboard.core.errors import CorruptFileError, DataError, TackboardError, UsageError, line_of_user_code
+from tackboard.core.files import read_json
+
+_INT64 = 1 << 63
+
+
+def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON object at `path`. `fields` gives the type of each field that must be there, `optional` of others.
+
+    A field of a table inside is written `table.field`. A field that is missing or of another type, and a whole number
+    of more than 64 bits, raise CorruptFileError.
+    """
+    content = read_json(path)
+    with blaming(path):
+        for name, hint in {**fields, **(optional or {})}.items():
+            *tables, last = name.split(".")
+            place = content
+            for table in tables:
+                place = place.get(table) if isinstance(place, dict) else None
+            if not isinstance(place, dict):
+                raise DataError(f"it has no table {'.'.join(tables)}" if tables else "it is no JSON object")
+            if last in place:
+                _check_range(convert(place[last], hint, name), name)
+            elif name in fields:
+                raise DataError(f"it lacks {name}")
+    return dict(content)
+
+
+@contextlib.contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Around the use of what a sealed file says: an error that its content causes is a CorruptFileError naming it.
+
+    A plain UsageError passes, because it is about the command (its subclasses are about settings and features). So does
+    what a user's own code raises.
+    """
+    try:
+        yield
+    except (UsageError, DataError) as error:
+        if type(error) is UsageError or str(path) in error.got:
+            raise
+        raise CorruptFileError(f"{path} is malformed: {error.got}", allowed=error.allowed) from None
+    except TackboardError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        if line_of_user_code(error):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise CorruptFileError(f"{path} is malformed: {reason[:200]}") from error
+
+
+def _check_range(value: Any, name: str) -> None:
+    """Raises DataError for whole numbers that no array and no file offset can hold."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int) and not -_INT64 <= number < _INT64:
+            raise DataError(f"{name} has more than 64 bits")

@@ -1,0 +1,111 @@
+"""Stored parameters and the model that they claim to be: files in, tensors out, or an error that names the file.
+
+A config can ask for a table of any size in a few bytes. So the model is first built without memory, on torch's meta
+device, and compared with the tensors that are there: only a model that has exactly these is built. The number of
+parameters is watched while that goes on, because even a model without memory takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from tackboard.core.documents import blaming
+from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.events.vocabulary import Vocabulary
+from tackboard.features.feature_set import FeatureSet
+from tackboard.features.standard import DEFAULT_READS
+from tackboard.models.interface import build_model
+
+SPARE_PARAMETERS = 1000
+"""Parameters that a model may make and drop while it is built, beyond those that it keeps."""
+Tensors = Mapping[str, torch.Tensor]
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The named tensors of a safetensors file. One whose header does not fit its bytes raises CorruptFileError."""
+    return _read(path, lambda file, name: file.get_tensor(name))
+
+
+def read_shapes(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file by their header alone: names, shapes and types, on the meta device."""
+
+    def shape(file: Any, name: str) -> torch.Tensor:
+        part = file.get_slice(name)
+        # An empty slice has the type; torch knows the format's names of types only in there.
+        kind = part[0:0].dtype if part.get_shape() else file.get_tensor(name).dtype
+        return torch.empty(part.get_shape(), dtype=kind, device="meta")
+
+    return _read(path, shape)
+
+
+def _read(path: Path, get: Any) -> dict[str, torch.Tensor]:
+    with blaming(path):
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: get(file, name) for name in file.keys()}  # noqa: SIM118 - it is no mapping.
+        except (SafetensorError, OSError) as error:
+            raise CorruptFileError(f"{path} cannot be read: {error}") from None
+
+
+def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path) -> None:
+    """Proves that `stored` are the parameters of the model of `config`, before memory for one is asked for.
+
+    A difference raises CorruptFileError naming `where`, the file that holds the config. Half and full precision of one
+    parameter are no difference.
+    """
+    num_made = 0
+
+    def count(_module: nn.Module, _name: str, _parameter: Any) -> None:
+        nonlocal num_made
+        num_made += 1
+        if num_made > 2 * len(stored) + SPARE_PARAMETERS:
+            raise DataError(f"the model has more than the {len(stored)} tensors that are stored")
+
+    counting = register_module_parameter_registration_hook(count)
+    try:
+        with blaming(where), torch.device("meta"):
+            model = build_model(config, vocabulary)
+    finally:
+        counting.remove()
+    check_tensors(model, stored, where)
+
+
+def check_reads(config: Any, features: FeatureSet, where: Path) -> None:
+    """Raises CorruptFileError naming `where`, the file of `features`, unless these are all that the model reads."""
+    known = features.reads()
+    if missing := [read for read in getattr(config, "reads", DEFAULT_READS) if read not in known]:
+        raise CorruptFileError(
+            f"{where} lacks {missing[0]}, which the model reads", allowed=f"it has {', '.join(known)}"
+        )
+
+
+def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:
+    """Raises CorruptFileError naming `where` unless `stored` has the names, shapes and kinds of the model's tensors."""
+    expected, found = _described(model.state_dict()), _described(stored)
+    if expected == found:
+        return
+    name = sorted({name for name, _, _ in expected ^ found})[0]
+    sizes = [" × ".join(map(str, shape)) or "1" for group in (expected, found) for n, shape, _ in group if n == name]
+    raise CorruptFileError(
+        f"{where} does not fit its model: {name}",
+        allowed=f"the model and the stored tensors differ: {' and '.join(sizes)} numbers" if len(sizes) > 1 else "",
+        fix="was the model's code changed?",
+    )
+
+
+def check_finite_parameters(model: nn.Module, where: Path) -> None:
+    """Raises CorruptFileError naming `where` and the parameter that holds a number which is not finite."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter.detach()).all()):
+            raise CorruptFileError(f"{where}: {name} holds numbers that are not finite", fix="export it again")
+
+
+def _described(tensors: Tensors) -> set[tuple[str, tuple[int, ...], bool]]:
+    return {(name, tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
