@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -15,6 +16,7 @@ def serve(
     timeout_ms: int = typer.Option(1000, help="Deadline of a request that names none, in milliseconds."),
     max_body_mib: int = typer.Option(64, help="Largest request body, in MiB."),
     max_candidates: int = typer.Option(10_000, help="Most candidates in one request."),
+    max_events: int = typer.Option(100_000, help="Most events of the history in one request."),
     drain_timeout_s: float = typer.Option(25.0, help="Time for admitted requests after SIGTERM, in seconds."),
     threads: int | None = typer.Option(None, help="Threads of the model; all usable cores if not given."),
     code: Path | None = typer.Option(None, help="The Python file of a model of your own; it is run."),
@@ -31,7 +33,6 @@ def serve(
 
     from tackboard.core.config import check
     from tackboard.core.errors import UsageError
-    from tackboard.core.files import write_text_atomic
     from tackboard.features.serving_log import FeatureLog, FeatureLogConfig, read_key
     from tackboard.serve.admission import AdmissionConfig
     from tackboard.serve.connection import ConnectionLimits
@@ -55,6 +56,7 @@ def serve(
         token=read_token(token_file),
         insecure=insecure,
         max_candidates=max_candidates,
+        max_events=max_events,
         drain_timeout_s=drain_timeout_s,
         admission=AdmissionConfig(
             max_queue=max_queue, timeout_ms=timeout_ms, max_timeout_ms=max(timeout_ms, AdmissionConfig().max_timeout_ms)
@@ -72,11 +74,7 @@ def serve(
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads)
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
 
-    def announce(url: str) -> None:
-        if port_file is not None:
-            write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
-        print(f"serving {scorer.signature.name} on {url}", flush=True)
-
+    announce = partial(_announce, scorer.signature.name, port_file)
     try:
         ended = Server(scorer, config, on_ready=announce, feature_log=log).run()
     finally:
@@ -86,3 +84,16 @@ def serve(
         # The model is stuck in a computation that nobody waits for; the interpreter cannot end beneath it.
         sys.stdout.flush()
         os._exit(0)
+
+
+def _announce(name: str, port_file: Path | None, url: str) -> None:
+    import gc
+
+    from tackboard.core.files import write_text_atomic
+
+    # What is loaded by now stays. Looking through all of torch for garbage would hold up the loop for 100 ms.
+    gc.collect()
+    gc.freeze()
+    if port_file is not None:
+        write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
+    print(f"serving {name} on {url}", flush=True)

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF_STATUS = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
 SHED_REASONS = ("queue_full", "memory", "draining", "connections")
-EXPIRED_STAGES = ("queue", "compute")
+EXPIRED_STAGES = ("parse", "queue", "compute")
 LOG_OUTCOMES = ("logged", "dropped", "without_user_or_time")
 CLOSED_REASONS = ("header_deadline", "body_deadline", "header_size", "chunk_size", "body_size", "pipeline", "malformed")
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
