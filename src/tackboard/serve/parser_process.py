@@ -47,8 +47,8 @@ class ParserProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts the process and does not wait until it is ready."""
-        with self._in_use:
+        """Starts the process and does not wait until it is ready. If that fails, the first body tries again."""
+        with self._in_use, contextlib.suppress(OSError):
             self._connect()
 
     def parse(self, body: Body) -> Parsed:
@@ -87,20 +87,20 @@ class ParserProcess:
 
     def _spawn(self) -> Connection:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
             # The same path as ours and not the current folder, which may hold anything; no threads for arithmetic.
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+            path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tackboard.serve.parser_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=environment | {"OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, **path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
-        return Connection(ours.detach())
+            return Connection(ours.detach())
 
     def _end(self) -> None:
         if self._connection is not None:

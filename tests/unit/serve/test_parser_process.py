@@ -12,6 +12,20 @@ from typing import Any
 import psutil
 import pytest
 
+from tackboard.features.column import differing_rows
+from tackboard.features.language import (
+    Bool,
+    Events,
+    FeatureSet,
+    Float,
+    Id,
+    Item,
+    List,
+    String,
+    Time,
+    Vector,
+    sequence,
+)
 from tackboard.serve.errors import RequestError
 from tackboard.serve.inputs import ModelInputs
 from tackboard.serve.parser_process import ParserProcess, serve_parser
@@ -56,6 +70,56 @@ def test_it_parses_as_we_do(
     with pytest.raises(RequestError, match="must be a JSON object") as caught:
         process.parse(Body([b"[]"]))
     assert caught.value.status == 400
+
+
+def test_columns_of_every_kind_arrive_bit_for_bit(scripted_scorer: Any) -> None:
+    item = Item(
+        price=Float(), brand=Id(), taste=Vector(2), words=List(String), sold=Bool(), born=Time(), title=String()
+    )
+    events = Events(note=String())
+    features = FeatureSet(
+        "all",
+        history=sequence(item=events.newest(8).collect(events.item)),
+        note=events.last(events.note),
+        **{name: getattr(item, name) for name in ("price", "brand", "taste", "words", "sold", "born", "title")},
+    )
+    parser = RequestParser(ModelInputs(scripted_scorer(features=features).reader, max_candidates=10), ProtocolLimits())
+    given = {
+        "history_item": ("INT64", [5, 6, 7]),
+        "history_note": ("BYTES", ["a", "\u00e9", ""]),
+        "candidate_item": ("INT64", [1, 2]),
+        "candidate_price": ("FP64", [0.1, -0.0]),
+        "candidate_brand": ("BYTES", ["acme", "b"]),
+        "candidate_taste": ("FP32", [[0.1, 2], [3, 4]]),
+        "candidate_words": ("BYTES", ['["a","b"]', "[]"]),
+        "candidate_sold": ("BOOL", [True, False]),
+        "candidate_sold_present": ("BOOL", [True, False]),
+        "user": ("INT64", [9]),
+        "request_time_ms": ("INT64", [1_700_000_000_000]),
+    }
+    entries = [
+        {
+            "name": name,
+            "datatype": kind,
+            "shape": [len(rows), 2] if name.endswith("taste") else [len(rows)],
+            "data": rows,
+        }
+        for name, (kind, rows) in given.items()
+    ]
+    body = body_of({"inputs": entries})
+    process = ParserProcess(parser)
+    try:
+        found, expected = process.parse(body).score_request, parser.parse(body).score_request
+    finally:
+        process.stop()
+    assert (found.user_id, found.request_ms) == (expected.user_id, expected.request_ms) == (9, 1_700_000_000_000)
+    columns = [(found.history, expected.history)]
+    columns += [(found.attributes[entity], expected.attributes[entity]) for entity in ("user", "item", "context")]
+    for ours, theirs in columns:
+        assert ours.keys() == theirs.keys()
+        for name, column in theirs.items():
+            assert ours[name].type == column.type
+            assert len(differing_rows(ours[name], column)) == 0
 
 
 def test_it_loads_little_and_ignores_the_signals_of_its_server(process: ParserProcess) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -76,14 +77,15 @@ def test_cheap_bodies_mean_what_they_mean_otherwise(
 @pytest.mark.parametrize(
     ("candidates", "history", "form"),
     [
-        (list(range(10**18, 10**18 + 2000)), [1], plain),
-        (list(range(10_000)), [1], zipped),
-        ([f"i{number}" for number in range(1600)], ["a"], plain),
-        ([f"i{number}" for number in range(1600)], ["a"], binary),
-        ([1], list(range(4100)), binary),
+        (list(range(10**18, 10**18 + 4000)), [1], plain),
+        (list(range(10**18, 10**18 + 4000)), [1], zipped),
+        ([1] * 9_900, list(range(2000)), plain),
+        ([f"i{number}" for number in range(2000)], ["a"], plain),
+        ([f"i{number}" for number in range(2000)], ["a"], binary),
+        ([1], list(range(900)), binary),
         ([1], list(range(9000)), binary),
     ],
-    ids=["JSON", "compressed", "texts", "texts, binary", "events", "bytes"],
+    ids=["JSON bytes", "compressed", "JSON values", "texts", "texts, binary", "events", "bytes"],
 )
 def test_what_is_large_is_left_to_others(
     parser: Callable[..., RequestParser],
@@ -102,7 +104,7 @@ def test_what_is_large_is_left_to_others(
 def test_a_thousand_candidates_are_cheap(parser: Callable[..., RequestParser], request_body: Requests) -> None:
     history = list(range(100))
     numbers = request_body(list(range(10**18, 10**18 + 1000)), history)
-    texts = request_body([f"item-{number}" for number in range(1000)], [str(number) for number in history])
+    texts = request_body([str(uuid.UUID(int=number)) for number in range(1000)], [str(number) for number in history])
     for form in (plain, binary, zipped):
         assert parser().parse_cheap(form(numbers))
         assert parser(id_type="string").parse_cheap(form(texts))
@@ -110,7 +112,7 @@ def test_a_thousand_candidates_are_cheap(parser: Callable[..., RequestParser], r
 
 
 def test_brackets_and_lists_are_weighed(parser: Callable[..., RequestParser]) -> None:
-    assert parser().parse_cheap(Body([b'{"inputs":[' + b"[]," * 3000 + b"[]]}"])) is None
+    assert parser().parse_cheap(Body([b'{"inputs":[' + b"[]," * 4000 + b"[]]}"])) is None
     events = Events()
     features = FeatureSet(
         "own", history=sequence(item=events.newest(8).collect(events.item)), tags=Item(tags=List(Int)).tags
