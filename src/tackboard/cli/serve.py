@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ def serve(
     max_candidates: int = typer.Option(10_000, help="Most candidates in one request."),
     max_connections: int = typer.Option(512, help="Most connections; one more drops a waiting one or gets 429."),
     max_connections_per_address: int = typer.Option(256, help="Most connections of one client; a proxy may need more."),
+    max_events: int = typer.Option(100_000, help="Most events of the history in one request."),
     drain_timeout_s: float = typer.Option(25.0, help="Time for admitted requests after SIGTERM, in seconds."),
     threads: int | None = typer.Option(None, help="Threads of the model; all usable cores if not given."),
     code: Path | None = typer.Option(None, help="The Python file of a model of your own; it is run."),
@@ -59,6 +61,7 @@ def serve(
         token=read_token(token_file),
         insecure=insecure,
         max_candidates=max_candidates,
+        max_events=max_events,
         drain_timeout_s=drain_timeout_s,
         admission=AdmissionConfig(
             max_queue=max_queue, timeout_ms=timeout_ms, max_timeout_ms=max(timeout_ms, AdmissionConfig().max_timeout_ms)
@@ -86,14 +89,9 @@ def _run(scorer: Scorer, config: ServeConfig, log: FeatureLog | None, port_file:
     import os
     import sys
 
-    from tackboard.core.files import write_text_atomic
     from tackboard.serve.server import Server
 
-    def announce(url: str) -> None:
-        if port_file is not None:
-            write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
-        print(f"serving {scorer.signature.name} on {url}", flush=True)
-
+    announce = partial(_announce, scorer.signature.name, port_file)
     try:
         ended = Server(scorer, config, on_ready=announce, feature_log=log).run()
     finally:
@@ -103,3 +101,16 @@ def _run(scorer: Scorer, config: ServeConfig, log: FeatureLog | None, port_file:
         # The model is stuck in a computation that nobody waits for; the interpreter cannot end beneath it.
         sys.stdout.flush()
         os._exit(0)
+
+
+def _announce(name: str, port_file: Path | None, url: str) -> None:
+    import gc
+
+    from tackboard.core.files import write_text_atomic
+
+    # What is loaded by now stays. Looking through all of torch for garbage would hold up the loop for 100 ms.
+    gc.collect()
+    gc.freeze()
+    if port_file is not None:
+        write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
+    print(f"serving {name} on {url}", flush=True)

@@ -209,7 +209,8 @@ def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: 
 def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
     """A column of `count` values as the caller gave them; all missing where they are absent, one by one where None."""
     if values is None:
-        return Column.of(type_, [None] * count)
+        # One missing value, repeated: for 10,000 candidates a list of None would cost a ms for every attribute.
+        return Column.of(type_, [None] * min(count, 1)).take(np.zeros(count, dtype=np.int64))
     if len(values) != count:
         raise UsageError(f"{field} has {len(values)} values", allowed=f"allowed: {count}")
     if isinstance(values, Column):

@@ -67,7 +67,8 @@ class Job(Generic[Request, Result]):
 class Admission(Generic[Request, Result]):
     """A bounded line in front of `score`, which one thread of its own calls.
 
-    `on_expired(stage)` and `on_model_error(error)` are called on the loop, for metrics and the log.
+    `on_expired(stage)` and `on_model_error(error)` are called on the loop, for metrics and the log. `name` says in
+    messages what `score` is.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class Admission(Generic[Request, Result]):
         score: Callable[[Request], Result],
         config: AdmissionConfig,
         *,
+        name: str = "model",
         on_expired: Callable[[str], None] = lambda _stage: None,
         on_model_error: Callable[[BaseException], None] = lambda _error: None,
     ) -> None:
         self.config = config
         self.draining = False
         self._score = score
+        self._name = name
         self._on_expired = on_expired
         self._on_model_error = on_model_error
         self._line: OrderedDict[int, Job[Request, Result]] = OrderedDict()
@@ -89,7 +92,7 @@ class Admission(Generic[Request, Result]):
         self._stopping = False
         self._mean_compute_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._work, name="tackboard-model", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"tackboard-{name}", daemon=True)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the model's thread; answers are delivered on `loop`."""
@@ -177,7 +180,7 @@ class Admission(Generic[Request, Result]):
         if not job.future.done():
             stage = "queue" if waited else "compute"
             self._on_expired(stage)
-            where = "waiting in the queue" if waited else "in the model"
+            where = "waiting in the queue" if waited else f"in the {self._name}"
             self._settle(job, error=RequestError(504, f"the deadline passed while the request was {where}"))
 
     def _settle(
@@ -237,7 +240,7 @@ class Admission(Generic[Request, Result]):
             return
         if not isinstance(error, RequestError):
             self._on_model_error(error)
-            error = RequestError(500, "the model failed on this request")
+            error = RequestError(500, f"the {self._name} failed on this request")
         elif error.status >= 500:
             self._on_model_error(error)
         self._settle(job, error=error)

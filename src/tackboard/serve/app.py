@@ -1,9 +1,9 @@
 """The HTTP application, as raw ASGI: one request in, one answer out.
 
 It reads the body itself and never by content type, so that clients which send none work. Every answer that is not 200
-is `{"error": sentence}`. Order of an infer call: token, path, room in the queue, body, decompression, tensors,
-deadline, model, answer; what can be refused cheaply is refused before what costs more. Decided: the token guards every
-path, the health calls and the metrics included, so that no path can be forgotten.
+is `{"error": sentence}`. Order of an infer call: token, path, room in the queue, body, tensors (here where that is
+cheap, else in the parser's process), deadline, model, answer; what can be refused cheaply is refused before what costs
+more. Decided: the token guards every path, the health calls and the metrics included, so that no path can be forgotten.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,10 @@ from tackboard import __version__
 from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.admission import Admission, Job, describe_error
 from tackboard.serve.errors import RequestError, error_body
-from tackboard.serve.model import OUTPUT_NAME, ServedModel
-from tackboard.serve.protocol import (
-    InferRequest,
-    ProtocolLimits,
-    build_response,
-    check_outputs,
-    decompress,
-    parse_infer,
-)
+from tackboard.serve.inputs import OUTPUT_NAME
+from tackboard.serve.model import ServedModel
+from tackboard.serve.parsing import Body, Parsed, RequestParser
+from tackboard.serve.protocol import InferRequest, ProtocolLimits, build_response
 from tackboard.serve.routes import Route, find_route
 from tackboard.serve.telemetry import Telemetry, Timings
 
@@ -41,12 +36,12 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 Answer = tuple[int, bytes, list[tuple[bytes, bytes]]]
 Scores = npt.NDArray[np.float32]
+Result = TypeVar("Result")
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 JSON_TYPE = (b"content-type", b"application/json")
-# Bodies smaller than this are decompressed in place; handing them to another thread would take longer.
-_INLINE_DECOMPRESS_BYTES = 64 << 10
 _MAX_LOG_LINES_PER_S = 20
+_PIECE_BYTES = 256 << 10
 
 logger = logging.getLogger("tackboard.serve")
 
@@ -72,12 +67,18 @@ class ErrorLog:
 
 
 class Application:
-    """The ASGI callable. `max_buffered_bytes` bounds the bodies held at one time, over all requests together."""
+    """The ASGI callable. `parsing` takes bodies that are not cheap to the parser's process, as `admission` takes
+    requests to the model.
+
+    `max_buffered_bytes` bounds the bodies held at one time, over all requests together.
+    """
 
     def __init__(
         self,
         model: ServedModel,
         admission: Admission[ScoreRequest, Scores],
+        parser: RequestParser,
+        parsing: Admission[Body, Parsed],
         telemetry: Telemetry,
         limits: ProtocolLimits,
         *,
@@ -86,6 +87,8 @@ class Application:
     ) -> None:
         self.model = model
         self.admission = admission
+        self.parsing = parsing
+        self.parser = parser
         self.telemetry = telemetry
         self.limits = limits
         self.num_in_flight = 0
@@ -176,18 +179,14 @@ class Application:
         try:
             body = await self._read_body(headers, receive, held)
             arrived_ns = time.monotonic_ns()
-            encoding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
-            if encoding:
-                body = await self._decompress(body, encoding)
-            json_length = headers.get(b"inference-header-content-length")
-            request = parse_infer(body, json_length, self.limits, self.model.skipped_inputs)
+            parsed = self.parser.parse_cheap(body) or await self._parse_elsewhere(body, receive)
+            del body  # It may be large, and nobody reads it again.
+            request = parsed.request
             self.telemetry.trimmed(request.skipped_bytes)
-            check_outputs(request, (OUTPUT_NAME,))
-            score_request = self.model.read(request)
             parsed_ns = time.monotonic_ns()
             waited_s = (parsed_ns - arrived_ns) / 1e9
-            job = self.admission.submit(score_request, self.admission.deadline_s(request.timeout_us) - waited_s)
-            scores = await self._await_scores(job, receive)
+            job = self.admission.submit(parsed.score_request, self.admission.deadline_s(request.timeout_us) - waited_s)
+            scores = await self._result(self.admission, job, receive)
             computed_ns = time.monotonic_ns()
             answer = self._scores_answer(request, scores)
             now_ns = time.monotonic_ns()
@@ -204,13 +203,16 @@ class Application:
             self.num_in_flight -= 1
             self._buffered_bytes -= held[0]
 
-    async def _read_body(self, headers: Headers, receive: Receive, held: list[int]) -> bytes:
-        """The whole body. `held[0]` is raised by every byte that counts against the shared buffer."""
+    async def _read_body(self, headers: Headers, receive: Receive, held: list[int]) -> Body:
+        """The whole body, in pieces: joining 64 MiB would hold up the loop, and so would a million tiny pieces.
+
+        `held[0]` is raised by every byte that counts against the shared buffer.
+        """
         limit = self.limits.max_body_bytes
         too_large = RequestError(413, f"the body is larger than the limit of {limit:,} bytes")
         if int(headers.get(b"content-length", b"0")) > limit:
             raise too_large
-        chunks: list[bytes] = []
+        pieces: list[bytearray] = []
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -222,21 +224,25 @@ class Application:
                 raise too_large
             if self._buffered_bytes > self._max_buffered_bytes:
                 raise RequestError(429, "too many large bodies at a time", reason="memory", retry_after_s=1)
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            is_last = not message.get("more_body", False)
+            if pieces or not is_last:
+                if not pieces or len(pieces[-1]) >= _PIECE_BYTES:
+                    pieces.append(bytearray())
+                pieces[-1] += chunk
+            if is_last:
+                encoding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
+                return Body(pieces or [chunk], encoding, headers.get(b"inference-header-content-length"))
 
-    async def _decompress(self, body: bytes, encoding: str) -> bytes:
-        if len(body) <= _INLINE_DECOMPRESS_BYTES:
-            return decompress(body, encoding, self.limits)
-        return await asyncio.to_thread(decompress, body, encoding, self.limits)
+    async def _parse_elsewhere(self, body: Body, receive: Receive) -> Parsed:
+        deadline_s = self.admission.deadline_s(self.parser.timeout_hint_us(body))
+        return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
-    async def _await_scores(self, job: Job[ScoreRequest, Scores], receive: Receive) -> Scores:
-        """The scores, unless the deadline passes, the model fails or the client goes away first."""
+    async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
+        """What comes of a job in `line`, unless its deadline passes, it fails or the client goes away first."""
 
         def gone(watcher: asyncio.Future[Message]) -> None:
             if not watcher.cancelled():
-                self.admission.cancel(job)
+                line.cancel(job)
 
         # After the whole body, the next thing that can be received is the end of the connection.
         watcher = asyncio.ensure_future(receive())

@@ -10,14 +10,15 @@
 Decided: an attribute that is left out is missing, as it is for an item that training never saw. A tensor that the
 protocol knows, or that the set of features declares which the model was trained from, and that this model does not read
 is accepted, so that one client can ask several models, and it is skipped before it is decoded. A name that nobody knows
-is refused: it is a typo more often than not. A list has no tensor, so each is a text of JSON.
+is refused: it is a typo more often than not. A list has no tensor, so each is a text of JSON. Names, datatypes and
+shapes are compared with what the model takes before a value is read (`check`), whatever the values would have been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +27,29 @@ import orjson
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features.column import DTYPES, Column
 from tackboard.features.types import FeatureType
-from tackboard.scoring.request import PRESENT_SUFFIX, RequestReader, ScoreRequest
+from tackboard.scoring.request import PREFIXES, PRESENT_SUFFIX, RequestReader, ScoreRequest
 from tackboard.serve.errors import bad_request, shown
 from tackboard.serve.tensors import Tensor
 
 CANDIDATE, REQUEST_TIME, USER = "candidate_item", "request_time_ms", "user"
 HISTORY_PREFIX = "history_"
+OUTPUT_NAME = "score"
 SKIPPABLE = ("history_action", "history_surface")
 """Inputs that every client may send, whether or not the model reads them."""
+MAX_EVENTS = 100_000
+"""Most events of one history, unless the server is told otherwise; models read the newest thousands at most."""
+
+
+class TensorLike(Protocol):
+    """What a tensor is, with or without its values."""
+
+    @property
+    def datatype(self) -> str:
+        """One of the protocol's."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +68,15 @@ class Input:
 
 
 class ModelInputs:
-    """What a model takes, by name in `inputs`; `skipped` names what it accepts and does not read."""
+    """What a model takes, by name in `inputs`; `skipped` names what it accepts and does not read.
 
-    def __init__(self, reader: RequestReader) -> None:
+    A request has at most `max_candidates`, and a history at most `max_events`, or as many as the model reads.
+    """
+
+    def __init__(self, reader: RequestReader, *, max_candidates: int, max_events: int = MAX_EVENTS) -> None:
         self.reader = reader
+        self.max_candidates = max_candidates
+        self.max_events = max(max_events, reader.signature.max_history)
         self._id_types = ("BYTES", "INT64") if reader.signature.id_type == "string" else ("INT64", "BYTES")
         only_id = self._id_types[:1]
         self.inputs = {f"{HISTORY_PREFIX}item": Input(only_id, optional=False)}
@@ -71,28 +92,32 @@ class ModelInputs:
         values |= {name: type_ for name, (_, _, type_) in reader.attributes.items()}
         for name, type_ in values.items():
             self.inputs[name] = Input(self._datatypes(type_), width=type_.width, type=type_)
-        for name in values:
-            self.inputs.setdefault(name + PRESENT_SUFFIX, Input(("BOOL",)))
+        # An attribute may happen to be named like a mask; then it is an attribute.
+        self._masks = {name + PRESENT_SUFFIX: name for name in values if name + PRESENT_SUFFIX not in values}
+        self.inputs |= dict.fromkeys(self._masks, Input(("BOOL",)))
         known = {*SKIPPABLE, *reader.skipped, *(name + PRESENT_SUFFIX for name in reader.skipped)}
         self.skipped = frozenset(name for name in known if name not in self.inputs)
 
-    def read(self, tensors: Mapping[str, Tensor], max_candidates: int) -> ScoreRequest:
-        """The tensors of a request as one `ScoreRequest`; 400 where they are not what the model takes."""
-        for name in tensors:
+    def check(self, declared: Mapping[str, TensorLike]) -> None:
+        """Refuses with 400 tensors that the model does not take, by their names, datatypes and shapes alone."""
+        for name in declared:
             if name not in self.inputs:
-                allowed = [known for known in self.inputs if not self._is_mask(known)]
+                allowed = [known for known in self.inputs if known not in self._masks]
                 raise bad_request(f"there is no input {shown(name)}; allowed: {', '.join(allowed)}")
-        given = {name: self._checked(name, tensor) for name, tensor in tensors.items()}
+        for name, tensor in declared.items():
+            self._check_kind(name, tensor)
         for name in (f"{HISTORY_PREFIX}item", CANDIDATE):
-            if name not in given:
+            if name not in declared:
                 raise bad_request(f"input {name} is missing")
-        num_candidates = len(given[CANDIDATE])
-        if not 1 <= num_candidates <= max_candidates:
-            raise bad_request(f"{CANDIDATE} has {num_candidates} values; allowed: 1 to {max_candidates}")
-        for name in given:
-            whole = name.removesuffix(PRESENT_SUFFIX)
-            if self._is_mask(name) and whole not in given:
-                raise bad_request(f"input {name} is given without {whole}")
+        num_candidates = declared[CANDIDATE].shape[0]
+        if not 1 <= num_candidates <= self.max_candidates:
+            raise bad_request(f"{CANDIDATE} has {num_candidates} values; allowed: 1 to {self.max_candidates}")
+        for name, tensor in declared.items():
+            self._check_rows(name, tensor.shape[0], declared)
+
+    def read(self, tensors: Mapping[str, Tensor]) -> ScoreRequest:
+        """Tensors that passed `check` as one `ScoreRequest`; 400 where their values are not what the model takes."""
+        given = {name: self._shaped(name, tensor) for name, tensor in tensors.items()}
         columns = {name: self._column(name, values, given) for name, values in given.items()}
         reader = self.reader
         history = {name: f"{HISTORY_PREFIX}{name}" for name in ("item", "action", "surface", "time_ms", *reader.fields)}
@@ -107,10 +132,6 @@ class ModelInputs:
         except (UsageError, DataError) as error:
             raise bad_request(str(error).replace("\n", "; ")) from None
 
-    def _is_mask(self, name: str) -> bool:
-        """Whether an input is a mask, and no attribute that happens to be named like one."""
-        return name.endswith(PRESENT_SUFFIX) and self.inputs[name].type is None
-
     def _datatypes(self, type_: FeatureType) -> tuple[str, ...]:
         if type_.kind == "id":
             return self._id_types
@@ -122,8 +143,7 @@ class ModelInputs:
             "vector": ("FP32", "FP64"),
         }.get(type_.kind, ("BYTES",))
 
-    def _checked(self, name: str, tensor: Tensor) -> npt.NDArray[Any] | list[str]:
-        """The values of a tensor whose datatype and shape are right."""
+    def _check_kind(self, name: str, tensor: TensorLike) -> None:
         wanted = self.inputs[name]
         if tensor.datatype not in wanted.datatypes:
             takes = " or ".join(wanted.datatypes)
@@ -131,10 +151,28 @@ class ModelInputs:
         if wanted.width:
             if len(tensor.shape) != 2 or tensor.shape[1] != wanted.width:
                 raise bad_request(f"input {name} has shape {list(tensor.shape)}; this model takes {wanted.shape}")
-            return np.asarray(tensor.values).reshape(tensor.shape)
-        if len(tensor.shape) != 1:
+        elif len(tensor.shape) != 1:
             raise bad_request(f"input {name} has {len(tensor.shape)} dimensions; this model takes one")
-        return tensor.values
+
+    def _check_rows(self, name: str, num_rows: int, declared: Mapping[str, TensorLike]) -> None:
+        if whole := self._masks.get(name):
+            if whole not in declared:
+                raise bad_request(f"input {name} is given without {whole}")
+            if num_rows != (expected := declared[whole].shape[0]):
+                raise bad_request(f"input {name} has {num_rows} values; {whole} has {expected}")
+        elif name in (REQUEST_TIME, USER):
+            if num_rows != 1:
+                raise bad_request(f"input {name} has {num_rows} values; this model takes one")
+        elif name.startswith(HISTORY_PREFIX):
+            if num_rows > self.max_events:
+                raise bad_request(f"input {name} has {num_rows} values; at most {self.max_events} events are allowed")
+        elif name != CANDIDATE:
+            expected = declared[CANDIDATE].shape[0] if name.startswith(PREFIXES["item"]) else 1
+            if num_rows != expected:
+                raise bad_request(f"{name} has {num_rows} values; allowed: {expected}")
+
+    def _shaped(self, name: str, tensor: Tensor) -> npt.NDArray[Any] | list[str]:
+        return np.asarray(tensor.values).reshape(tensor.shape) if self.inputs[name].width else tensor.values
 
     def _column(self, name: str, values: Any, given: Mapping[str, Any]) -> Any:
         """Values as the request's reader takes them, missing where their mask says so."""
@@ -142,9 +180,7 @@ class ModelInputs:
         if type_ is None:
             return values
         mask_name = name + PRESENT_SUFFIX
-        mask = given.get(mask_name) if self._is_mask(mask_name) else None
-        if mask is not None and len(mask) != len(values):
-            raise bad_request(f"input {mask_name} has {len(mask)} values; {name} has {len(values)}")
+        mask = given.get(mask_name) if mask_name in self._masks else None
         if isinstance(values, list):
             found = (
                 values if mask is None else [v if present else None for v, present in zip(values, mask, strict=True)]
@@ -156,11 +192,7 @@ class ModelInputs:
 
 
 def _only(name: str, columns: Mapping[str, Any]) -> Any:
-    if name not in columns:
-        return None
-    if len(columns[name]) != 1:
-        raise bad_request(f"input {name} has {len(columns[name])} values; this model takes one")
-    return columns[name][0]
+    return columns[name][0] if name in columns else None
 
 
 def _json_list(name: str, position: int, text: str | None) -> Any:

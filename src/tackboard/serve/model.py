@@ -19,11 +19,9 @@ from tackboard.features.column import Column
 from tackboard.features.serving_log import FeatureLog
 from tackboard.scoring.request import RequestReader, ScoreRequest
 from tackboard.serve.errors import RequestError, bad_request
-from tackboard.serve.inputs import ModelInputs
-from tackboard.serve.protocol import InferRequest
+from tackboard.serve.inputs import MAX_EVENTS, OUTPUT_NAME, ModelInputs
 from tackboard.serve.routes import is_plain_name
 
-OUTPUT_NAME = "score"
 PLATFORM = "tackboard"
 
 
@@ -45,7 +43,9 @@ class ScorerLike(Protocol):
 class ServedModel:
     """A scorer with a name and a version, behind the tensors of the protocol. `log` takes what was computed."""
 
-    def __init__(self, scorer: ScorerLike, *, max_candidates: int, log: FeatureLog | None = None) -> None:
+    def __init__(
+        self, scorer: ScorerLike, *, max_candidates: int, max_events: int = MAX_EVENTS, log: FeatureLog | None = None
+    ) -> None:
         self.scorer = scorer
         self.signature = scorer.signature
         self.name = self.signature.name
@@ -59,12 +59,7 @@ class ServedModel:
         self.max_candidates = max_candidates
         self.log = log
         self._num_unlogged = 0
-        self._inputs = ModelInputs(scorer.reader)
-
-    @property
-    def skipped_inputs(self) -> frozenset[str]:
-        """Inputs that are accepted and not read."""
-        return self._inputs.skipped
+        self.inputs = ModelInputs(scorer.reader, max_candidates=max_candidates, max_events=max_events)
 
     def metadata(self) -> dict[str, Any]:
         """The protocol's description of the model."""
@@ -74,7 +69,7 @@ class ServedModel:
             "platform": PLATFORM,
             "inputs": [
                 {"name": name, "datatype": tensor.datatypes[0], "shape": tensor.shape}
-                for name, tensor in self._inputs.inputs.items()
+                for name, tensor in self.inputs.inputs.items()
             ],
             "outputs": [{"name": OUTPUT_NAME, "datatype": "FP32", "shape": [-1]}],
         }
@@ -89,7 +84,7 @@ class ServedModel:
             "max_batch_size": 0,
             "input": [
                 {**_config_entry(name, tensor.datatypes[0], tensor.shape), "optional": tensor.optional}
-                for name, tensor in self._inputs.inputs.items()
+                for name, tensor in self.inputs.inputs.items()
             ],
             "output": [_config_entry(OUTPUT_NAME, "FP32", [-1])],
             "instance_group": [{"name": self.name, "kind": "KIND_CPU", "count": 1, "gpus": []}],
@@ -98,10 +93,6 @@ class ServedModel:
                 "max_candidates": {"string_value": str(self.max_candidates)},
             },
         }
-
-    def read(self, request: InferRequest) -> ScoreRequest:
-        """The tensors of a request as one `ScoreRequest`; 400 where they are not what the model takes."""
-        return self._inputs.read(request.inputs, self.max_candidates)
 
     def score(self, request: ScoreRequest) -> npt.NDArray[np.float32]:
         """Scores of the candidates; runs on the model's thread. 500 where a score is not a finite number."""

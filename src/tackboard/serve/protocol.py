@@ -1,14 +1,16 @@
-"""The Open Inference Protocol's infer call: a body in, an `InferRequest` out; scores in, a body out.
+"""The Open Inference Protocol's infer call: a body in, its tensors out; scores in, a body out.
 
 A body is JSON, or JSON followed by the raw bytes of its tensors; the length of the JSON then stands in the header
 Inference-Header-Content-Length. Content-Type is never looked at: the most used client sends none. Everything that a
 body can do to hurt is checked here before it costs much: compression ratio, number of JSON values, depth, tensors,
-ranks, shapes, sizes that do not add up, names given twice. What Triton offers and this server does not (shared memory,
-sequences, classification) answers 501.
+ranks, shapes, sizes that do not add up, names given twice. Decided: `open_infer` reads what a body declares and not one
+value of a tensor; `OpenBody.read` reads the values, once a caller has compared the declarations with the model. What
+Triton offers and this server does not (shared memory, sequences, classification) answers 501.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ import orjson
 
 from tackboard.core.config import check
 from tackboard.serve.errors import RequestError, bad_request, shown
-from tackboard.serve.tensors import Tensor, check_datatype, check_shape, from_binary, from_json, to_binary
+from tackboard.serve.tensors import Tensor, check_datatype, check_shape, check_size, from_binary, from_json, to_binary
 
 # Below this size the ratio of a compressed body does not matter: a short body of equal ids compresses very well.
 _RATIO_FREE_BYTES = 1 << 20
@@ -33,9 +35,15 @@ class ProtocolLimits:
     """What one infer body may hold."""
 
     max_body_bytes: int = 64 << 20
-    """Largest body in bytes, as sent and after decompression."""
+    """Largest body in bytes, as sent."""
     max_compression_ratio: int = 100
     """Largest ratio of decompressed to compressed size, for bodies over 1 MiB."""
+    max_decompressed_bytes: int = 16 << 20
+    """Largest body in bytes after decompression; a larger one can be sent uncompressed."""
+    max_tensor_bytes: int = 32 << 20
+    """Largest tensor in bytes as binary data."""
+    max_tensor_values: int = 8_000_000
+    """Most values of one tensor: 10,000 candidates with vectors of 800."""
     max_json_depth: int = 32
     """Deepest nesting of lists and objects."""
     max_json_values: int = 1_000_000
@@ -44,35 +52,60 @@ class ProtocolLimits:
     """Most inputs, and most requested outputs."""
 
     def __post_init__(self) -> None:
-        for field in ("max_body_bytes", "max_compression_ratio", "max_json_depth", "max_json_values", "max_tensors"):
+        for field in self.__dataclass_fields__:
             check(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One infer call: tensors by name, the outputs asked for (name to binary or not; empty means all).
+    """What one infer call asks for: the outputs (name to binary or not; empty means all), and until when.
 
     `skipped_bytes` is the size, as sent, of the tensors that nobody here reads.
     """
 
     id: str | None
     timeout_us: int | None
-    inputs: dict[str, Tensor]
     outputs: dict[str, bool]
     binary_by_default: bool
     skipped_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Declared:
+    """One tensor as its body declares it, nothing of it read: `data` is JSON, or None where `raw` holds the values."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: object
+    raw: memoryview | None
+
+    def read(self) -> Tensor:
+        """The values; 400 where they are not what was declared."""
+        if self.raw is None:
+            return from_json(self.name, self.datatype, self.shape, self.data)
+        return from_binary(self.name, self.datatype, self.shape, self.raw)
+
+
+@dataclass(slots=True)
+class OpenBody:
+    """An infer body whose tensors are declared and not yet read."""
+
+    request: InferRequest
+    declared: dict[str, Declared]
+
+    def read(self) -> dict[str, Tensor]:
+        """The tensors; 400 where their values are not what was declared."""
+        return {name: tensor.read() for name, tensor in self.declared.items()}
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
     """The body behind `Content-Encoding: gzip` or `deflate`; 413 when it grows too large, 415 for other encodings."""
     if encoding in ("", "identity"):
         return body
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise RequestError(415, f"content encoding {shown(encoding)} is not supported; allowed: gzip, deflate")
-    # 47: zlib or gzip by their first bytes; -15: the headless deflate that some clients send.
-    headless = encoding == "deflate" and not _has_zlib_header(body)
-    cap = min(limits.max_body_bytes, max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio))
-    stream = zlib.decompressobj(-15 if headless else 47)
+    by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)
+    cap = min(limits.max_body_bytes, limits.max_decompressed_bytes, by_ratio)
+    stream = _decompressor(body, encoding)
     try:
         plain = stream.decompress(body, cap + 1)
     except zlib.error:
@@ -84,10 +117,20 @@ def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
     return plain
 
 
-def parse_infer(
+def decompressed_start(body: bytes, encoding: str, num_bytes: int) -> bytes:
+    """The first `num_bytes` of a compressed body, or what there is; nothing where it is not valid."""
+    if encoding == "identity":
+        return body[:num_bytes]
+    try:
+        return _decompressor(body, encoding).decompress(body, num_bytes)
+    except zlib.error:
+        return b""
+
+
+def open_infer(
     body: bytes, header_length: bytes | None, limits: ProtocolLimits, skipped: Collection[str] = ()
-) -> InferRequest:
-    """An infer body as an `InferRequest`. `header_length` is the value of Inference-Header-Content-Length, if sent.
+) -> OpenBody:
+    """An infer body with its tensors declared; `header_length` is the value of Inference-Header-Content-Length.
 
     Inputs named in `skipped` are neither decoded nor checked; their bytes are counted.
     """
@@ -103,15 +146,15 @@ def parse_infer(
         raise RequestError(501, "sequences are not supported")
     outputs = _parse_outputs(envelope.get("outputs"), limits)
     binary_by_default = _flag(parameters, "binary_data_output", "the request")
-    inputs, skipped_bytes = _parse_inputs(envelope.get("inputs"), raw, limits, skipped)
-    return InferRequest(
+    declared, skipped_bytes = _declared_inputs(envelope.get("inputs"), raw, limits, skipped)
+    request = InferRequest(
         id=request_id,
         timeout_us=_timeout_us(parameters),
-        inputs=inputs,
         outputs={name: binary_by_default if wish is None else wish for name, wish in outputs.items()},
         binary_by_default=binary_by_default,
         skipped_bytes=skipped_bytes,
     )
+    return OpenBody(request, declared)
 
 
 def build_response(
@@ -154,6 +197,13 @@ def check_outputs(request: InferRequest, known: tuple[str, ...]) -> None:
             raise bad_request(f"there is no output {shown(name)}; allowed: {', '.join(known)}")
 
 
+def _decompressor(body: bytes, encoding: str) -> zlib._Decompress:
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise RequestError(415, f"content encoding {shown(encoding)} is not supported; allowed: gzip, deflate")
+    # 47: zlib or gzip by their first bytes; -15: the headless deflate that some clients send.
+    return zlib.decompressobj(-15 if encoding == "deflate" and not _has_zlib_header(body) else 47)
+
+
 def _has_zlib_header(body: bytes) -> bool:
     return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] * 256 + body[1]) % 31 == 0
 
@@ -186,34 +236,29 @@ def _load_json(json_bytes: bytes, limits: ProtocolLimits) -> Any:
 
 
 def _is_deeper(value: Any, max_depth: int) -> bool:
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(max_depth + 1):
-        below: list[Any] = []
-        for container in level:
-            if isinstance(container, dict):
-                below.extend(part for part in container.values() if isinstance(part, (dict, list)))
-            elif isinstance(container, list):
-                below.extend(part for part in container if isinstance(part, (dict, list)))
-        if not below:
+        parts = itertools.chain.from_iterable(held.values() if type(held) is dict else held for held in level)
+        level = [part for part in parts if type(part) is list or type(part) is dict]
+        if not level:
             return False
-        level = below
     return True
 
 
-def _parse_inputs(
+def _declared_inputs(
     entries: object, raw: memoryview, limits: ProtocolLimits, skipped: Collection[str]
-) -> tuple[dict[str, Tensor], int]:
-    """The tensors, and the bytes of those that were skipped."""
-    inputs: dict[str, Tensor] = {}
+) -> tuple[dict[str, Declared], int]:
+    """The tensors as declared, and the bytes of those that were skipped."""
+    declared: dict[str, Declared] = {}
     offset = skipped_bytes = 0
     for name, entry, parameters in _named_entries(entries, "inputs", limits):
         size = parameters.get("binary_data_size")
         is_read = name not in skipped
         datatype = check_datatype(name, entry.get("datatype")) if is_read else ""
-        shape = check_shape(name, entry.get("shape"), limits.max_body_bytes) if is_read else ()
+        shape = check_shape(name, entry.get("shape"), limits.max_tensor_values) if is_read else ()
         if size is None:
             if is_read:
-                inputs[name] = from_json(name, datatype, shape, entry.get("data"))
+                declared[name] = Declared(name, datatype, shape, entry.get("data"), None)
             else:
                 skipped_bytes += len(orjson.dumps(entry.get("data")))
             continue
@@ -222,13 +267,17 @@ def _parse_inputs(
         if type(size) is not int or not 0 <= size <= len(raw) - offset:
             raise bad_request(f"tensor {shown(name)} has a binary_data_size that the body does not hold")
         if is_read:
-            inputs[name] = from_binary(name, datatype, shape, raw[offset : offset + size])
+            if size > limits.max_tensor_bytes:
+                most = limits.max_tensor_bytes
+                raise bad_request(f"tensor {shown(name)} has {size} bytes; at most {most:,} are allowed")
+            check_size(name, datatype, shape, size)
+            declared[name] = Declared(name, datatype, shape, None, raw[offset : offset + size])
         else:
             skipped_bytes += size
         offset += size
     if offset != len(raw):
         raise bad_request(f"the body has {len(raw) - offset} bytes that belong to no tensor")
-    return inputs, skipped_bytes
+    return declared, skipped_bytes
 
 
 def _parse_outputs(entries: object, limits: ProtocolLimits) -> dict[str, bool | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 import logging
 import os
@@ -30,8 +31,11 @@ from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.admission import Admission, AdmissionConfig
 from tackboard.serve.app import Application, Scores
 from tackboard.serve.connection import BoundedConnection, ConnectionLimits, connection_class
+from tackboard.serve.inputs import MAX_EVENTS
 from tackboard.serve.listener import Listener
 from tackboard.serve.model import ScorerLike, ServedModel
+from tackboard.serve.parser_process import ParserProcess
+from tackboard.serve.parsing import Body, Parsed, RequestParser
 from tackboard.serve.protocol import ProtocolLimits
 from tackboard.serve.telemetry import Telemetry
 from tackboard.serve.tokens import TOKEN_VARIABLE, check_token
@@ -55,6 +59,10 @@ class ServeConfig:
     """Whether an address that others can reach may be served without a token."""
     max_candidates: int = 10_000
     """Most candidates in one request."""
+    max_events: int = MAX_EVENTS
+    """Most events of the history in one request; a model that reads more raises it to what it reads."""
+    max_parses: int = 16
+    """Most large bodies that wait for the parser's process; more get 429."""
     drain_timeout_s: float = 25.0
     """Seconds that admitted requests have after a stop was asked for."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
@@ -67,6 +75,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         check(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         check(self.max_candidates >= 1, "max_candidates", self.max_candidates, "at least 1")
+        check(self.max_events >= 1, "max_events", self.max_events, "at least 1")
+        check(self.max_parses >= 1, "max_parses", self.max_parses, "at least 1")
         check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "at least 0 seconds")
         if self.token is not None:
             check_token(self.token)
@@ -83,7 +93,9 @@ class Server:
         feature_log: FeatureLog | None = None,
     ) -> None:
         self.config = config
-        self.model = ServedModel(scorer, max_candidates=config.max_candidates, log=feature_log)
+        self.model = ServedModel(
+            scorer, max_candidates=config.max_candidates, max_events=config.max_events, log=feature_log
+        )
         self.telemetry = Telemetry(
             self.model.name, self.model.version, lambda: self.admission.num_waiting, self.model.log_counts
         )
@@ -93,7 +105,18 @@ class Server:
             on_expired=self.telemetry.expired,
             on_model_error=lambda error: self.app.note_model_error(error),
         )
-        self.app = Application(self.model, self.admission, self.telemetry, config.protocol, token=config.token)
+        parser = RequestParser(self.model.inputs, config.protocol)
+        self.parser_process = ParserProcess(parser)
+        self.parsing: Admission[Body, Parsed] = Admission(
+            self.parser_process.parse,
+            dataclasses.replace(config.admission, max_queue=config.max_parses),
+            name="parser",
+            on_expired=lambda _stage: self.telemetry.expired("parse"),
+            on_model_error=lambda error: self.app.note_model_error(error),
+        )
+        self.app = Application(
+            self.model, self.admission, parser, self.parsing, self.telemetry, config.protocol, token=config.token
+        )
         self.url = ""
         self.num_abandoned = 0
         self._on_ready = on_ready
@@ -104,10 +127,13 @@ class Server:
         """Serves until stopped. Returns whether the model's thread ended; if not, only `os._exit` ends the process."""
         listener = take_port(self.config)
         try:
+            self.parser_process.start()
             self.model.warm_up()
             asyncio.run(self._serve(listener))
         finally:
             listener.close()
+            self.parser_process.stop()
+            self.parsing.stop()
         ended = self.admission.stop()
         if self.model.log is not None and not self.model.log.close():
             say("gave up writing the log of served features")
@@ -123,6 +149,7 @@ class Server:
     async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self.admission.start(self._loop)
+        self.parsing.start(self._loop)
         # uvicorn's own lines would double ours, and its traceback of a cancelled request is no news.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         connection = connection_class(fit_to_descriptors(self.config.connection), self.telemetry)
@@ -221,7 +248,7 @@ class _DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     def _give_up(self) -> None:
-        num_abandoned = self.owner.admission.abandon()
+        num_abandoned = self.owner.admission.abandon() + self.owner.parsing.abandon()
         self.owner.num_abandoned += num_abandoned
         if num_abandoned:
             say(f"gave up {num_abandoned} requests at the end of the drain")

@@ -3,7 +3,9 @@
 The datatypes are those of the Open Inference Protocol. Numbers are little-endian and row-major; a BYTES element is a
 4-byte little-endian length followed by that many bytes. Decided: BYTES is text here (UTF-8), because everything this
 server reads as BYTES is an id or a word; bytes that are not UTF-8 are refused. Shapes are multiplied as Python
-integers, so that no product can wrap around. Error sentences name the tensor and the position, never the value.
+integers, so that no product can wrap around. What a tensor is declared to be is checked first and apart from its values
+(`check_datatype`, `check_shape`, `check_size`), so that no value is read of a tensor that cannot be right. Error
+sentences name the tensor and the position, never the value.
 """
 
 from __future__ import annotations
@@ -68,8 +70,20 @@ def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
     if any(size < 0 for size in shape):
         raise bad_request(f"tensor {shown(name)} has a negative size in its shape")
     if math.prod(shape) > max_elements:
-        raise bad_request(f"tensor {shown(name)} has more elements than the {max_elements:,} that a body can hold")
+        raise bad_request(f"tensor {shown(name)} has more elements than the {max_elements:,} allowed")
     return tuple(shape)
+
+
+def check_size(name: str, datatype: str, shape: tuple[int, ...], num_bytes: int) -> None:
+    """Refuses raw bytes that cannot fill the shape: numbers need an exact size, texts at least their lengths."""
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        if num_bytes < count * _LENGTH.size:
+            raise bad_request(
+                f"tensor {shown(name)} has {num_bytes} bytes; its shape needs {count * _LENGTH.size} or more"
+            )
+    elif num_bytes != (expected := count * NUMPY_TYPES[datatype].itemsize):
+        raise bad_request(f"tensor {shown(name)} has {num_bytes} bytes where its shape and datatype need {expected}")
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
@@ -99,13 +113,9 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Tensor:
     """A tensor from its raw bytes; 400 where they do not fill the shape exactly, or hold NaN or infinity."""
     if datatype == "BYTES":
-        texts = _split_bytes(name, raw)
-        _check_count(name, len(texts), shape)
-        return Tensor(name, datatype, shape, texts)
+        return Tensor(name, datatype, shape, _split_bytes(name, raw, math.prod(shape)))
+    check_size(name, datatype, shape, len(raw))
     dtype = NUMPY_TYPES[datatype]
-    expected = math.prod(shape) * dtype.itemsize
-    if len(raw) != expected:
-        raise bad_request(f"tensor {shown(name)} has {len(raw)} bytes where its shape and datatype need {expected}")
     values = np.frombuffer(raw, dtype=dtype)
     if dtype.kind == "f" and not np.isfinite(values).all():
         raise bad_request(f"tensor {shown(name)} holds NaN or infinity")
@@ -137,12 +147,15 @@ def _check_count(name: str, count: int, shape: tuple[int, ...]) -> None:
         raise bad_request(f"tensor {shown(name)} has {count} values where its shape needs {expected}")
 
 
-def _split_bytes(name: str, raw: memoryview) -> list[str]:
+def _split_bytes(name: str, raw: memoryview, count: int) -> list[str]:
+    """`count` texts that fill `raw` exactly. Not one more is read: the rest may be millions of empty ones."""
     buffer = bytes(raw)
     texts: list[str] = []
     start, end = 0, len(buffer)
     try:
         while start < end:
+            if len(texts) == count:
+                raise bad_request(f"tensor {shown(name)} has more values than the {count} of its shape")
             stop = start + 4 + _LENGTH.unpack_from(buffer, start)[0]
             if stop > end:
                 raise bad_request(f"tensor {shown(name)}: BYTES element {len(texts)} runs past the end of the data")
@@ -152,4 +165,5 @@ def _split_bytes(name: str, raw: memoryview) -> list[str]:
         raise bad_request(f"tensor {shown(name)}: BYTES element {len(texts)} has no complete length") from None
     except UnicodeDecodeError:
         raise bad_request(f"tensor {shown(name)}: BYTES element {len(texts)} is not UTF-8") from None
+    _check_count(name, len(texts), (count,))
     return texts

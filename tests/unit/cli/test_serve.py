@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
@@ -114,6 +115,8 @@ def test_it_serves_until_it_is_told_to_stop(app: typer.Typer, tmp_path: Path, mo
     assert loaded == [(tmp_path, None, 2)]
     assert [status for status, _ in answers] == [401, 200]
     assert answers[1][1]["name"] == "ones"
+    assert gc.get_freeze_count() > 0, "the loop must not look for garbage in all that was loaded"
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("option", ["--max-connections", "--max-connections-per-address"])

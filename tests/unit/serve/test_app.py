@@ -6,14 +6,18 @@ import gzip
 import itertools
 import json
 import logging
+import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
@@ -158,6 +162,14 @@ def test_errors_of_the_body(start_server: Start, request_body: Body) -> None:
     assert running.scorer.num_started == 1
 
 
+def test_a_body_in_many_chunks(start_server: Start, request_body: Body) -> None:
+    running = start_server()
+    body = json.dumps(request_body(list(range(10_000)))).encode()
+    chunks = (body[start : start + 97] for start in range(0, len(body), 97))
+    status, answer, _ = running.call("POST", "/v2/models/scripted/infer", chunks)
+    assert (status, len(answer["outputs"][0]["data"])) == (200, 10_000)
+
+
 def test_a_chunked_body_over_the_limit(start_server: Start) -> None:
     running = start_server(protocol=ProtocolLimits(max_body_bytes=100_000))
     chunks = (bytes(10_000) for _ in range(11))
@@ -236,6 +248,98 @@ def test_a_client_that_leaves_takes_its_request_along(start_server: Start, reque
     first.join(5)
     assert running.scorer.num_started == 1
     assert b'reason="CANCELED"} 1' in running.call("GET", "/metrics")[1]
+
+
+@pytest.fixture
+def stuck_parser(start_server: Start) -> Iterator[Callable[..., Any]]:
+    """Starts a server whose parser's process stands still until SIGCONT; `begun` counts the bodies that it got."""
+    pids: list[int] = []
+
+    def start(**config: Any) -> Any:
+        running = start_server(**config)
+        running.begun = []
+        parse = running.server.parsing._score
+        running.server.parsing._score = lambda body: (running.begun.append(1), parse(body))[1]
+        pids.append(running.server.parser_process.pid)
+        os.kill(pids[-1], signal.SIGSTOP)
+        return running
+
+    yield start
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_parsing_counts_against_the_deadline(stuck_parser: Start, request_body: Body) -> None:
+    running = stuck_parser()
+    large = list(range(10_000))
+    threads = [threading.Thread(target=running.infer, args=(request_body(large, timeout=300_000),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: running.server.parsing.num_waiting == 1)
+    status, answer, _ = running.infer(request_body(large, timeout=100_000))
+    assert (status, answer["error"]) == (504, "the deadline passed while the request was waiting in the queue")
+    assert running.infer(request_body([8]))[0] == 200, "small requests need no parser"
+    for thread in threads:
+        thread.join(5)
+    text = running.call("GET", "/metrics")[1]
+    assert b'tackboard_deadline_expired_total{stage="parse"} 3.0' in text
+    os.kill(running.server.parser_process.pid, signal.SIGCONT)
+    wait_until(lambda: running.server.parsing.is_idle)
+    assert running.infer(request_body(large))[0] == 200
+    # One of the three had been begun; the other two were left alone.
+    assert len(running.begun) == 2
+
+
+def test_a_client_that_leaves_takes_its_body_along(stuck_parser: Start, request_body: Body) -> None:
+    running = stuck_parser(admission=AdmissionConfig(timeout_ms=8000))
+    first = threading.Thread(target=running.infer, args=(request_body(list(range(10_000))),))
+    first.start()
+    wait_until(lambda: not running.server.parsing.is_idle and running.server.parsing.num_waiting == 0)
+    body = json.dumps(request_body(list(range(10_000)))).encode()
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
+        client.sendall(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\n")
+        client.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: running.server.parsing.num_waiting == 1)
+    wait_until(lambda: running.server.parsing.num_waiting == 0)
+    os.kill(running.server.parser_process.pid, signal.SIGCONT)
+    first.join(5)
+    wait_until(lambda: running.server.parsing.is_idle)
+    assert len(running.begun) == 1
+    assert running.server.app._buffered_bytes == 0
+
+
+def test_bodies_that_wait_are_bounded(stuck_parser: Start, request_body: Body) -> None:
+    running = stuck_parser(max_parses=1, admission=AdmissionConfig(timeout_ms=8000))
+    large = request_body(list(range(10_000)))
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(running.infer(large)[0])) for _ in range(2)]
+    threads[0].start()
+    wait_until(lambda: not running.server.parsing.is_idle and running.server.parsing.num_waiting == 0)
+    threads[1].start()
+    wait_until(lambda: running.server.parsing.num_waiting == 1)
+    status, _, headers = running.infer(large)
+    assert (status, headers["retry-after"]) == (429, "1")
+    os.kill(running.server.parser_process.pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join(5)
+    assert answers == [200, 200]
+
+
+def test_the_drain_does_not_wait_for_a_stuck_parser(stuck_parser: Start, request_body: Body) -> None:
+    running = stuck_parser(drain_timeout_s=0.2, admission=AdmissionConfig(timeout_ms=8000))
+    pid = running.server.parser_process.pid
+    answers: list[int] = []
+    large = request_body(list(range(10_000)))
+    thread = threading.Thread(target=lambda: answers.append(running.infer(large)[0]))
+    thread.start()
+    wait_until(lambda: not running.server.parsing.is_idle)
+    running.server.drain()
+    thread.join(5)
+    running.thread.join(5)
+    assert not running.thread.is_alive()
+    assert answers == [503]
+    assert not psutil.pid_exists(pid)
 
 
 def test_the_token_guards_every_path(start_server: Start, request_body: Body) -> None:

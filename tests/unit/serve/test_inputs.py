@@ -63,7 +63,7 @@ LITTLE = FeatureSet("little", history=sequence(item=events.newest(8).collect(eve
 @pytest.fixture
 def inputs(scripted_scorer: Any) -> Callable[..., ModelInputs]:
     def make(features: FeatureSet = EVERYTHING, id_type: str = "int64") -> ModelInputs:
-        return ModelInputs(scripted_scorer(features=features, id_type=id_type).reader)
+        return ModelInputs(scripted_scorer(features=features, id_type=id_type).reader, max_candidates=10)
 
     return make
 
@@ -85,7 +85,12 @@ def tensors(**given: tuple[str, list[Any]]) -> dict[str, Tensor]:
 
 
 def read(model: ModelInputs, **given: tuple[str, list[Any]]) -> ScoreRequest:
-    return model.read(tensors(**given), 10)
+    return checked(model, tensors(**given))
+
+
+def checked(model: ModelInputs, given: dict[str, Tensor]) -> ScoreRequest:
+    model.check(given)
+    return model.read(given)
 
 
 def test_names_and_datatypes_follow_from_the_features(inputs: Callable[..., ModelInputs]) -> None:
@@ -255,7 +260,7 @@ def test_what_the_features_need_must_be_there(inputs: Callable[..., ModelInputs]
     given = tensors()
     del given[name]
     with pytest.raises(RequestError, match=name.removeprefix("history_")) as caught:
-        inputs().read(given, 10)
+        checked(inputs(), given)
     assert caught.value.status == 400
 
 
@@ -318,4 +323,4 @@ def test_what_the_set_declares_and_the_model_does_not_read_is_skipped(inputs: Ca
 def test_users_have_a_type_of_their_own(scripted_scorer: Any, user_type: Any, datatypes: tuple[str, ...]) -> None:
     scorer = scripted_scorer(features=LITTLE, id_type="string" if user_type == "int64" else "int64")
     signature = dataclasses.replace(scorer.signature, user_type=user_type)
-    assert ModelInputs(RequestReader(signature, LITTLE)).inputs["user"].datatypes == datatypes
+    assert ModelInputs(RequestReader(signature, LITTLE), max_candidates=10).inputs["user"].datatypes == datatypes

@@ -11,18 +11,21 @@ import pytest
 from tackboard.core.errors import DataError
 from tackboard.features.language import Context, Events, FeatureSet, Float, Item, String, sequence
 from tackboard.features.serving_log import FeatureLog, open_log, user_digest
+from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.errors import RequestError
 from tackboard.serve.model import ServedModel
-from tackboard.serve.protocol import ProtocolLimits, parse_infer
+from tackboard.serve.protocol import ProtocolLimits, open_infer
 
 
-def parse(body: dict[str, Any]) -> Any:
-    return parse_infer(json.dumps(body).encode(), None, ProtocolLimits())
+def read(model: ServedModel, body: dict[str, Any]) -> ScoreRequest:
+    opened = open_infer(json.dumps(body).encode(), None, ProtocolLimits())
+    model.inputs.check(opened.declared)
+    return model.inputs.read(opened.read())
 
 
 def test_the_request_becomes_ids_and_indices(scripted_scorer: Any, request_body: Callable[..., dict[str, Any]]) -> None:
     model = ServedModel(scripted_scorer(), max_candidates=10)
-    request = model.read(parse(request_body([7, 8, 9], [1, 2])))
+    request = read(model, request_body([7, 8, 9], [1, 2]))
     assert request.candidate_items.tolist() == [7, 8, 9]
     assert request.history["item"].values.tolist() == [1, 2]
     assert request.history["time"].values.tolist() == [0, 1000]
@@ -32,7 +35,7 @@ def test_the_request_becomes_ids_and_indices(scripted_scorer: Any, request_body:
 
 def test_string_ids_and_an_empty_history(scripted_scorer: Any, request_body: Callable[..., dict[str, Any]]) -> None:
     model = ServedModel(scripted_scorer(id_type="string"), max_candidates=10)
-    request = model.read(parse(request_body(["a", "b"], [])))
+    request = read(model, request_body(["a", "b"], []))
     assert request.candidate_items.shape == (2,)
     assert request.history["item"].values.shape == (0,)
 
@@ -40,7 +43,7 @@ def test_string_ids_and_an_empty_history(scripted_scorer: Any, request_body: Cal
 def test_only_items_are_needed(scripted_scorer: Any, request_body: Callable[..., dict[str, Any]]) -> None:
     body = request_body([7], [1, 2])
     body["inputs"] = [entry for entry in body["inputs"] if entry["name"] in ("history_item", "candidate_item")]
-    request = ServedModel(scripted_scorer(), max_candidates=10).read(parse(body))
+    request = read(ServedModel(scripted_scorer(), max_candidates=10), body)
     assert request.history["item"].values.tolist() == [1, 2]
     assert request.history["time"].values.tolist() == [0, 0]
 
@@ -71,7 +74,7 @@ def test_wrong_tensors_are_told(
     body = request_body([1, 2])
     edit(body)
     with pytest.raises(RequestError, match=part) as caught:
-        ServedModel(scripted_scorer(), max_candidates=4).read(parse(body))
+        read(ServedModel(scripted_scorer(), max_candidates=4), body)
     assert caught.value.status == 400
 
 
@@ -102,7 +105,7 @@ def test_scores_that_are_no_scores_are_a_500(
     scorer.score_features = lambda features, candidates: scores
     model = ServedModel(scorer, max_candidates=4)
     with pytest.raises(RequestError) as caught:
-        model.score(model.read(parse(request_body([1, 2]))))
+        model.score(read(model, request_body([1, 2])))
     assert caught.value.status == 500
 
 
@@ -142,7 +145,7 @@ def test_what_was_computed_is_logged(
     who_and_when = {"user": ("INT64", [77]), "request_time_ms": ("INT64", [5000])}
     more = {"candidate_price": ("FP64", [0.1, 0.2]), "context_device": ("BYTES", ["phone"])}
     for extra in (who_and_when, {"user": ("INT64", [77])}, {"request_time_ms": ("INT64", [5000])}, {}):
-        model.score(model.read(parse(with_more(request_body([1, 2]), **extra, **more))))
+        model.score(read(model, with_more(request_body([1, 2]), **extra, **more)))
     assert log.close()
     assert model.log_counts() == {"logged": 1, "dropped": 0, "without_user_or_time": 3}
     (file,) = open_log(tmp_path, KEY)
@@ -163,7 +166,7 @@ def test_what_was_not_served_is_not_logged(
     scorer.score_features = lambda features, candidates: np.array([np.nan, np.nan])
     body = with_more(request_body([1, 2]), user=("INT64", [77]), request_time_ms=("INT64", [5000]))
     with pytest.raises(RequestError):
-        model.score(model.read(parse(body)))
+        model.score(read(model, body))
     assert log.close()
     assert model.log_counts()["logged"] == 0
 
@@ -183,5 +186,5 @@ def test_features_that_cannot_be_computed_are_the_requests_fault(
 
     scorer.compute_features = refuse
     with pytest.raises(RequestError, match="feature price: item.price is out of range; declared range") as caught:
-        model.score(model.read(parse(request_body([1]))))
+        model.score(read(model, request_body([1])))
     assert caught.value.status == 400

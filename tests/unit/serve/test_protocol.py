@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,11 @@ from hypothesis import strategies as st
 from tackboard.core.errors import ConfigError
 from tackboard.serve.errors import RequestError
 from tackboard.serve.protocol import (
-    InferRequest,
     ProtocolLimits,
     build_response,
     check_outputs,
     decompress,
-    parse_infer,
+    open_infer,
 )
 from tackboard.serve.tensors import to_binary
 
@@ -27,7 +28,13 @@ LIMITS = ProtocolLimits(max_body_bytes=4 << 20)
 HEAD = {"model_name": "m", "model_version": "1"}
 
 
-def parse(envelope: Any, raw: bytes | None = None) -> InferRequest:
+def parse_infer(body: bytes, header_length: bytes | None, limits: ProtocolLimits, skipped: Any = ()) -> Any:
+    """What is asked for, and the tensors as `inputs`."""
+    opened = open_infer(body, header_length, limits, skipped)
+    return SimpleNamespace(**dataclasses.asdict(opened.request), inputs=opened.read())
+
+
+def parse(envelope: Any, raw: bytes | None = None) -> Any:
     text = json.dumps(envelope).encode()
     length = None if raw is None else str(len(text)).encode()
     return parse_infer(text + (raw or b""), length, LIMITS)

@@ -1,0 +1,151 @@
+"""The process that reads large bodies: a `Body` goes in through a socket, a `Parsed` comes back, or why there is none.
+
+    python -m tackboard.serve.parser_process FD        what `ParserProcess` starts; FD is its end of the socket
+
+Decided: one process, one body at a time, started with the server, so that all bodies together can take no more than one
+core and the memory of one. Who may wait for it, and until when, is an `Admission`'s business, as with the model. It
+imports neither torch nor Arrow, ignores the signals that stop a server (the server drains first), and ends when the
+socket closes, which the kernel sees to even where the server is killed. One that dies or hangs costs the request that
+it was reading, and the next one starts another. Pickle is safe here: only these two processes hold the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tackboard.serve.admission import describe_error
+from tackboard.serve.errors import RequestError
+from tackboard.serve.parsing import Body, Parsed, RequestParser
+
+# No body within the limits takes a tenth of this; a process that does is stopped or broken.
+_STUCK_S = 60
+
+
+class ParserProcess:
+    """A process that parses bodies as `parser` does. `parse` is called by one thread at a time."""
+
+    def __init__(self, parser: RequestParser) -> None:
+        self._parser = parser
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._in_use = threading.Lock()
+        self._stopped = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process, or None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Starts the process and does not wait until it is ready. If that fails, the first body tries again."""
+        with self._in_use, contextlib.suppress(OSError):
+            self._connect()
+
+    def parse(self, body: Body) -> Parsed:
+        """As `RequestParser.parse`. A RequestError of status 500 where the process died or hung."""
+        with self._in_use:
+            try:
+                connection = self._connect()
+                connection.send((body.encoding, body.header_length, len(body.chunks)))
+                for chunk in body.chunks:
+                    connection.send_bytes(chunk)
+                found: Parsed | tuple[int, str] = connection.recv()
+            except (OSError, EOFError):
+                self._end()
+                raise RequestError(500, "the server could not read this request; try again") from None
+        if isinstance(found, Parsed):
+            return found
+        raise RequestError(*found)
+
+    def stop(self) -> None:
+        """Ends the process; a `parse` that waits for it fails."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
+        with self._in_use:
+            self._end()
+
+    def _connect(self) -> Connection:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._connection is None:
+            if self._stopped:
+                raise EOFError
+            self._connection = self._spawn()
+            self._connection.send(self._parser)
+        return self._connection
+
+    def _spawn(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
+            # The same path as ours and not the current folder, which may hold anything; no threads for arithmetic.
+            path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tackboard.serve.parser_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+            return Connection(ours.detach())
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._connection = self._process = None
+
+
+def serve_parser(connection: Connection) -> None:
+    """Answers bodies until the other end closes; the first message is the `RequestParser`."""
+    with contextlib.suppress(EOFError, OSError):
+        parser = connection.recv()
+        while True:
+            # Nothing here keeps a name for the body, which would hold its memory until the next one comes.
+            connection.send(_answer(parser, _receive(connection)))
+            gc.collect()
+
+
+def _receive(connection: Connection) -> Body:
+    encoding, header_length, num_chunks = connection.recv()
+    return Body([b"".join([connection.recv_bytes() for _ in range(num_chunks)])], encoding, header_length)
+
+
+def _answer(parser: RequestParser, body: Body) -> Any:
+    try:
+        return parser.parse(body)
+    except RequestError as error:
+        return error.status, error.message
+    except Exception as error:  # noqa: BLE001 - a bug of ours; the client learns where, and not what it sent
+        return 500, f"the server failed on this request: {describe_error(error)}"
+
+
+def main() -> None:
+    """The process: its one argument is the file descriptor of its end of the socket."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # Half a million lists would be looked through again and again while they are made; here it is done once, after each
+    # body, and what was imported is left out.
+    gc.freeze()
+    gc.disable()
+    with Connection(int(sys.argv[1])) as connection:
+        serve_parser(connection)
+
+
+if __name__ == "__main__":
+    main()

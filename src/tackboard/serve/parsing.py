@@ -1,0 +1,131 @@
+"""Bodies in, score requests out: the way from bytes to columns, and which bodies are cheap enough for the event loop.
+
+Whatever runs on the event loop holds up every other request, health calls included, so no callback may take more than
+5 ms of CPU time. `RequestParser.parse_cheap` reads what stays far below that by an estimate: it counts bytes, and the
+commas and brackets of the JSON, then what the tensors are declared to hold, and answers None where that is too much.
+Those bodies, which few clients send, go to `parser_process`, where the same `parse` reads them. Decided: a thread would
+not do, because decoding JSON and converting to arrays hold the interpreter's lock for their whole call. Both ways end
+in the same functions, so what a request means does not depend on its size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tackboard.scoring.request import ScoreRequest
+from tackboard.serve.inputs import HISTORY_PREFIX, OUTPUT_NAME, ModelInputs
+from tackboard.serve.protocol import (
+    Declared,
+    InferRequest,
+    OpenBody,
+    ProtocolLimits,
+    check_outputs,
+    decompress,
+    decompressed_start,
+    open_infer,
+)
+
+# What one callback reads at most: bytes, bytes of JSON, and an estimate of CPU time. The costs of a value in JSON, of a
+# bracket, a text, an event and a byte of a list were measured where cores are shared; alone they are about half.
+_CHEAP_BODY_BYTES = 256 << 10
+_CHEAP_JSON_BYTES = 64 << 10
+_CHEAP_US = 2000.0
+_VALUE_US, _BRACKET_US, _TEXT_US, _EVENT_US, _LIST_BYTE_US = 0.15, 0.5, 1.0, 0.3, 0.7
+_TIMEOUT = re.compile(rb'"timeout"\s*:\s*(\d{1,15})')
+
+
+@dataclass(slots=True)
+class Body:
+    """A body as it arrived, in pieces, with the headers that say how to read it."""
+
+    chunks: Sequence[bytes | bytearray]
+    encoding: str = ""
+    header_length: bytes | None = None
+
+    def joined(self) -> bytes:
+        """The pieces as one."""
+        return b"".join(self.chunks)
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What a client asks for, and the history and candidates to score."""
+
+    request: InferRequest
+    score_request: ScoreRequest
+
+
+class RequestParser:
+    """Reads the bodies for one model."""
+
+    def __init__(self, inputs: ModelInputs, limits: ProtocolLimits) -> None:
+        self.inputs = inputs
+        self.limits = limits
+
+    def parse(self, body: Body) -> Parsed:
+        """The request in a body of any size; RequestError where it is not one."""
+        return self._read(self._open(decompress(body.joined(), body.encoding, self.limits), body.header_length))
+
+    def parse_cheap(self, body: Body) -> Parsed | None:
+        """As `parse`, in a few ms of CPU time at most; None where that might take longer."""
+        plain = self._small(body)
+        if plain is None:
+            return None
+        length = body.header_length
+        end = len(plain) if length is None else int(length) if length.isdigit() and len(length) <= 12 else 0
+        num_brackets = plain.count(b"[", 0, end) + plain.count(b"{", 0, end)
+        cost_us = _VALUE_US * plain.count(b",", 0, end) + _BRACKET_US * num_brackets
+        if end > _CHEAP_JSON_BYTES or cost_us > _CHEAP_US:
+            return None
+        opened = self._open(plain, length)
+        return self._read(opened) if cost_us + self._cost_us(opened) <= _CHEAP_US else None
+
+    def timeout_hint_us(self, body: Body) -> int | None:
+        """The timeout that a body seems to ask for, from its first and last bytes; the true one is known once it is
+        parsed."""
+        head, tail = bytes(body.chunks[0][:_CHEAP_JSON_BYTES]), b""
+        if body.encoding:
+            head = decompressed_start(head, body.encoding, _CHEAP_JSON_BYTES)
+        elif body.header_length is None:
+            tail = bytes(body.chunks[-1][-_CHEAP_JSON_BYTES:])
+        found = [int(digits) for part in (head, tail) for digits in _TIMEOUT.findall(part)]
+        return max(found, default=0) or None
+
+    def _small(self, body: Body) -> bytes | None:
+        """The body without compression, or None where it is large."""
+        if sum(map(len, body.chunks)) > _CHEAP_BODY_BYTES:
+            return None
+        plain = body.joined()
+        if not body.encoding:
+            return plain
+        if len(decompressed_start(plain, body.encoding, _CHEAP_BODY_BYTES + 1)) > _CHEAP_BODY_BYTES:
+            return None
+        return decompress(plain, body.encoding, self.limits)
+
+    def _open(self, plain: bytes, header_length: bytes | None) -> OpenBody:
+        opened = open_infer(plain, header_length, self.limits, self.inputs.skipped)
+        check_outputs(opened.request, (OUTPUT_NAME,))
+        self.inputs.check(opened.declared)
+        return opened
+
+    def _read(self, opened: OpenBody) -> Parsed:
+        return Parsed(opened.request, self.inputs.read(opened.read()))
+
+    def _cost_us(self, opened: OpenBody) -> float:
+        """What the values of the tensors will cost, from their declarations; numbers cost next to nothing."""
+        cost_us = _EVENT_US * opened.declared[f"{HISTORY_PREFIX}item"].shape[0]
+        for name, tensor in opened.declared.items():
+            if tensor.datatype == "BYTES":
+                cost_us += _TEXT_US * math.prod(tensor.shape)
+                if (type_ := self.inputs.inputs[name].type) is not None and type_.kind == "list":
+                    cost_us += _LIST_BYTE_US * _text_bytes(tensor)
+        return cost_us
+
+
+def _text_bytes(tensor: Declared) -> int:
+    if tensor.raw is not None:
+        return len(tensor.raw)
+    return sum(len(text) for text in tensor.data if isinstance(text, str)) if isinstance(tensor.data, list) else 0
