@@ -283,7 +283,10 @@ def take_port(config: ServeConfig) -> socket.socket:
 def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
     """The limits, with as many connections as this process may have descriptors for; fewer than asked for are told."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = len(os.listdir("/dev/fd")) + _SPARE_DESCRIPTORS + limits.num_health_connections
+    # The lowest free descriptor; those below it are open.
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    taken = free + _SPARE_DESCRIPTORS + limits.num_health_connections
     if allowed == resource.RLIM_INFINITY or taken + limits.max_connections <= allowed:
         return limits
     num_connections = max(1, allowed - taken)

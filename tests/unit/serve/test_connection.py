@@ -364,9 +364,9 @@ def test_a_crowd_leaves_nothing_behind(
         header_deadline_s=0.2,
         body_deadline_s=0.2,
         idle_timeout_s=0.2,
-        max_connections=12,
-        max_connections_per_address=5,
-        num_health_connections=3,
+        max_connections=4,
+        max_connections_per_address=2,
+        num_health_connections=2,
     )
     running = start_server(connection=limits)
     good = infer_bytes(request_body([8]))
