@@ -86,6 +86,7 @@ class Server:
         self.admission: Admission[ScoreRequest, Scores] = Admission(
             self.model.score,
             config.admission,
+            size=lambda request: len(request.candidate_items),
             on_expired=self.telemetry.expired,
             on_model_error=lambda error: self.app.note_model_error(error),
         )
