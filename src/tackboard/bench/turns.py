@@ -92,7 +92,5 @@ def disturbance_lines(result: Mapping[str, Any]) -> list[str]:
         return []
     share = result["others_share"]
     if share is None:
-        return [f"nobody can tell what else this machine did ({STAT} is missing), so no aim is judged"]
-    return [
-        f"disturbed: other processes used {share:.0%} of this machine's CPU time, so no aim is judged; run it again"
-    ]
+        return [f"disturbed, or not: nobody can tell what else this machine did, because {STAT} is missing"]
+    return [f"disturbed: other processes used {share:.0%} of this machine's CPU time; run it again on a quiet machine"]
