@@ -52,9 +52,11 @@ class Sizes:
     online_candidates: int = 1_000
     online_events: int = 200
     """Events in the history of each user online."""
-    batch_repeats: int = 7
+    batch_repeats: int = 9
     online_repeats: int = 400
     """Requests measured online, after the warm-up; the different ones take turns."""
+    rounds: int = 3
+    """How often every contender has its turn; what is measured is shared out over its turns."""
 
 
 FULL = Sizes()
@@ -66,6 +68,7 @@ QUICK = Sizes(
     online_candidates=100,
     batch_repeats=2,
     online_repeats=12,
+    rounds=1,
 )
 
 

@@ -4,12 +4,11 @@
 
 In: the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of `features_data.py`,
 and how often to measure. Out: the contender's values as Arrow files in that folder, and one JSON object with the times
-as the last line. Decided: all contenders, ours too, run this way, one after the other, so that none inherits another's
-caches or threads. Online, `prepared` contenders may do anything beforehand that depends on an item alone; the others
-are given the attributes of the items with the request, already looked up. A request's history holds what was received
-before it, so nobody filters it again. What is timed begins with tables in the
-contender's own form in memory and ends with its own columns in memory; reading files, and turning values into Arrow
-for the comparison, is not timed.
+as the last line. Decided: all contenders, ours too, run this way, several times in turn, so that none inherits
+another's caches or threads. Online, `prepared` contenders may do anything beforehand that depends on an item alone; the
+others are given the attributes of the items with the request, already looked up. A request's history holds what was
+received before it, so nobody filters it again. What is timed begins with tables in the contender's own form in memory
+and ends with its own columns in memory; reading files, and turning values into Arrow for the comparison, is not timed.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 A step is a number of matrix products that take about as long as a step of pretraining 8 layers of width 512 on 65,536
 tokens. Three ways of bringing the batch to the device are compared, with a loss that is read every step (the host then
-waits for the GPU, as a trainer does) and with one that is not.
+waits for the GPU, as a trainer does) and with one that is not. All take turns, and a disturbed run says so (`turns`).
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.bench.loader_data import write_made_up
+from tackboard.bench.turns import Neighbours, take_turns
 from tackboard.data.loader import DataConfig, TrainingSteps
 from tackboard.data.prefetch import on_device
 from tackboard.data.source import open_sequences
@@ -25,6 +27,7 @@ STEP_MS = 31.6
 WORKERS = (0, 1, 2, 4, 8)
 WAYS = ("copied", "pinned", "ahead")
 """Pageable memory; pinned memory; pinned memory, a batch ahead on a stream of its own (`prefetch.on_device`)."""
+ROUNDS = 2
 
 
 def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step: int) -> dict[str, Any]:
@@ -38,27 +41,35 @@ def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step
     config = DataConfig(dataset=str(data), max_length=max_length, tokens_per_step=tokens_per_step)
     steps = TrainingSteps(source, config, HashConfig(num_hashes=8, num_rows=20_000_000), seed=0)
     num_steps = min(steps.plan.steps_per_epoch, 256)
+    with Neighbours() as neighbours:
+        host, device = measure_host(steps, num_steps), measure_device(steps, num_steps)
     return {
         "bench": "feeding",
         "num_events": source.dataset.num_events,
         "tokens_per_step": tokens_per_step,
         "num_steps": num_steps,
-        "host": measure_host(steps, num_steps),
-        "device": measure_device(steps, num_steps),
+        "host": host,
+        "device": device,
+        **neighbours.report(),
     }
 
 
 def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, float]]:
     """Million tokens per second of wall time and of CPU time, by the number of workers."""
-    found = {}
-    for workers in WORKERS:
+
+    def turn(workers: int) -> tuple[float, float, float]:
         batches = steps.iterate(range(num_steps), workers)
         next(batches)
-        wall, cpu, tokens = time.perf_counter(), time.process_time(), 0
-        for _, batch in batches:
-            tokens += batch.num_events
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        found[str(workers)] = {"per_s": round(tokens / wall / 1e6, 2), "per_cpu_s": round(tokens / cpu / 1e6, 2)}
+        wall, cpu = time.perf_counter(), time.process_time()
+        tokens = sum(batch.num_events for _, batch in batches)
+        # The workers are threads, so the CPU time of this process is all of it.
+        return tokens / 1e6, time.perf_counter() - wall, time.process_time() - cpu
+
+    turns = take_turns({str(workers): functools.partial(turn, workers) for workers in WORKERS}, ROUNDS)
+    found = {}
+    for workers, runs in turns.items():
+        tokens, wall, cpu = (sum(values) for values in zip(*runs, strict=True))
+        found[workers] = {"per_s": round(tokens / wall, 2), "per_cpu_s": round(tokens / cpu, 2)}
     return found
 
 
@@ -74,13 +85,20 @@ def measure_device(steps: TrainingSteps, num_steps: int) -> dict[str, Any] | Non
         work()
     torch.cuda.synchronize()
     found: dict[str, Any] = {"compute_alone_ms": round((time.perf_counter() - started) * 20, 2)}
-    for workers in WORKERS[:-1]:
-        for way in WAYS:
-            for reads_loss in (False, True):
-                batches = _brought(steps.iterate(range(num_steps), workers), way, device)
-                key = f"{workers} workers, {way}{', loss read' if reads_loss else ''}"
-                found[key] = round(_ms_per_step(batches, work, reads_loss=reads_loss), 2)
-    return found
+
+    def turn(workers: int, way: str, *, reads_loss: bool) -> float:
+        batches = _brought(steps.iterate(range(num_steps), workers), way, device)
+        return _ms_per_step(batches, work, reads_loss=reads_loss)
+
+    turns = {
+        f"{workers} workers, {way}{', loss read' if reads_loss else ''}": functools.partial(
+            turn, workers, way, reads_loss=reads_loss
+        )
+        for workers in WORKERS[:-1]
+        for way in WAYS
+        for reads_loss in (False, True)
+    }
+    return found | {key: round(sum(runs) / len(runs), 2) for key, runs in take_turns(turns, ROUNDS).items()}
 
 
 def _brought(

@@ -13,12 +13,13 @@ too (`loader_check`); of one that differs no time is reported.
     layouts    bytes of the same examples in four layouts (`layouts`)
 
 Rivals live in `.rivals/venv` (`make rivals`); the modules named below say how each was tuned. Contenders take turns, so
-that what else the machine does falls on all.
+that what else the machine does falls on all, and a run that was disturbed is not judged (`turns`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -32,6 +33,7 @@ from tackboard.bench.loader_check import Reference
 from tackboard.bench.loader_data import POSITIVE, Setting, prepare, write_made_up
 from tackboard.bench.loader_mixing import measure_mixing
 from tackboard.bench.loader_processes import run_watched
+from tackboard.bench.turns import Neighbours, judged, take_turns
 from tackboard.core.errors import TackboardError, one_line
 from tackboard.core.machine import THREAD_VARIABLES
 from tackboard.core.progress import say
@@ -131,10 +133,11 @@ def measure(
     }
     entries = {name: CONTENDERS[name] for name in names}
     ladder = {} if quick else {variant: Entry(OURS, variant, words) for variant, words in LADDER.items()}
-    found = runner.speed(entries | ladder, repeats, checked=not large)
+    with Neighbours() as neighbours:
+        found = runner.speed(entries | ladder, repeats, checked=not large)
+        result["workers"] = {} if quick else runner.workers([name for name in WITH_WORKERS if name in names])
     result["contenders"] = {name: found[name] for name in names}
     result["ladder"] = {name: found[name] for name in ladder} | ({"product": found[OURS]} if ladder else {})
-    result["workers"] = {} if quick else runner.workers([name for name in WITH_WORKERS if name in names])
     watched = [OURS] if quick else [name for name in WATCHED if name in names]
     result["memory"] = {"1": runner.memory(watched)}
     if data is None:
@@ -144,9 +147,10 @@ def measure(
         say("layouts: bytes of the same examples")
         result["layouts"] = measure_layouts(folder / "layouts", quick=quick)
     result["mixing"] = measure_mixing(num_orders=1) if quick else measure_mixing()
-    environment = describe_environment()
+    report, environment = neighbours.report(), describe_environment()
     return result | {
-        "aims": aims(result),
+        "aims": judged(aims(result), report),
+        **report,
         "hardware": describe_hardware(),
         **{name: environment[name] for name in ("python", "packages", "commit")},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -194,21 +198,22 @@ class Runner:
     def speed(self, entries: Mapping[str, Entry], repeats: int, *, checked: bool = True) -> dict[str, Any]:
         """The figures of contenders, which take turns; of one whose batches are not ours, how they differ."""
         reference = Reference(Setting.read(self.folder)) if checked else None
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in entries}
-        wrong: dict[str, Any] = {}
-        for number in range(repeats):
-            for name, entry in entries.items():
-                if name in wrong:
-                    continue
-                say(f"speed, {number + 1} of {repeats}: {entry.words}")
-                check = reference is not None and number == 0
-                runs[name].append(self.run(entry, "speed,check" if check else "speed"))
-                if (
-                    check
-                    and reference is not None
-                    and (differences := self._differences(reference, entry, runs[name][0]))
-                ):
-                    wrong[name] = {"differs": differences}
+        wrong: dict[str, dict[str, Any]] = {}
+        begun: set[str] = set()
+
+        def turn(name: str) -> dict[str, Any]:
+            if name in wrong:
+                return wrong[name]
+            say(f"speed: {entries[name].words}")
+            if reference is None or name in begun:
+                return self.run(entries[name], "speed")
+            begun.add(name)
+            found = self.run(entries[name], "speed,check")
+            if differences := self._differences(reference, entries[name], found):
+                wrong[name] = {"differs": differences}
+            return found
+
+        runs = take_turns({name: functools.partial(turn, name) for name in entries}, repeats)
         return {name: wrong.get(name) or speed_figures(found) for name, found in runs.items()}
 
     def _differences(self, reference: Reference, entry: Entry, found: Mapping[str, Any]) -> list[str]:

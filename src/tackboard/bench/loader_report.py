@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.bench.loader import CONTENDERS, LADDER, MADE_UP, PRODUCT
+from tackboard.bench.turns import aim_lines
 from tackboard.core.files import write_text_atomic
 from tackboard.flow.outcome import hardware_words
 
@@ -31,7 +32,7 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append(("  " + "  ".join(cells)).rstrip())
-    return [*lines, *remarks(result), *(_aim(aim) for aim in result["aims"])]
+    return [*lines, *remarks(result), *aim_lines(result)]
 
 
 def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
@@ -54,7 +55,7 @@ def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Pat
         marks = ["---", *["--:"] * (len(rows[0]) - 2), "---"]
         lines += ["", f"## {title[:1].upper()}{title[1:]}", "", _cells(rows[0]), "|" + "|".join(marks) + "|"]
         lines += [_cells(row) for row in rows[1:]]
-    lines += ["", *(f"- {text}" for text in (*remarks(result), *(_aim(aim) for aim in result["aims"])))]
+    lines += ["", *(f"- {text}" for text in (*remarks(result), *aim_lines(result)))]
     name = result["dataset"]["name"]
     bench = "loader" if name == MADE_UP else f"loader-{name}"
     path = results / f"{bench}_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
@@ -150,10 +151,6 @@ def _layout_rows(world: Mapping[str, Any]) -> Rows:
 def _options(result: Mapping[str, Any]) -> str:
     name = result["dataset"]["name"]
     return (" --quick" if result["quick"] else "") + ("" if name == MADE_UP else f" --data datasets/{name}")
-
-
-def _aim(aim: Mapping[str, Any]) -> str:
-    return f"{'met' if aim['met'] else 'NOT met'}: {aim['value']:g}, {aim['aim']}"
 
 
 def _cells(row: tuple[str, ...]) -> str:

@@ -1,8 +1,9 @@
 """`tackboard bench sequences`: what the user-sequence store takes for a write and a read, embedded and on Redis.
 
-A folder comes in; each engine gets the same users there, is checked and then measured, one after the other. A user's
-events are read back and compared with what was appended before anything is timed. Each figure is of one client that
-waits for every answer; what an acknowledgement means stands beside it, because that is what an append pays for.
+A folder comes in; each engine gets the same users there and is checked, and then the engines take turns at every case
+(`turns`). A user's events are read back and compared with what was appended before anything is timed. Each figure is of
+one client that waits for every answer; what an acknowledgement means stands beside it, because that is what an append
+pays for. Times are on the clock, since an append waits for the disk; a run that was disturbed says so.
 
     append    one event a call, and 100 or 1,000 events of many users a call: events per second, time of a call;
               the work of moving events from buffers into chunks is in it
@@ -11,10 +12,9 @@ waits for every answer; what an acknowledgement means stands beside it, because 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.turns import Neighbours, disturbance_lines, take_turns
 from tackboard.core.errors import TackboardError
 from tackboard.core.files import write_text_atomic
 from tackboard.core.progress import say
@@ -44,6 +45,8 @@ ENGINES = {
     "redis_everysec": "Redis, appendfsync=everysec",
 }
 SKIPPED = "skipped: no redis-server"
+ROUNDS = 4
+"""How often every engine has its turn at a case; the calls are shared out over the turns."""
 APPENDS = {"append_1": 1, "append_100": 100, "append_1000": 1000}
 READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_256_two": (SHORT, SHORT, TWO),
@@ -85,23 +88,17 @@ FULL, QUICK = Sizes(num_short=1000, num_long=20, num_calls=2000), Sizes(num_shor
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
     """Measures every engine, with its files in `folder`. Raises TackboardError where one gives back other values."""
     sizes = QUICK if quick else FULL
-    load = os.getloadavg()[0]
-    engines: dict[str, Any] = {}
-    for name, words in ENGINES.items():
-        if name.startswith("redis") and not RedisServer.is_installed():
-            engines[name] = SKIPPED
-            continue
-        say(words)
-        with _store(name, folder / name) as store:
-            engines[name] = _measure_one(store, sizes)
+    names = [name for name in ENGINES if not name.startswith("redis") or RedisServer.is_installed()]
+    with ExitStack() as stack, Neighbours() as neighbours:
+        measured = _measure_all({name: stack.enter_context(_store(name, folder / name)) for name in names}, sizes)
     environment = describe_environment()
     return {
         "bench": "sequences",
         "quick": quick,
         "num_columns": len(StoreConfig(fields=FIELDS).columns),
         "num_users": {str(SHORT): sizes.num_short, str(LONG): sizes.num_long},
-        "engines": engines,
-        "load_before": round(load, 2),
+        "engines": {name: measured.get(name, SKIPPED) for name in ENGINES},
+        **neighbours.report(),
         "hardware": describe_hardware(),
         "python": environment["python"],
         "packages": environment["packages"],
@@ -124,35 +121,55 @@ def _store(name: str, folder: Path) -> Iterator[SequenceStore]:
         yield store
 
 
-def _measure_one(store: SequenceStore, sizes: Sizes) -> dict[str, Any]:
-    draw = np.random.default_rng(SEED)
+def _measure_all(stores: Mapping[str, SequenceStore], sizes: Sizes) -> dict[str, dict[str, Any]]:
     users = {SHORT: range(sizes.num_short), LONG: range(10**6, 10**6 + sizes.num_long)}
-    for num_events, ids in users.items():
-        for user in ids:
-            columns = events(draw, num_events)
-            store.append(user, columns)
-            check(store, user, columns)
-    figures: dict[str, Any] = {"durability": store.durability()}
-    for name, (num_events, last, fields) in READS.items():
-        ids = users[num_events]
+    draws = {name: np.random.default_rng(SEED) for name in stores}
+    for name, store in stores.items():
+        say(f"filling: {ENGINES[name]}")
+        for num_events, ids in users.items():
+            for user in ids:
+                columns = events(draws[name], num_events)
+                store.append(user, columns)
+                check(store, user, columns)
+    figures: dict[str, dict[str, Any]] = {name: {"durability": store.durability()} for name, store in stores.items()}
+    for case, (num_events, last, fields) in READS.items():
+        say(WORDS[case])
         num_calls = max(10, sizes.num_calls // (10 if last is None else 1))
-        before = store.num_bytes_read
-        seconds = _time(_reader(store, ids, fields, last), num_calls)
-        figures[name] = {
-            **_spread(seconds, "reads_per_s", 1),
-            # The first call is made twice: once to warm up.
-            "bytes_per_read": round((store.num_bytes_read - before) / (num_calls + 1)),
-        }
-    _fill_buffers(store, sizes, draw)
-    for name, size in APPENDS.items():
-        figures[name] = _measure_appends(store, size, sizes, draw)
+        reads = {name: _Reads(store, users[num_events], fields, last, num_calls) for name, store in stores.items()}
+        for name, turns in take_turns({name: one.turn for name, one in reads.items()}, ROUNDS).items():
+            figures[name][case] = _spread(turns, "reads_per_s", 1) | {"bytes_per_read": reads[name].bytes_per_read()}
+    for name, store in stores.items():
+        _fill_buffers(store, sizes, draws[name])
+    for case, size in APPENDS.items():
+        say(WORDS[case])
+        appends = {name: _Appends(store, size, sizes, draws[name]) for name, store in stores.items()}
+        for name, turns in take_turns({name: one.turn for name, one in appends.items()}, ROUNDS).items():
+            figures[name][case] = _spread(turns, "events_per_s", size)
+            appends[name].check()
     return figures
 
 
-def _reader(
-    store: SequenceStore, users: Sequence[int], fields: list[str] | None, last: int | None
-) -> Callable[[int], Any]:
-    return lambda number: store.read(users[number % len(users)], fields, last=last)
+class _Reads:
+    """Reads of one kind; each turn makes its share of `num_calls`."""
+
+    def __init__(
+        self, store: SequenceStore, users: Sequence[int], fields: list[str] | None, last: int | None, num_calls: int
+    ) -> None:
+        self._store = store
+        self._read = lambda number: store.read(users[number % len(users)], fields, last=last)
+        self._read(0)
+        self._bytes_before = store.num_bytes_read
+        self._num_calls = -(-num_calls // ROUNDS)
+        self._num_done = 0
+
+    def turn(self) -> list[float]:
+        """Seconds of each call."""
+        first, self._num_done = self._num_done, self._num_done + self._num_calls
+        return _time(self._read, range(first, self._num_done))
+
+    def bytes_per_read(self) -> int:
+        """What a call fetched from the engine, in the mean."""
+        return round((self._store.num_bytes_read - self._bytes_before) / self._num_done)
 
 
 def _fill_buffers(store: SequenceStore, sizes: Sizes, draw: np.random.Generator) -> None:
@@ -162,31 +179,41 @@ def _fill_buffers(store: SequenceStore, sizes: Sizes, draw: np.random.Generator)
         store.append_many(users, events(draw, len(users), 1_800_000_000_000))
 
 
-def _measure_appends(store: SequenceStore, size: int, sizes: Sizes, draw: np.random.Generator) -> dict[str, Any]:
-    """Appends of `size` events of as many random users, newer than all before them."""
-    num_calls = max(5, sizes.num_calls // (1 if size == 1 else size // 25))
-    calls = []
-    start = 1_900_000_000_000 + size * 10**12
-    for number in range(num_calls + 1):
-        users = draw.integers(0, sizes.num_short, size)
-        # A call's events span less than this, so that none is older than those of the call before.
-        calls.append((users, events(draw, size, start + number * 10**8)))
-    plain = [(int(users[0]), _rows(columns)) for users, columns in calls] if size == 1 else []
-    num_before = store.stats()["num_events"]
+class _Appends:
+    """Appends of `size` events of as many random users, newer than all before; each turn makes its share of them."""
 
-    def append(number: int) -> None:
+    def __init__(self, store: SequenceStore, size: int, sizes: Sizes, draw: np.random.Generator) -> None:
+        self._store = store
+        self._size = size
+        self._num_calls = -(-max(5, sizes.num_calls // (1 if size == 1 else size // 25)) // ROUNDS)
+        start = 1_900_000_000_000 + size * 10**12
+        # A call's events span less than 10**8 ms, so that none is older than those of the call before.
+        self._calls = [
+            (draw.integers(0, sizes.num_short, size), events(draw, size, start + number * 10**8))
+            for number in range(ROUNDS * self._num_calls + 1)
+        ]
         # One event comes as a request brings it, a batch as a log does.
-        if size == 1:
-            store.append(*plain[number])
-        else:
-            store.append_many(*calls[number])
+        self._plain = [(int(users[0]), _rows(columns)) for users, columns in self._calls] if size == 1 else []
+        self._num_before = store.stats()["num_events"]
+        self._append(0)
+        self._num_done = 1
 
-    append(0)
-    seconds = _time(lambda number: append(number + 1), num_calls, warm=False)
-    num_added = store.stats()["num_events"] - num_before
-    if num_added != size * (num_calls + 1):
-        raise TackboardError(f"{num_added} of {size * (num_calls + 1)} appended events are there")
-    return _spread(seconds, "events_per_s", size)
+    def _append(self, number: int) -> None:
+        if self._plain:
+            self._store.append(*self._plain[number])
+        else:
+            self._store.append_many(*self._calls[number])
+
+    def turn(self) -> list[float]:
+        """Seconds of each call."""
+        first, self._num_done = self._num_done, self._num_done + self._num_calls
+        return _time(self._append, range(first, self._num_done))
+
+    def check(self) -> None:
+        """Raises TackboardError unless everything that was appended is there."""
+        num_added = self._store.stats()["num_events"] - self._num_before
+        if num_added != self._size * self._num_done:
+            raise TackboardError(f"{num_added} of {self._size * self._num_done} appended events are there")
 
 
 def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000_000_000) -> dict[str, Values]:
@@ -221,19 +248,18 @@ def _rows(columns: Mapping[str, Values]) -> list[dict[str, Any]]:
     return [{name: lists[name][row] for name in lists} for row in range(len(columns["item_id"]))]
 
 
-def _time(call: Callable[[int], Any], num_calls: int, *, warm: bool = True) -> list[float]:
+def _time(call: Callable[[int], Any], numbers: range) -> list[float]:
     """Seconds of each call, one after the other."""
-    if warm:
-        call(0)
     seconds = []
-    for number in range(num_calls):
+    for number in numbers:
         started = time.perf_counter()
         call(number)
         seconds.append(time.perf_counter() - started)
     return seconds
 
 
-def _spread(seconds: list[float], rate: str, size: int) -> dict[str, Any]:
+def _spread(turns: list[list[float]], rate: str, size: int) -> dict[str, Any]:
+    seconds = [value for turn in turns for value in turn]
     return {
         rate: round(size * len(seconds) / sum(seconds)),
         "us_p50": round(percentile(seconds, 50) * 1e6, 1),
@@ -258,7 +284,7 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
         for case, case_words in WORDS.items():
             values = _row(figures[case])
             lines.append(f"  {case_words:<34}" + values[0].rjust(12) + "".join(value.rjust(10) for value in values[1:]))
-    return lines
+    return lines + disturbance_lines(result)
 
 
 def _row(figure: Mapping[str, Any]) -> list[str]:
@@ -280,8 +306,8 @@ def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Pat
         f"{result['num_users'][str(SHORT)]:,} users of {SHORT} events and {result['num_users'][str(LONG)]:,} of "
         f"{LONG:,}, {result['num_columns']} columns; values compared before they were timed. One client, which waits "
         "for every answer; Redis on the same machine, by loopback. Appends are events per second, reads calls per "
-        "second; times are those of a call; bytes are what a read fetched from the engine. Load of the machine before "
-        f"(1 minute): {result['load_before']:g}.",
+        "second; times are those of a call; bytes are what a read fetched from the engine.",
+        *(f"\n{line[0].upper()}{line[1:]}." for line in disturbance_lines(result)),
     ]
     for name, words in ENGINES.items():
         figures = result["engines"][name]

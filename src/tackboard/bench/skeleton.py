@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tackboard.bench.turns import Neighbours, disturbance_lines
 from tackboard.core.files import write_text_atomic
 from tackboard.flow.demo import DemoConfig, run_demo
 from tackboard.flow.outcome import Outcome, hardware_words
@@ -33,7 +34,9 @@ UNITS = {
 
 def measure(out: Path, *, quick: bool = False) -> dict[str, Any]:
     """Runs the demo in `out` and returns the measurement. Errors are those of `run_demo`."""
-    return measurement(run_demo(DemoConfig(out=out, quick=quick, num_users=20 if quick else NUM_USERS)))
+    with Neighbours() as neighbours:
+        outcome = run_demo(DemoConfig(out=out, quick=quick, num_users=20 if quick else NUM_USERS))
+    return measurement(outcome) | neighbours.report()
 
 
 def measurement(outcome: Outcome) -> dict[str, Any]:
@@ -106,6 +109,7 @@ def write_result(result: dict[str, Any], results: Path, hardware: str) -> Path:
             f"| {name} | {stage['seconds']:.1f} | {stage['cpu_seconds']:.1f} | {stage['peak_rss_bytes'] / 1e6:.0f} |"
             for name, stage in result["stages"].items()
         ),
+        *(f"\n{line[0].upper()}{line[1:]}." for line in disturbance_lines(result)),
     ]
     path = result_path(results, hardware, result["date"])
     path.parent.mkdir(parents=True, exist_ok=True)

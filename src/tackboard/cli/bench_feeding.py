@@ -18,6 +18,7 @@ def bench_feeding(
     import tempfile
 
     from tackboard.bench.feeding import measure
+    from tackboard.bench.turns import disturbance_lines
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
         result = measure(Path(scratch), data=data, num_events=num_events, tokens_per_step=tokens)
@@ -28,5 +29,7 @@ def bench_feeding(
         typer.echo("no GPU here: how a step is fed was not measured")
     for way, milliseconds in (result["device"] or {}).items():
         typer.echo(f"{way:<36}{milliseconds:>9} ms")
+    for line in disturbance_lines(result):
+        typer.echo(line)
     if json_output:
         typer.echo(json.dumps(result))

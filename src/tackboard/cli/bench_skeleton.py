@@ -21,6 +21,7 @@ def bench_skeleton(
     import tempfile
 
     from tackboard.bench.skeleton import measure, table_rows, write_result
+    from tackboard.bench.turns import disturbance_lines
     from tackboard.core.progress import say
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
@@ -32,3 +33,5 @@ def bench_skeleton(
         return
     for name, value, unit in table_rows(result):
         typer.echo(f"{name:<34}{value:>16}  {unit}")
+    for line in disturbance_lines(result):
+        typer.echo(line)

@@ -42,12 +42,6 @@ def _register() -> None:
     if app.registered_commands:
         return
     from tackboard.cli import (
-        bench_features,
-        bench_feeding,
-        bench_loader,
-        bench_quality,
-        bench_sequences,
-        bench_skeleton,
         data_check,
         data_drift,
         data_forget,
@@ -110,11 +104,26 @@ def _register() -> None:
     app.command("doctor")(doctor.doctor)
     app.command("demo")(demo.demo)
     app.add_typer(bench_app, name="bench")
+    _register_benches()
+
+
+def _register_benches() -> None:
+    from tackboard.cli import (
+        bench_features,
+        bench_feeding,
+        bench_loader,
+        bench_overload,
+        bench_quality,
+        bench_sequences,
+        bench_skeleton,
+    )
+
     bench_app.command("skeleton")(bench_skeleton.bench_skeleton)
     bench_app.command("features")(bench_features.bench_features)
     bench_app.command("feeding")(bench_feeding.bench_feeding)
     bench_app.command("sequences")(bench_sequences.bench_sequences)
     bench_app.command("loader")(bench_loader.bench_loader)
+    bench_app.command("overload")(bench_overload.bench_overload)
     bench_app.command("quality")(bench_quality.bench_quality)
 
 

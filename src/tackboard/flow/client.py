@@ -152,6 +152,22 @@ def send(
     return Answers(scores=scores, latencies_ms=latencies_ms)
 
 
+def whole_request(model: str, request: UserRequest, datatypes: dict[str, str], *, timeout_us: int) -> bytes:
+    """A request as the client puts it on the wire, head and binary tensors, with a deadline of its own."""
+    from tritonclient.http import InferenceServerClient, InferRequestedOutput
+
+    body, json_length = InferenceServerClient.generate_request_body(
+        _inputs(request, datatypes, binary=True),
+        outputs=[InferRequestedOutput("score", binary_data=True)],
+        timeout=timeout_us,
+    )
+    head = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Inference-Header-Content-Length: {json_length}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + bytes(body)
+
+
 def scores_in_order(ranked: Sequence[Mapping[str, Any]], candidates: Sequence[Any]) -> NDArray[np.float32]:
     """Scores of the candidates in their own order, from a ranking of {item, score} as `tackboard score` prints it.
 

@@ -246,7 +246,7 @@ def _serve(
     scores: dict[str, list[NDArray[np.float32]]] = {}
     exchanges: list[Exchange] = []
     with Child(arguments, config.out / "logs" / "serve.log") as server:
-        client = connect(_wait_until_ready(server, port_file))
+        client = connect(wait_until_ready(server, port_file))
         try:
             for wire in WIRES:
                 binary = wire == "binary"
@@ -284,7 +284,7 @@ def _serve(
     return stage, exchanges, scores["binary"]
 
 
-def _wait_until_ready(server: Child, port_file: Path) -> int:
+def wait_until_ready(server: Child, port_file: Path) -> int:
     """The port of the server once it is ready. Raises StageError if it ends or takes too long."""
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:

@@ -3,10 +3,14 @@
 One thread runs the model; everything else happens on the event loop, which stays free because the model's kernels
 release the interpreter lock. A request waits in a bounded line. Its deadline is a timer on the loop, so it fires on
 time even while the model is busy with another request; whoever is still in line then leaves it and never reaches the
-model. Decided: the line is first come, first served, and its bound is exact, because it is checked and entered under
-one lock. A deadline that passes during the computation is answered at once as well; the result is thrown away. Under
-overload the first in line is always the one with the least time left, so a request that would most likely end too late
-is passed over while others wait: begun regardless, nearly all of them would miss their deadlines in the model.
+model. A deadline that passes during the computation is answered at once as well; the result is thrown away.
+
+Decided: the line is in the order of deadlines, and a request enters it only if it and everybody behind it are likely to
+be answered in time, by the cost of recent computations. Whoever is not let in is told so at once and can ask another
+server while there is time. Where all have the same deadline, this is first come, first served. The bound of the line is
+exact, because it is checked and entered under one lock. An estimate may be wrong, so a request that finds no line is
+always computed, and the model passes over one that has become hopeless while others wait. docs/log.md has what other
+orders did.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import contextlib
 import math
 import threading
 import time
-from collections import OrderedDict
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -27,6 +31,11 @@ from tackboard.serve.errors import RequestError
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 _SMOOTHING = 0.1
+_MOST_SURPRISE = 4.0
+"""An observed cost counts as at most so many times the expected one: a single stall must not shut the door."""
+_FILL = 0.75
+"""Share of a request's time that the line before it and its own computation may take by the estimate. The rest is for
+the way to the client, which the server does not see, and for estimates that are too low."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +58,53 @@ class AdmissionConfig:
         check(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
 
 
+class CostEstimate:
+    """What a computation costs: sizes and seconds of past computations in, the likely seconds of the next one out.
+
+    A straight line through the recent past, in which each computation weighs a tenth less than the one after it. The
+    cost neither falls with the size nor grows faster than it; where all had one size, the estimate is their mean.
+    Before the first computation everything costs nothing.
+    """
+
+    __slots__ = ("_covariance", "_mean_s", "_mean_size", "_variance")
+
+    def __init__(self) -> None:
+        self._mean_s = self._mean_size = self._variance = self._covariance = 0.0
+
+    def seconds(self, size: int) -> float:
+        """The likely cost of a request of this size."""
+        if self._variance <= 0:
+            return self._mean_s
+        slope = min(max(self._covariance / self._variance, 0.0), self._mean_s / self._mean_size)
+        return self._mean_s + slope * (size - self._mean_size)
+
+    def learn(self, size: int, seconds: float) -> None:
+        """One more computation."""
+        if self._mean_s == 0:
+            self._mean_s, self._mean_size = seconds, float(size)
+            return
+        more_s = min(seconds, _MOST_SURPRISE * max(self._mean_s, self.seconds(size))) - self._mean_s
+        more_size = size - self._mean_size
+        self._mean_s += _SMOOTHING * more_s
+        self._mean_size += _SMOOTHING * more_size
+        self._covariance = (1 - _SMOOTHING) * (self._covariance + _SMOOTHING * more_size * more_s)
+        self._variance = (1 - _SMOOTHING) * (self._variance + _SMOOTHING * more_size * more_size)
+
+
 class Job(Generic[Request, Result]):
-    """One admitted request. `future` resolves to the scores or to a RequestError; times are nanoseconds."""
+    """One admitted request. `future` resolves to the scores or to a RequestError; times are nanoseconds.
 
-    __slots__ = ("deadline_s", "finished_ns", "future", "queued_ns", "request", "started_ns", "timer")
+    `due_s` is the instant by which it should be done, some time before its deadline.
+    """
 
-    def __init__(self, request: Request, deadline_s: float, future: asyncio.Future[Result]) -> None:
+    __slots__ = ("deadline_s", "due_s", "finished_ns", "future", "queued_ns", "request", "size", "started_ns", "timer")
+
+    def __init__(self, request: Request, size: int, deadline_s: float, future: asyncio.Future[Result]) -> None:
+        now_s = time.monotonic()
         self.request = request
+        self.size = size
         self.deadline_s = deadline_s
+        self.due_s = now_s + _FILL * (deadline_s - now_s)
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
         self.queued_ns = time.monotonic_ns()
@@ -67,8 +115,8 @@ class Job(Generic[Request, Result]):
 class Admission(Generic[Request, Result]):
     """A bounded line in front of `score`, which one thread of its own calls.
 
-    `on_expired(stage)` and `on_model_error(error)` are called on the loop, for metrics and the log. `name` says in
-    messages what `score` is.
+    `size(request)` is what the cost of a request grows with, the number of its candidates say. `on_expired(stage)` and
+    `on_model_error(error)` are called on the loop, for metrics and the log. `name` says in messages what `score` is.
     """
 
     def __init__(
@@ -77,6 +125,7 @@ class Admission(Generic[Request, Result]):
         config: AdmissionConfig,
         *,
         name: str = "model",
+        size: Callable[[Request], int] = lambda _request: 1,
         on_expired: Callable[[str], None] = lambda _stage: None,
         on_model_error: Callable[[BaseException], None] = lambda _error: None,
     ) -> None:
@@ -84,13 +133,14 @@ class Admission(Generic[Request, Result]):
         self.draining = False
         self._score = score
         self._name = name
+        self._size = size
         self._on_expired = on_expired
         self._on_model_error = on_model_error
-        self._line: OrderedDict[int, Job[Request, Result]] = OrderedDict()
+        self._line: list[Job[Request, Result]] = []
         self._running: Job[Request, Result] | None = None
         self._changed = threading.Condition()
         self._stopping = False
-        self._mean_compute_s = 0.0
+        self._cost = CostEstimate()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name=f"tackboard-{name}", daemon=True)
 
@@ -131,7 +181,7 @@ class Admission(Generic[Request, Result]):
         if self.draining:
             raise RequestError(503, "the server is draining and takes no new requests", reason="draining", close=True)
         if len(self._line) >= self.config.max_queue:
-            raise self._full()
+            raise self._refusal(f"the queue is full ({self.config.max_queue} requests wait)", "queue_full")
 
     def deadline_s(self, timeout_us: int | None) -> float:
         """The instant (loop time, seconds) at which a request that arrived now must be answered."""
@@ -139,12 +189,19 @@ class Admission(Generic[Request, Result]):
         return time.monotonic() + min(timeout_ms, self.config.max_timeout_ms) / 1000
 
     def submit(self, request: Request, deadline_s: float) -> Job[Request, Result]:
-        """Puts `request` in line; its future is settled by `deadline_s` at the latest. 429 or 503 where it cannot."""
+        """Puts `request` in line; its future is settled by `deadline_s` at the latest.
+
+        429 where there is no room, or where it would come too late behind the others or make one of them late; 504
+        where its time is too short for its own computation; 503 while the server drains.
+        """
         assert self._loop is not None
-        job: Job[Request, Result] = Job(request, deadline_s, self._loop.create_future())
+        job: Job[Request, Result] = Job(request, self._size(request), deadline_s, self._loop.create_future())
         with self._changed:
             self.check_room()
-            self._line[id(job)] = job
+            place = bisect_right(self._line, job.due_s, key=lambda other: other.due_s)
+            if self._line or self._running is not None:
+                self._check_time(job, place)
+            self._line.insert(place, job)
             self._changed.notify()
         job.timer = self._loop.call_at(deadline_s, self._expire, job)
         return job
@@ -152,31 +209,57 @@ class Admission(Generic[Request, Result]):
     def cancel(self, job: Job[Request, Result]) -> None:
         """Takes a job whose client is gone out of the line; one that is being computed loses its listener only."""
         with self._changed:
-            self._line.pop(id(job), None)
+            self._leave(job)
         self._settle(job, error=RequestError(499, "the client went away"))
 
     def abandon(self) -> int:
         """Answers everything admitted with 503, computed or not; returns how many there were."""
         with self._changed:
-            jobs = [*self._line.values(), *([self._running] if self._running else [])]
+            jobs = [*self._line, *([self._running] if self._running else [])]
             self._line.clear()
         left = [job for job in jobs if not job.future.done()]
         for job in left:
             self._settle(job, error=RequestError(503, "the server stopped before it came to this request", close=True))
         return len(left)
 
-    def _full(self) -> RequestError:
-        wait_s = max(1, math.ceil(self._mean_compute_s * len(self._line)))
-        return RequestError(
-            429,
-            f"the queue is full ({self.config.max_queue} requests wait); try again in {wait_s} s",
-            reason="queue_full",
-            retry_after_s=wait_s,
-        )
+    def _check_time(self, job: Job[Request, Result], place: int) -> None:
+        """Refuses `job` if at `place` in line it would most likely be late, or make another one late."""
+        now_s = time.monotonic()
+        own_s = self._cost.seconds(job.size)
+        if now_s + own_s > job.deadline_s:
+            message = (
+                f"the deadline is too short: the {self._name} needs about {1000 * own_s:.0f} ms for such a request"
+            )
+            raise RequestError(504, message, reason="too_late")
+        done_s = now_s + self._running_s(now_s) + sum(self._cost.seconds(other.size) for other in self._line[:place])
+        for waiting in (job, *self._line[place:]):
+            done_s += self._cost.seconds(waiting.size)
+            if done_s > waiting.due_s:
+                raise self._refusal(
+                    f"the deadline would pass in the queue ({len(self._line)} requests wait)", "too_late"
+                )
+
+    def _running_s(self, now_s: float) -> float:
+        """How long the computation that runs will most likely go on."""
+        running = self._running
+        if running is None:
+            return 0.0
+        return max(0.0, self._cost.seconds(running.size) - (now_s - running.started_ns / 1e9))
+
+    def _refusal(self, what: str, reason: str) -> RequestError:
+        wait_s = max(1, math.ceil(sum(self._cost.seconds(job.size) for job in self._line)))
+        return RequestError(429, f"{what}; try again in {wait_s} s", reason=reason, retry_after_s=wait_s)
+
+    def _leave(self, job: Job[Request, Result]) -> bool:
+        """Takes a job out of the line; False where it is not in it."""
+        if job not in self._line:
+            return False
+        self._line.remove(job)
+        return True
 
     def _expire(self, job: Job[Request, Result]) -> None:
         with self._changed:
-            waited = self._line.pop(id(job), None) is not None or job.started_ns == 0
+            waited = self._leave(job) or job.started_ns == 0
         if not job.future.done():
             stage = "queue" if waited else "compute"
             self._on_expired(stage)
@@ -204,10 +287,11 @@ class Admission(Generic[Request, Result]):
             except Exception as raised:  # noqa: BLE001 - a model may raise anything; the thread lives on
                 error = raised
             job.finished_ns = time.monotonic_ns()
-            spent_s = (job.finished_ns - job.started_ns) / 1e9
-            self._mean_compute_s += (spent_s - self._mean_compute_s) * (_SMOOTHING if self._mean_compute_s else 1.0)
             with self._changed:
                 self._running = None
+                # A request that was refused by the model says little about what the others cost.
+                if error is None:
+                    self._cost.learn(job.size, (job.finished_ns - job.started_ns) / 1e9)
             self._on_loop(self._finish, job, result, error)
 
     def _next_job(self) -> Job[Request, Result] | None:
@@ -217,11 +301,11 @@ class Admission(Generic[Request, Result]):
                     self._changed.wait()
                 if self._stopping:
                     return None
-                _, job = self._line.popitem(last=False)
+                job = self._line.pop(0)
                 time_left_s = job.deadline_s - time.monotonic()
                 # The last in line is begun even if it seems hopeless: an estimate that is too high would otherwise
                 # never be corrected. Work whose time is over is not begun at all; the loop's timer may just be late.
-                if time_left_s <= 0 or (time_left_s <= self._mean_compute_s and self._line):
+                if time_left_s <= 0 or (time_left_s <= self._cost.seconds(job.size) and self._line):
                     self._on_loop(self._expire, job)
                     continue
                 job.started_ns = time.monotonic_ns()

@@ -23,7 +23,7 @@ STATUS_MEANINGS = {
     500: "the model failed",
     501: "a part of the protocol that this server does not offer",
     503: "the server is draining",
-    504: "the deadline passed before the scores were ready",
+    504: "the deadline passed before the scores were ready, or is too short for the model",
 }
 
 

@@ -102,6 +102,7 @@ class Server:
         self.admission: Admission[ScoreRequest, Scores] = Admission(
             self.model.score,
             config.admission,
+            size=lambda request: len(request.candidate_items),
             on_expired=self.telemetry.expired,
             on_model_error=lambda error: self.app.note_model_error(error),
         )
@@ -111,6 +112,7 @@ class Server:
             self.parser_process.parse,
             dataclasses.replace(config.admission, max_queue=config.max_parses),
             name="parser",
+            size=lambda body: sum(map(len, body.chunks)),
             on_expired=lambda _stage: self.telemetry.expired("parse"),
             on_model_error=lambda error: self.app.note_model_error(error),
         )

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF_STATUS = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
-SHED_REASONS = ("queue_full", "memory", "draining", "connections")
+SHED_REASONS = ("queue_full", "too_late", "memory", "draining", "connections")
 EXPIRED_STAGES = ("parse", "queue", "compute")
 LOG_OUTCOMES = ("logged", "dropped", "without_user_or_time")
 CLOSED_REASONS = (

@@ -9,6 +9,7 @@ import pytest
 
 from tackboard.bench import features
 from tackboard.bench.features import aims, batch_figures, measure, online_figures, table_lines, write_result
+from tackboard.bench.turns import judged
 from tackboard.core.errors import TackboardError
 
 FIGURES = {"us_median": 500.0, "us_p99": 900.0, "us_cpu_median": 480.0, "repeats": 400}
@@ -35,7 +36,8 @@ def result_with(**online: Any) -> dict[str, Any]:
         },
         "online": part | {"contenders": {"tackboard": FIGURES, **online}},
         "unprepared": part | {"contenders": {"tackboard": FIGURES}},
-        "busy": False,
+        "others_share": 0.01,
+        "disturbed": False,
         "hardware": {"cpu": "some CPU", "usable_cores": 2, "memory_bytes": 2**32},
         "python": "3.11.7",
         "packages": {"numpy": "2.4.6", "absent": None},
@@ -53,16 +55,31 @@ def test_figures() -> None:
 
 
 def test_aims_are_judged_by_what_was_measured() -> None:
-    slow = FIGURES | {"us_median": 6_000.0}
+    slow = FIGURES | {"us_cpu_median": 5_760.0}
     found = aims(result_with(pandas=slow, feast_store={"differs": ["x"]}))
     assert [(aim["value"], aim["met"]) for aim in found] == [(1.25, True), (12.0, True)]
     assert not aims(result_with(pandas=FIGURES))[1]["met"]
 
 
-def test_table_and_result_file(tmp_path: Path) -> None:
-    result = result_with(pandas=FIGURES | {"us_median": 6_000.0}, feast_store={"differs": ["x differs"]})
+def test_a_speedup_on_the_clock_alone_is_not_met() -> None:
+    """What a busy machine showed: 26.5 times our time on the clock, and 8.7 times our CPU time."""
+    found = aims(result_with(pandas=FIGURES | {"us_median": 500 * 26.5, "us_cpu_median": 480 * 8.7}))[1]
+    assert (found["value"], found["met"]) == (8.7, False)
+
+
+def test_a_disturbed_run_says_so_and_meets_nothing() -> None:
+    result = result_with(pandas=FIGURES | {"us_cpu_median": 9_999.0}) | {"others_share": 0.62, "disturbed": True}
+    result["aims"] = judged(result["aims"], result)
     text = "\n".join(table_lines(result))
-    for expected in ("1,000,000", "6,000 / 900", "values differ", "failed", "met: 1.25"):
+    assert "disturbed: other processes used 62%" in text and "not judged: 20.83" in text
+    assert not any(line.startswith("met") for line in table_lines(result))
+
+
+def test_table_and_result_file(tmp_path: Path) -> None:
+    slow = FIGURES | {"us_median": 6_000.0, "us_cpu_median": 5_760.0}
+    result = result_with(pandas=slow, feast_store={"differs": ["x differs"]})
+    text = "\n".join(table_lines(result))
+    for expected in ("1,000,000", "5,760: 6,000 / 900", "values differ", "failed", "met: 1.25"):
         assert expected in text, expected
     path = write_result(result, tmp_path / "results", "vm2")
     assert path.name == "features_vm2_202611.md"
@@ -95,7 +112,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def contend(name: str, folder: Path) -> dict[str, Any]:
-    return features._contend(name, "online", folder, features.QUICK, Path("python"))
+    run = features._contend(name, part="online", folder=folder, sizes=features.QUICK, python=Path("python"))
+    return features._figures(name, "online", folder, [run, run], 10)
 
 
 def test_a_rival_whose_values_differ_gets_no_time(
@@ -106,7 +124,8 @@ def test_a_rival_whose_values_differ_gets_no_time(
     found = contend("pandas", tmp_path)
     assert found == {"differs": ["pandas_online_requests.arrow differs", "pandas_online_rows.arrow differs"]}
     monkeypatch.setattr(features, "differences", lambda ours, theirs: [])
-    assert contend("pandas", tmp_path)["us_median"] == 1.0
+    found = contend("pandas", tmp_path)
+    assert (found["us_median"], found["repeats"]) == (1.0, 2), "what all its turns measured"
 
 
 def test_a_rival_that_fails_says_why_and_ours_is_an_error(tmp_path: Path, answers: dict[str, Any]) -> None:

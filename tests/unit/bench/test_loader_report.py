@@ -31,6 +31,8 @@ def a_result() -> dict[str, Any]:
         "mixing": {"num_buckets": 256, "windows": {"16": {"spread": 6.98, "neighbours": 16.0}}},
         "layouts": {"worlds": {"few": {"candidates_per_request": 4.3, "mean_history": 39.8, "codecs": codecs}}},
         "aims": [{"aim": "faster", "value": 1.5, "met": False}],
+        "others_share": 0.0,
+        "disturbed": False,
         "hardware": {"cpu": "some CPU", "usable_cores": 2, "memory_bytes": 2**32},
         "python": "3.11.7",
         "packages": {"numpy": "2.4.6", "absent": None},

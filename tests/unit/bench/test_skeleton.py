@@ -79,7 +79,7 @@ def test_table_has_a_unit_for_every_number(outcome: Outcome) -> None:
 
 
 def test_result_file_names_machine_commit_and_date(outcome: Outcome, tmp_path: Path) -> None:
-    result = measurement(outcome) | {"date": "2026-11-15"}
+    result = measurement(outcome) | {"date": "2026-11-15", "others_share": 0.4, "disturbed": True}
     path = write_result(result, tmp_path / "results", "two-cores")
     assert path == tmp_path / "results" / "skeleton_two-cores_202611.md"
     text = path.read_text()
@@ -89,6 +89,7 @@ def test_result_file_names_machine_commit_and_date(outcome: Outcome, tmp_path: P
         "some CPU, 2 usable cores, 4.0 GiB",
         "torch 2.13.0",
         "| `events_per_cpu_s` |",
+        "Disturbed: other processes used 40%",
     ):
         assert expected in text, expected
     assert "absent" not in text

@@ -18,6 +18,8 @@ RESULT: dict[str, Any] = {
     **dict.fromkeys(skeleton.UNITS, 12.5),
     "bench": "skeleton",
     "quick": True,
+    "others_share": 0.5,
+    "disturbed": True,
     "date": "2026-11-15",
     "commit": None,
     "python": "3.11.7",
@@ -53,7 +55,8 @@ def test_json_is_one_object(measured: list[tuple[Path, bool]]) -> None:
 
 def test_table_for_people() -> None:
     lines = CliRunner().invoke(app, []).stdout.splitlines()
-    assert len(lines) == len(skeleton.UNITS)
+    assert len(lines) == len(skeleton.UNITS) + 1
+    assert lines[-1].startswith("disturbed: other processes used 50%")
     assert "12.5" in lines[0] and "events per CPU-second" in lines[0]
 
 

@@ -11,8 +11,16 @@ import pytest
 
 from tackboard.core.errors import UsageError
 from tackboard.flow import client
-from tackboard.flow.client import draw_requests, is_ready, largest_difference, require_client, scores_in_order
+from tackboard.flow.client import (
+    draw_requests,
+    is_ready,
+    largest_difference,
+    require_client,
+    scores_in_order,
+    whole_request,
+)
 from tackboard.scoring.client import read_request
+from tackboard.serve.protocol import ProtocolLimits, parse_infer
 
 
 @pytest.fixture
@@ -114,3 +122,18 @@ def test_a_missing_client_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="pip install 'tritonclient"):
         require_client()
+
+
+def test_a_whole_request_is_what_the_server_reads(dataset: Path) -> None:
+    (request,) = draw_requests(dataset, num_requests=1, num_candidates=3)
+    datatypes = {f"history_{name}": "BYTES" for name in ("item", "action", "surface")}
+    datatypes |= {"history_time_ms": "INT64", "request_time_ms": "INT64", "candidate_item": "BYTES"}
+    head, _, body = whole_request("demo", request, datatypes, timeout_us=200_000).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ") for line in lines)
+    assert first == "POST /v2/models/demo/infer HTTP/1.1"
+    assert int(headers["Content-Length"]) == len(body)
+    read = parse_infer(body, headers["Inference-Header-Content-Length"].encode(), ProtocolLimits())
+    assert read.timeout_us == 200_000
+    assert list(read.inputs["candidate_item"].values) == request.candidates
+    assert read.outputs == {"score": True}

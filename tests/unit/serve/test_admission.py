@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tackboard.core.errors import ConfigError
-from tackboard.serve.admission import Admission, AdmissionConfig, describe_error
+from tackboard.serve.admission import Admission, AdmissionConfig, CostEstimate, describe_error
 from tackboard.serve.errors import RequestError
 
 
@@ -253,3 +253,76 @@ def test_deadlines_are_capped() -> None:
 def test_settings_are_checked(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         AdmissionConfig(**change)
+
+
+def test_the_cost_of_a_request_follows_its_size() -> None:
+    cost = CostEstimate()
+    assert cost.seconds(1000) == 0
+    for number in range(40):
+        size = (10, 1000)[number % 2]
+        cost.learn(size, 0.003 + size * 4e-6)
+    assert cost.seconds(10) == pytest.approx(0.003, rel=0.05)
+    assert cost.seconds(5000) == pytest.approx(0.023, rel=0.05)
+
+
+def test_the_cost_of_one_size_is_the_mean_for_all() -> None:
+    cost = CostEstimate()
+    for _ in range(10):
+        cost.learn(100, 0.002)
+    assert cost.seconds(1) == cost.seconds(10_000) == pytest.approx(0.002)
+
+
+def test_a_cost_neither_falls_with_the_size_nor_outgrows_it() -> None:
+    falling, noisy = CostEstimate(), CostEstimate()
+    for number in range(20):
+        falling.learn(100 + number % 2, 0.002 - 0.001 * (number % 2))
+        noisy.learn(100 + number % 2, 0.002 + 0.001 * (number % 2))
+    assert falling.seconds(10_000) == pytest.approx(0.0015, rel=0.1)
+    assert noisy.seconds(10_000) == pytest.approx(0.25, rel=0.1), "a hundred times the size costs a hundred times more"
+
+
+def test_one_stall_moves_the_cost_little_and_a_lasting_change_is_learnt() -> None:
+    cost = CostEstimate()
+    for _ in range(20):
+        cost.learn(1, 0.005)
+    cost.learn(1, 4.0)
+    assert cost.seconds(1) < 0.008
+    for _ in range(60):
+        cost.learn(1, 0.1)
+    assert cost.seconds(1) == pytest.approx(0.1, rel=0.05)
+
+
+def test_who_would_come_too_late_or_make_another_late_is_refused_at_once() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        admission._cost.learn(1, 0.5)
+        admission.submit(0, admission.deadline_s(30_000_000))
+        await begin(script)
+        waiting = []
+        for deadline_us in (5_000_000, 2_000_000):
+            # The next ones would come too late themselves; the more urgent ones would make one of the others late.
+            with pytest.raises(RequestError, match="would pass in the queue") as caught:
+                for number in range(10):
+                    waiting.append(admission.submit(number, admission.deadline_s(deadline_us)))
+            assert (caught.value.status, caught.value.reason) == (429, "too_late")
+            assert caught.value.retry_after_s == pytest.approx(0.5 * len(waiting), abs=0.5)
+            assert 5 <= len(waiting) <= 7, "six of half a second and the one that runs fit into three quarters of 5 s"
+        with pytest.raises(RequestError, match="needs about 500 ms") as caught:
+            admission.submit(9, admission.deadline_s(400_000))
+        assert (caught.value.status, caught.value.reason) == (504, "too_late")
+        patient = admission.submit(8, admission.deadline_s(30_000_000))
+        script.gate.set()
+        await asyncio.gather(patient.future, *(job.future for job in waiting))
+
+    assert run(scenario, timeout_ms=5000).seen[-1] == 8
+
+
+def test_the_line_is_in_the_order_of_deadlines() -> None:
+    async def scenario(admission: Admission[int, int], script: Script) -> None:
+        jobs = [admission.submit(1, admission.deadline_s(9_000_000))]
+        await begin(script)
+        for number, deadline_us in ((2, 9_000_000), (3, 5_000_000), (4, 7_000_000), (5, 5_000_000)):
+            jobs.append(admission.submit(number, admission.deadline_s(deadline_us)))
+        script.gate.set()
+        await asyncio.gather(*(job.future for job in jobs))
+
+    assert run(scenario, timeout_ms=10_000).seen == [1, 3, 5, 4, 2]

@@ -1,0 +1,279 @@
+"""`tackboard bench overload`: what the server still answers in time when more is asked of it than it can do.
+
+A folder comes in; the demo's model is made there by a short training (how well it ranks does not matter here), served
+with the default settings, and asked by clients in a process of their own (`overload_client`). One object of numbers
+goes out. Goodput is answers per second that reached a client within its deadline of 200 ms.
+
+    capacity   the best goodput over a ramp of offered rates around what one request at a time allows
+    loads      0.5, 1, 2 and 3 times the capacity, in rounds that take turns, and the mean of the rounds
+    peak       the largest goodput of all of these
+
+Decided: the aim is a ratio of two figures of one run, because the machine decides the figures themselves. The clients'
+CPU time is reported: on two cores they take it from the server.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
+from tackboard.core.errors import TackboardError, one_line
+from tackboard.core.files import write_text_atomic
+from tackboard.core.progress import say
+from tackboard.core.rundir import describe_environment
+from tackboard.flow.client import connect, draw_requests, require_client, send, whole_request
+from tackboard.flow.demo import MODEL, DemoConfig, build_commands, wait_until_ready
+from tackboard.flow.outcome import describe_hardware, hardware_words
+from tackboard.flow.process import Child, run_command, signals_interrupt
+from tackboard.report.svg import percentile
+
+DEADLINE_MS = 200
+LOADS = (0.5, 1.0, 2.0, 3.0)
+RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
+"""Offered rates of the ramp, over the rate of one request after the other."""
+LEAST_GOODPUT = 0.9
+"""Aim: goodput at the highest load over the peak, at least."""
+NUM_REQUESTS = 100
+"""Different requests, sent in turn; each scores as many candidates as the demo's."""
+ROUNDS, SECONDS, RAMP_SECONDS = 3, 3.0, 1.5
+QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
+
+
+def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
+    """Measures in `folder`. Raises StageError where a command of the demo fails."""
+    require_client()
+    rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
+    config = DemoConfig(out=folder, num_users=NUM_REQUESTS)
+    with signals_interrupt():
+        dataset, bundle = _build(config)
+        port_file = folder / "port"
+        arguments = ("serve", str(bundle), "--port", "0", "--port-file", str(port_file))
+        with Child(arguments, folder / "logs" / "serve.log") as server:
+            clients = _Clients(server, wait_until_ready(server, port_file), folder, dataset, config.num_candidates)
+            with Neighbours() as neighbours:
+                ramp_seconds = min(seconds, RAMP_SECONDS)
+                ramp = [clients.load(share * clients.alone_per_s, ramp_seconds) for share in RAMP]
+                capacity = max(run["in_time_per_s"] for run in ramp)
+                turns: dict[str, Callable[[], dict[str, Any]]] = {
+                    f"{load:g}": lambda load=load: clients.load(load * capacity, seconds)  # type: ignore[misc]
+                    for load in LOADS
+                }
+                found = take_turns(turns, rounds)
+    loads = {name: mean_of(runs) for name, runs in found.items()}
+    report = neighbours.report()
+    environment = describe_environment()
+    result = {
+        "bench": "overload",
+        "quick": quick,
+        "deadline_ms": DEADLINE_MS,
+        "candidates_per_request": config.num_candidates,
+        "rounds": rounds,
+        "seconds_per_round": seconds,
+        "alone_per_s": round(clients.alone_per_s, 1),
+        "ramp": ramp,
+        "capacity_per_s": capacity,
+        "peak_per_s": max(capacity, *(figures["in_time_per_s"] for figures in loads.values())),
+        "loads": loads,
+        **report,
+    }
+    return result | {
+        "aims": judged(aims(result), report),
+        "hardware": describe_hardware(),
+        **{name: environment[name] for name in ("python", "packages", "commit")},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _build(config: DemoConfig) -> tuple[Path, Path]:
+    """The demo's dataset, and a bundle of its model after a few steps."""
+    say("making the demo's dataset and a model of its size")
+    commands, logs = build_commands(config), config.out / "logs"
+    data = run_command("data", commands["data"], log=logs / "data.log")
+    train = (*commands["train"], "--set", "training.steps=5")
+    run = str(run_command("train", train, log=logs / "train.log").require("run"))
+    export = [run if word == "RUN" else word for word in commands["export"]]
+    bundle = run_command("export", export, log=logs / "export.log").require("bundle")
+    return Path(data.require("dataset")), Path(bundle)
+
+
+class _Clients:
+    """Sends the same requests to one server at different rates."""
+
+    def __init__(self, server: Child, port: int, folder: Path, dataset: Path, num_candidates: int) -> None:
+        self._server = server
+        self._port = port
+        self._file = folder / "requests.json"
+        requests = draw_requests(dataset, num_requests=NUM_REQUESTS, num_candidates=num_candidates)
+        client = connect(port)
+        try:
+            metadata = client.get_model_metadata(MODEL)
+            datatypes = {entry["name"]: entry["datatype"] for entry in metadata["inputs"]}
+            # The first ones warm the server up. They are also the check that what is timed are scores.
+            send(client, MODEL, requests[:20], binary=True)
+            latencies_ms = send(client, MODEL, requests, binary=True).latencies_ms
+        finally:
+            client.close()
+        self.alone_per_s = 1000 / percentile(latencies_ms, 50)
+        """Requests per second of one client that waits for every answer."""
+        bodies = [whole_request(MODEL, request, datatypes, timeout_us=DEADLINE_MS * 1000) for request in requests]
+        write_text_atomic(self._file, json.dumps([base64.b64encode(body).decode() for body in bodies]))
+        self._num_loads = 0
+
+    def load(self, rate_per_s: float, seconds: float) -> dict[str, Any]:
+        """What became of `rate_per_s` requests per second."""
+        self._num_loads += 1
+        words = [self._port, self._file, rate_per_s, seconds, DEADLINE_MS, self._num_loads]
+        started, cpu_seconds = time.perf_counter(), self._server.cpu_seconds()
+        done = subprocess.run(
+            [sys.executable, "-m", "tackboard.bench.overload_client", *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            reason = one_line((done.stderr.strip().splitlines() or ["no reason given"])[-1])[:300]
+            raise TackboardError(f"the clients of the overload bench failed: {reason}")
+        server_share = (self._server.cpu_seconds() - cpu_seconds) / (time.perf_counter() - started)
+        return figures_of(json.loads(done.stdout.splitlines()[-1]), rate_per_s) | {
+            "server_cores": round(server_share, 2)
+        }
+
+
+def figures_of(found: Mapping[str, Any], rate_per_s: float) -> dict[str, Any]:
+    """The figures of one load, from what the clients say."""
+    seconds, outcomes = found["seconds"], dict(found["outcomes"])
+    in_time, late = outcomes.pop("in_time", 0), outcomes.pop("late", 0)
+    return {
+        "offered_per_s": round(rate_per_s, 1),
+        "in_time_per_s": round(in_time / seconds, 1),
+        "late_per_s": round(late / seconds, 1),
+        "refused_per_s": {status: round(count / seconds, 1) for status, count in sorted(outcomes.items())},
+        "p50_ms": _percentile(found["latencies_ms"], 50),
+        "p99_ms": _percentile(found["latencies_ms"], 99),
+        "refused_after_p50_ms": _percentile(found["refused_after_ms"], 50),
+        "clients_late_p99_ms": _percentile(found["late_starts_ms"], 99),
+        "clients_cores": round(found["cpu_share"], 2),
+    }
+
+
+def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of every figure over the rounds, and the goodput of each."""
+    names = [name for name in runs[0] if name != "refused_per_s"]
+    refused: Counter[str] = Counter()
+    for run in runs:
+        refused.update(run["refused_per_s"])
+
+    def mean(values: list[Any]) -> float | None:
+        known = [value for value in values if value is not None]
+        return round(sum(known) / len(known), 2) if known else None
+
+    return {
+        **{name: mean([run[name] for run in runs]) for name in names},
+        "refused_per_s": {status: round(total / len(runs), 1) for status, total in sorted(refused.items())},
+        "in_time_per_s_rounds": [run["in_time_per_s"] for run in runs],
+    }
+
+
+def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was aimed at and what came out."""
+    highest = f"{LOADS[-1]:g}"
+    value = result["loads"][highest]["in_time_per_s"] / result["peak_per_s"] if result["peak_per_s"] else 0.0
+    text = f"answers in time at {highest} times the capacity over the peak, at least {LEAST_GOODPUT:g}"
+    return [{"aim": text, "value": round(value, 3), "met": value >= LEAST_GOODPUT}]
+
+
+def _percentile(values: list[float], percent: int) -> float | None:
+    return round(percentile(values, percent), 1) if values else None
+
+
+# ---- for people ----
+
+COLUMNS = (
+    "load",
+    "offered",
+    "in time",
+    "of peak",
+    "late",
+    "refused",
+    "p50 ms",
+    "p99 ms",
+    "told after",
+    "server",
+    "clients",
+)
+
+
+def table_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row of COLUMNS for each load; rates per second, and the cores that the server and the clients used."""
+    rows: list[tuple[str, ...]] = []
+    for name, figures in result["loads"].items():
+        refused = ", ".join(f"{status}: {rate:g}" for status, rate in figures["refused_per_s"].items())
+        told = figures["refused_after_p50_ms"]
+        rows.append(
+            (
+                f"{name}×",
+                f"{figures['offered_per_s']:.0f}",
+                f"{figures['in_time_per_s']:.1f}",
+                f"{figures['in_time_per_s'] / max(result['peak_per_s'], 1e-9):.0%}",
+                f"{figures['late_per_s']:g}",
+                refused or "none",
+                _shown(figures["p50_ms"]),
+                _shown(figures["p99_ms"]),
+                "" if told is None else f"{told:.0f} ms",
+                f"{figures['server_cores']:.2f}",
+                f"{figures['clients_cores']:.2f}",
+            )
+        )
+    return rows
+
+
+def table_lines(result: Mapping[str, Any]) -> list[str]:
+    """Everything that was measured, as lines of text."""
+    rows = [COLUMNS, *table_rows(result)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    return [
+        f"peak: {result['peak_per_s']:g} answers per second within {result['deadline_ms']} ms; one request after the "
+        f"other: {result['alone_per_s']:g}",
+        *("  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in rows),
+        *aim_lines(result),
+    ]
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
+    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
+    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
+    lines = [
+        "# Overload: answers in time against offered load",
+        "",
+        f"`tackboard bench overload{' --quick' if result['quick'] else ''}`, {result['date']}, "
+        f"commit {result['commit'] or 'unknown'}.",
+        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {packages}.",
+        "",
+        f"The demo's model, default settings, {result['candidates_per_request']:,} candidates a request as binary "
+        f"tensors, deadline {result['deadline_ms']} ms. Arrivals are a Poisson process that does not wait for answers; "
+        "latencies count from the instant at which a request was due. Rates are per second, the mean of "
+        f"{result['rounds']} rounds of {result['seconds_per_round']:g} s that took turns; server and clients in cores. "
+        f"Peak: {result['peak_per_s']:g} answers in time per second.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"|---{'|--:' * (len(COLUMNS) - 1)}|",
+        *(f"| {' | '.join(row)} |" for row in table_rows(result)),
+        "",
+        *(f"- {line[0].upper()}{line[1:]}." for line in aim_lines(result)),
+    ]
+    path = results / f"overload_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(path, "\n".join(lines) + "\n")
+    return path

@@ -1,0 +1,30 @@
+"""`tackboard bench overload`: answers in time when more is asked of the server than it can do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def bench_overload(
+    quick: bool = typer.Option(False, "--quick", help="Short rounds: shows that it works, measures roughly."),
+    results: Path | None = typer.Option(None, "--results", help="Folder to write the result into, as Markdown."),
+    hardware: str = typer.Option("cpu", "--hardware", help="A short word for this machine, used in the result's name."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
+) -> None:
+    """Measure answers within a deadline at 0.5 to 3 times the server's capacity."""
+    import tempfile
+
+    from tackboard.bench.overload import measure, table_lines, write_result
+    from tackboard.core.progress import say
+
+    with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
+        result = measure(Path(scratch), quick=quick)
+    if results is not None:
+        say(f"written: {write_result(result, results, hardware)}")
+    for line in table_lines(result):
+        typer.echo(line)
+    if json_output:
+        typer.echo(json.dumps(result))
