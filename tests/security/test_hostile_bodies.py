@@ -298,3 +298,13 @@ def test_ten_at_once_take_little_memory(servers: dict[str, Probed]) -> None:
         peak = max(peak, server.memory_bytes())
         time.sleep(0.005)
     assert peak - before < 200 << 20
+
+
+def test_a_refused_body_is_let_go_at_once(servers: dict[str, Probed]) -> None:
+    server = servers["string"]
+    request = request_of("not even compressed")
+    server.send(request)
+    before = server.memory_bytes()
+    for _ in range(4):
+        assert server.send(request)[0] == 400
+    assert server.memory_bytes() - before < len(request[0])

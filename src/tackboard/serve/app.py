@@ -180,7 +180,6 @@ class Application:
             body = await self._read_body(headers, receive, held)
             arrived_ns = time.monotonic_ns()
             parsed = self.parser.parse_cheap(body) or await self._parse_elsewhere(body, receive)
-            del body  # It may be large, and nobody reads it again.
             request = parsed.request
             self.telemetry.trimmed(request.skipped_bytes)
             parsed_ns = time.monotonic_ns()
@@ -235,7 +234,11 @@ class Application:
 
     async def _parse_elsewhere(self, body: Body, receive: Receive) -> Parsed:
         deadline_s = self.admission.deadline_s(self.parser.timeout_hint_us(body))
-        return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
+        try:
+            return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
+        finally:
+            # The parser's thread and the frames of an error may hold the body on; they must not hold its memory.
+            body.chunks = ()
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
         """What comes of a job in `line`, unless its deadline passes, it fails or the client goes away first."""

@@ -56,9 +56,7 @@ class ParserProcess:
         with self._in_use:
             try:
                 connection = self._connect()
-                connection.send((body.encoding, body.header_length, len(body.chunks)))
-                for chunk in body.chunks:
-                    connection.send_bytes(chunk)
+                _send(connection, body)
                 found: Parsed | tuple[int, str] = connection.recv()
             except (OSError, EOFError):
                 self._end()
@@ -119,6 +117,13 @@ def serve_parser(connection: Connection) -> None:
             # Nothing here keeps a name for the body, which would hold its memory until the next one comes.
             connection.send(_answer(parser, _receive(connection)))
             gc.collect()
+
+
+def _send(connection: Connection, body: Body) -> None:
+    chunks = body.chunks  # The loop may take them away meanwhile.
+    connection.send((body.encoding, body.header_length, len(chunks)))
+    for chunk in chunks:
+        connection.send_bytes(chunk)
 
 
 def _receive(connection: Connection) -> Body:

@@ -30,6 +30,8 @@ from tackboard.serve.protocol import ProtocolLimits
 
 Start = Callable[..., Any]
 Body = Callable[..., dict[str, Any]]
+LARGE = list(range(10**15, 10**15 + 10_000))
+"""Candidates whose JSON goes to the parser's process."""
 TOKEN = "a-token-of-32-characters-0123456"
 
 
@@ -163,8 +165,8 @@ def test_errors_of_the_body(start_server: Start, request_body: Body) -> None:
 
 
 def test_a_body_in_many_chunks(start_server: Start, request_body: Body) -> None:
-    running = start_server()
-    body = json.dumps(request_body(list(range(10_000)))).encode()
+    running = start_server(admission=AdmissionConfig(timeout_ms=8000))
+    body = json.dumps(request_body(LARGE)).encode()
     chunks = (body[start : start + 97] for start in range(0, len(body), 97))
     status, answer, _ = running.call("POST", "/v2/models/scripted/infer", chunks)
     assert (status, len(answer["outputs"][0]["data"])) == (200, 10_000)
@@ -272,12 +274,11 @@ def stuck_parser(start_server: Start) -> Iterator[Callable[..., Any]]:
 
 def test_parsing_counts_against_the_deadline(stuck_parser: Start, request_body: Body) -> None:
     running = stuck_parser()
-    large = list(range(10_000))
-    threads = [threading.Thread(target=running.infer, args=(request_body(large, timeout=300_000),)) for _ in range(2)]
+    threads = [threading.Thread(target=running.infer, args=(request_body(LARGE, timeout=1_500_000),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     wait_until(lambda: running.server.parsing.num_waiting == 1)
-    status, answer, _ = running.infer(request_body(large, timeout=100_000))
+    status, answer, _ = running.infer(request_body(LARGE, timeout=100_000))
     assert (status, answer["error"]) == (504, "the deadline passed while the request was waiting in the queue")
     assert running.infer(request_body([8]))[0] == 200, "small requests need no parser"
     for thread in threads:
@@ -286,17 +287,17 @@ def test_parsing_counts_against_the_deadline(stuck_parser: Start, request_body: 
     assert b'tackboard_deadline_expired_total{stage="parse"} 3.0' in text
     os.kill(running.server.parser_process.pid, signal.SIGCONT)
     wait_until(lambda: running.server.parsing.is_idle)
-    assert running.infer(request_body(large))[0] == 200
+    assert running.infer(request_body(LARGE))[0] == 200
     # One of the three had been begun; the other two were left alone.
     assert len(running.begun) == 2
 
 
 def test_a_client_that_leaves_takes_its_body_along(stuck_parser: Start, request_body: Body) -> None:
     running = stuck_parser(admission=AdmissionConfig(timeout_ms=8000))
-    first = threading.Thread(target=running.infer, args=(request_body(list(range(10_000))),))
+    first = threading.Thread(target=running.infer, args=(request_body(LARGE),))
     first.start()
     wait_until(lambda: not running.server.parsing.is_idle and running.server.parsing.num_waiting == 0)
-    body = json.dumps(request_body(list(range(10_000)))).encode()
+    body = json.dumps(request_body(LARGE)).encode()
     with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
         client.sendall(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\n")
         client.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -311,7 +312,7 @@ def test_a_client_that_leaves_takes_its_body_along(stuck_parser: Start, request_
 
 def test_bodies_that_wait_are_bounded(stuck_parser: Start, request_body: Body) -> None:
     running = stuck_parser(max_parses=1, admission=AdmissionConfig(timeout_ms=8000))
-    large = request_body(list(range(10_000)))
+    large = request_body(LARGE)
     answers: list[int] = []
     threads = [threading.Thread(target=lambda: answers.append(running.infer(large)[0])) for _ in range(2)]
     threads[0].start()
@@ -330,7 +331,7 @@ def test_the_drain_does_not_wait_for_a_stuck_parser(stuck_parser: Start, request
     running = stuck_parser(drain_timeout_s=0.2, admission=AdmissionConfig(timeout_ms=8000))
     pid = running.server.parser_process.pid
     answers: list[int] = []
-    large = request_body(list(range(10_000)))
+    large = request_body(LARGE)
     thread = threading.Thread(target=lambda: answers.append(running.infer(large)[0]))
     thread.start()
     wait_until(lambda: not running.server.parsing.is_idle)
