@@ -41,19 +41,28 @@ class Seals:
 
     def seal(self, value: bytes, place: str, key: bytes = b"") -> bytes:
         """`value` with its seal. `place` and `key` say where the value belongs."""
-        return value + self._digest(value, place, key)
+        return value + _digest(self._bound(place) + key + value)
 
     def open(self, value: Any, place: str, key: bytes = b"") -> bytes:
         """The inverse of `seal`. A value that does not belong here, or has changed, raises CorruptFileError."""
+        content = self._opened(value, self._bound(place), key)
+        if content is None:
+            raise self.damaged(place)
+        return content
+
+    def _opened(self, value: Any, bound: bytes, key: bytes) -> bytes | None:
+        """What `open` returns, None for damage; a buffer is opened row by row, so this is short."""
         if not self.has_seals:
             return value if isinstance(value, bytes) else str(value).encode()
         try:
             content: bytes = value[:-SEAL_BYTES]
-            if value[-SEAL_BYTES:] == self._digest(content, place, key):
-                return content
-        except TypeError:
-            pass  # A damaged page may turn bytes into a number, a text or nothing.
-        raise self.damaged(place)
+            return content if value.endswith(_digest(bound + key + content)) else None
+        except (AttributeError, TypeError):
+            return None  # A damaged page may turn bytes into a number, a text or nothing.
+
+    def _bound(self, place: str) -> bytes:
+        """What a value at `place` is bound to."""
+        return b"%b%b:" % (self.salt, place.encode())
 
     def damaged(self, place: str, what: str = "is damaged") -> CorruptFileError:
         """The error for a block that is not what was stored there."""
@@ -70,10 +79,6 @@ class Seals:
                 allowed=f"writing needs format version {FORMAT_VERSION}",
                 fix=f"run `tackboard sequences migrate {self.where}` once",
             )
-
-    def _digest(self, value: bytes, place: str, key: bytes) -> bytes:
-        data = b"".join((self.salt, place.encode(), b":", key, value))
-        return hashlib.sha1(data, usedforsecurity=False).digest()[:SEAL_BYTES]
 
     # ---- blocks of a user ----
 
@@ -115,9 +120,11 @@ class Seals:
         if len(rows) != num_recent:
             raise self.damaged(place, f"is missing: {len(rows)} of {num_recent} are there")
         found: list[RecentRow] = []
+        bound = self._bound(place)
         try:
             for time_ms, event, value in rows:
-                received, _, arrival = self.open(value, place, event_key(time_ms, event)).partition(b":")
+                content = self._opened(value, bound, _TIME.pack(time_ms) + event)
+                received, _, arrival = (content or b"").partition(b":")
                 found.append((time_ms, event, int(received), int(arrival)))
         except (struct.error, TypeError, ValueError):
             raise self.damaged(place) from None
@@ -159,6 +166,10 @@ class Seals:
             return int(self.open(value, place, key))
         except ValueError:
             raise self.damaged(place) from None
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha1(data, usedforsecurity=False).digest()[:SEAL_BYTES]
 
 
 def check_version(where: str, version: int) -> None:
