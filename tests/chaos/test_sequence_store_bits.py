@@ -76,7 +76,7 @@ def silent_or_found(url: str, where: str, right: Answers) -> str:
         return "found" if where in str(error) else f"an error without the store: {error}"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told with the bit that made it.
         return f"a crash: {type(error).__name__}: {error}"
-    wrong = [key for key in right if got[key] != right[key]]
+    wrong = [key for key in right if got.get(key) != right[key]]
     # Nobody reads the list of those forgotten as an answer; `verify` looks through it.
     wrong = [key for key in wrong if key != "forgotten"]
     return f"wrong: {wrong}" if wrong else "same"
