@@ -61,12 +61,6 @@ def _register() -> None:
         features_replay,
         init,
         score,
-        sequences_append,
-        sequences_correct,
-        sequences_create,
-        sequences_read,
-        sequences_retain,
-        sequences_stats,
         serve,
         train,
         verify,
@@ -88,13 +82,7 @@ def _register() -> None:
     features_app.command("backfill")(features_backfill.features_backfill)
     features_app.command("docs")(features_docs.features_docs)
     features_app.command("replay")(features_replay.features_replay)
-    app.add_typer(sequences_app, name="sequences")
-    sequences_app.command("create")(sequences_create.sequences_create)
-    sequences_app.command("append")(sequences_append.sequences_append)
-    sequences_app.command("read")(sequences_read.sequences_read)
-    sequences_app.command("correct")(sequences_correct.sequences_correct)
-    sequences_app.command("stats")(sequences_stats.sequences_stats)
-    sequences_app.command("retain")(sequences_retain.sequences_retain)
+    _register_sequences()
     app.command("train")(train.train)
     app.command("evaluate")(evaluate.evaluate)
     app.command("export")(export.export)
@@ -125,6 +113,27 @@ def _register_benches() -> None:
     bench_app.command("loader")(bench_loader.bench_loader)
     bench_app.command("overload")(bench_overload.bench_overload)
     bench_app.command("quality")(bench_quality.bench_quality)
+
+
+def _register_sequences() -> None:
+    from tackboard.cli import (
+        sequences_append,
+        sequences_correct,
+        sequences_create,
+        sequences_migrate,
+        sequences_read,
+        sequences_retain,
+        sequences_stats,
+    )
+
+    app.add_typer(sequences_app, name="sequences")
+    sequences_app.command("create")(sequences_create.sequences_create)
+    sequences_app.command("append")(sequences_append.sequences_append)
+    sequences_app.command("read")(sequences_read.sequences_read)
+    sequences_app.command("correct")(sequences_correct.sequences_correct)
+    sequences_app.command("stats")(sequences_stats.sequences_stats)
+    sequences_app.command("retain")(sequences_retain.sequences_retain)
+    sequences_app.command("migrate")(sequences_migrate.sequences_migrate)
 
 
 def _print_version(asked: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tackboard.core.rundir import RunDirectory
+from tackboard.events.sequence_store import create_store
 
 Program = Callable[..., Any]
 
@@ -54,3 +55,27 @@ def test_what_cannot_be_verified(tackboard: Program, tmp_path: Path) -> None:
     answer = tackboard("verify", tmp_path)
     assert answer.code == 3
     assert "never finished" in answer.err
+
+
+def test_a_sequence_store_is_read_whole(tackboard: Program, tmp_path: Path) -> None:
+    path = tmp_path / "users.db"
+    event = {"item_id": 1, "action": "a", "surface": "s", "time_ms": 1}
+    with create_store(path) as store:
+        store.append(7, [event])
+    answer = tackboard("verify", path, "--json")
+    assert answer.code == 0
+    assert answer.json() == {
+        "path": str(path),
+        "kind": "sequence store",
+        "format_version": 2,
+        "has_checksums": True,
+        "num_users": 1,
+        "num_events": 1,
+        "num_columns": 0,
+        "num_names": 2,
+        "num_forgotten_users": 0,
+    }
+    path.write_bytes(path.read_bytes()[:-4096])
+    answer = tackboard("verify", path)
+    assert answer.code == 3 and answer.err.startswith(f"error: {path}")
+    assert tackboard("verify", "redis://127.0.0.1:1/0").code == 2

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tackboard.core.errors import CorruptFileError
 from tackboard.events.sequence_store.values import DTYPES, Columns, Integers, Values, object_array
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _HEADER = struct.Struct("<4sIq")
 """Kind, width of a value in bytes, whether a bitmap follows, unused; number of values; the smallest value."""
 _KINDS = ("int", "float", "bool", "string", "name")

@@ -35,6 +35,7 @@ from tackboard.events.sequence_store.batch import (
 from tackboard.events.sequence_store.codec import RowCodec
 from tackboard.events.sequence_store.config import BUILT_IN, StoreConfig
 from tackboard.events.sequence_store.merging import Change, State, all_columns, replace_change
+from tackboard.events.sequence_store.sealing import Seals, names_place
 from tackboard.events.sequence_store.selection import Query
 from tackboard.events.sequence_store.values import (
     Columns,
@@ -55,6 +56,8 @@ DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
 Edit = Callable[[int, State], Change | None]
 """What to do with a user: its state in, a change or None out. May be called again where somebody else was faster."""
+Look = Callable[[int, State], None]
+"""Reads a user's state. May be called again where somebody else changed the user meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +100,12 @@ class SequenceStore(abc.ABC):
     config: StoreConfig
     url: str
 
-    def __init__(self, config: StoreConfig, salt: bytes) -> None:
+    def __init__(self, config: StoreConfig, seals: Seals) -> None:
         self.config = config
+        self.seals = seals
         self.codec = RowCodec(config.fields)
         self.num_bytes_read = 0
         """Bytes of columns and of buffered events that this object has fetched."""
-        self._salt = salt
         self._codes: dict[str, dict[str, int]] = {kind: {} for kind in NAMED}
         self._passing: dict[str, list[str]] = {kind: [] for kind in NAMED}
         self._names: dict[str, NDArray[np.object_]] = {kind: object_array([]) for kind in NAMED}
@@ -222,8 +225,8 @@ class SequenceStore(abc.ABC):
         for kind in NAMED:
             if kind in changed:
                 codes = changed[kind].values
-                if len(codes) and int(codes.max()) >= len(self._names[kind]):
-                    self._remember(kind, self._read_names(kind))
+                if len(codes):
+                    self._require_name(kind, int(codes.max()))
                 changed[kind] = Values(codes, None, self._names[kind])
         return changed
 
@@ -236,6 +239,17 @@ class SequenceStore(abc.ABC):
     @abc.abstractmethod
     def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
         """Applies `edit` to each user, whole or not at all for each, in small steps that let others in between."""
+
+    @abc.abstractmethod
+    def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
+        """Shows `look` the state of each user; changes nothing, and lets others write in between."""
+
+    @abc.abstractmethod
+    def check_engine(self) -> int:
+        """Checks what belongs to no user, and that no user is lost; returns how many users are forgotten.
+
+        Damage raises CorruptFileError.
+        """
 
     @abc.abstractmethod
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
@@ -271,7 +285,7 @@ class SequenceStore(abc.ABC):
     def _forget(self, user_id: int, at_ms: int) -> int: ...
 
     @abc.abstractmethod
-    def _read_names(self, kind: str) -> list[str]:
+    def read_names(self, kind: str) -> list[str]:
         """Names by their codes."""
 
     @abc.abstractmethod
@@ -303,7 +317,7 @@ class SequenceStore(abc.ABC):
             if any(name not in self._codes[kind] for name in names):
                 if is_changing:
                     self._add_names(kind, [name for name in names if name not in self._codes[kind]])
-                self._remember(kind, self._read_names(kind))
+                self._remember(kind, self.read_names(kind))
             codes[kind] = self._codes[kind]
             self._passing[kind] = [name for name in names if name not in self._codes[kind]]
             if self._passing[kind]:
@@ -315,13 +329,19 @@ class SequenceStore(abc.ABC):
         """The action or surface behind a code; behind one that only the last call of `coded` knew, too."""
         if code >= UNKNOWN_CODE:
             return self._passing[kind][code - UNKNOWN_CODE]
-        if code >= len(self._names[kind]):
-            self._remember(kind, self._read_names(kind))
+        self._require_name(kind, code)
         return str(self._names[kind][code])
 
     def digest(self, user_id: int) -> bytes:
         """What is remembered of a user who was forgotten."""
-        return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self._salt, digest_size=16).digest()
+        return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self.seals.salt, digest_size=16).digest()
+
+    def _require_name(self, kind: str, code: int) -> None:
+        """Reads the names again where `code` is newer than those that are known; it must have one."""
+        if code >= len(self._names[kind]):
+            self._remember(kind, self.read_names(kind))
+        if code >= len(self._names[kind]):
+            raise self.seals.damaged(names_place(kind), "has lost a name")
 
     def _remember(self, kind: str, names: list[str]) -> None:
         self._names[kind] = object_array(names)

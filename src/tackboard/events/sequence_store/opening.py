@@ -19,7 +19,7 @@ def open_store(url: str | Path, *, synchronous: str = "full") -> SequenceStore:
     `synchronous` is SQLite's: `full`, or `normal`. What Redis keeps, its server decides (appendfsync).
     """
     text = _checked(url)
-    if text.startswith(REDIS_SCHEMES):
+    if is_redis(text):
         return RedisStore(text)
     return SqliteStore(Path(text), synchronous=synchronous)
 
@@ -28,7 +28,7 @@ def create_store(url: str | Path, config: StoreConfig | None = None, *, synchron
     """Makes an empty store and opens it. One that exists raises UsageError."""
     text = _checked(url)
     settings = config or StoreConfig()
-    if text.startswith(REDIS_SCHEMES):
+    if is_redis(text):
         create_redis(text, settings)
     else:
         create_sqlite(Path(text), settings)
@@ -38,9 +38,14 @@ def create_store(url: str | Path, config: StoreConfig | None = None, *, synchron
 def store_exists(url: str | Path) -> bool:
     """Whether something is at the address of a store, be it one or not."""
     text = _checked(url)
-    if text.startswith(REDIS_SCHEMES):
+    if is_redis(text):
         return RedisStore.exists(text)
     return Path(text).exists()
+
+
+def is_redis(url: str | Path) -> bool:
+    """Whether an address is a Redis URL."""
+    return str(url).startswith(REDIS_SCHEMES)
 
 
 def _checked(url: str | Path) -> str:

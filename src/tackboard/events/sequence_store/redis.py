@@ -1,13 +1,17 @@
 """The engine for several hosts: a Redis server, the same sequences as in SQLite.
 
-    PREFIX:meta                     settings
-    PREFIX:names:action | surface   names and their numbers
-    PREFIX:users                    set of the users with events
-    PREFIX:forgotten                salted digest of a user → when it was forgotten
+    PREFIX:meta                     format version, settings
+    PREFIX:words:action | surface   names and their numbers
+    PREFIX:registry                 the users with events
+    PREFIX:gone                     salted digest of a user → when it was forgotten
     PREFIX:notes                    texts of work that is done in steps
-    PREFIX:{user}:head              counters and the directory of chunks
+    PREFIX:{user}:head              directory of chunks; how many events are buffered
     PREFIX:{user}:recent            time and event → received, arrival: the buffer
     PREFIX:{user}:columns           column:chunk → bytes
+
+Every value bears a seal (see `sealing`), also those that the server's scripts write. Two numbers have none and are
+compared with something else instead: the format version with those that are known, and the count of buffered events
+with the events. Of version 1, `words` is `names`, `registry` the set `users`, and `gone` is `forgotten`.
 
 An append of events that are newer than all chunks is one script, which the server runs whole; everything else is done
 here and written by MULTI, and done again where another client came first (WATCH). A reader looks at the directory
@@ -22,85 +26,127 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import secrets
 import struct
-import sys
-import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tackboard.core.errors import CorruptFileError, DataError, StorageError, TackboardError, UsageError
+from tackboard.core.errors import CorruptFileError, TackboardError, UsageError
 from tackboard.core.files import reach
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import Appended, Edit, SequenceStore, in_steps, visible
+from tackboard.events.sequence_store.interface import Appended, Edit, Look, SequenceStore, in_steps, visible
 from tackboard.events.sequence_store.merging import Change, RecentRow, State, append_change, recent_columns
+from tackboard.events.sequence_store.redis_place import PARTS, SCAN_COUNT, Keys, Place
+from tackboard.events.sequence_store.sealing import (
+    FORGOTTEN_PLACE,
+    Seals,
+    check_version,
+    event_key,
+    head_place,
+    names_place,
+    open_settings,
+    recent_place,
+    seal_settings,
+    split_event_key,
+)
 from tackboard.events.sequence_store.selection import Query, Reading, Request, select
 from tackboard.events.sequence_store.values import Columns, Integers, Values, take
 
-DEFAULT_PREFIX = "tackboard"
-TIMEOUT_S = 30.0
 USERS_PER_CALL = 256
+REGISTRY_PLACE = "the list of users"
+MIGRATING = "migrating"
+"""Field of `meta` while a store is migrated."""
+DAMAGED = -2
+"""What the script for appending answers where it meets a damaged block."""
 EXACT = 1 << 53
 """The server's scripts count in doubles: what is not below this goes the slow way."""
-_TIME = struct.Struct(">Q")
-_APPEND = """
-local head, recent, users, forgotten = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local num_events = (#ARGV - 4) / 3
-local state = redis.call('HMGET', head, 'until', 'late', 'chunked', 'arrival')
+_SEALING = """
+local function digest(data)
+    local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)
+    return (string.gsub(hex, '..', function(pair) return string.char(tonumber(pair, 16)) end))
+end
+local function opened(place, value)
+    local content = string.sub(value, 1, -9)
+    return digest(place .. content) == string.sub(value, -8) and content
+end
+"""
+"""`sealing` for the server. The first argument is the salt; a place ends with its colon and the key."""
+_APPEND = (
+    _SEALING
+    + """
+local head, recent, registry, gone, columns = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local head_place, recent_place, gone_place = ARGV[2], ARGV[3], ARGV[4]
+local first = 11
+local num_events = (#ARGV - first + 1) / 3
+local state = redis.call('HMGET', head, 'directory', 'recent')
 local num_recent = redis.call('HLEN', recent)
-local last = tonumber(state[1] or -1)
-if num_recent + num_events > tonumber(ARGV[3]) then return {-1} end
-local total = tonumber(state[3] or 0) + num_recent + num_events
-if tonumber(state[2] or 0) > 0 and total > tonumber(ARGV[4]) then return {-1} end
-for i = 5, #ARGV, 3 do
+if num_recent ~= tonumber(state[2] or 0) then return {-2, recent_place} end
+local last, late, chunked, num_chunks = -1, 0, 0, 0
+if state[1] then
+    local content = opened(head_place, state[1])
+    if not content then return {-2, head_place} end
+    late = struct.unpack('<i8', content, 9)
+    for chunk = 33, #content, 40 do
+        chunked = chunked + struct.unpack('<i8', content, chunk + 8)
+        last = struct.unpack('<i8', content, chunk + 24)
+        num_chunks = num_chunks + 1
+    end
+end
+if redis.call('HLEN', columns) ~= num_chunks * tonumber(ARGV[10]) then return {-2, head_place} end
+if num_recent + num_events > tonumber(ARGV[8]) then return {-1} end
+if late > 0 and chunked + num_recent + num_events > tonumber(ARGV[9]) then return {-1} end
+for i = first, #ARGV, 3 do
     if tonumber(ARGV[i]) <= last then return {-1} end
 end
-local gone = tonumber(redis.call('HGET', forgotten, ARGV[2]) or -1)
-local arrival, added, refused = tonumber(state[4] or 0), 0, 0
-for i = 5, #ARGV, 3 do
-    if tonumber(ARGV[i + 1]) < gone then
+local forgotten = redis.call('HGET', gone, ARGV[7])
+if forgotten then
+    forgotten = opened(gone_place .. ARGV[7], forgotten)
+    if not forgotten then return {-2, gone_place} end
+end
+local before, added, refused = tonumber(forgotten or -1), 0, 0
+for i = first, #ARGV, 3 do
+    local value = ARGV[i + 1] .. ':' .. string.format('%.0f', num_recent + added)
+    if tonumber(ARGV[i + 1]) < before then
         refused = refused + 1
-    elseif redis.call('HSETNX', recent, ARGV[i + 2], ARGV[i + 1] .. ':' .. string.format('%.0f', arrival)) == 1 then
-        arrival = arrival + 1
+    elseif redis.call('HSETNX', recent, ARGV[i + 2], value .. digest(recent_place .. ARGV[i + 2] .. value)) == 1 then
         added = added + 1
     end
 end
 if added > 0 then
-    redis.call('HSET', head, 'arrival', string.format('%.0f', arrival))
-    redis.call('SADD', users, ARGV[1])
+    redis.call('HSET', head, 'recent', num_recent + added)
+    redis.call('HSET', registry, ARGV[5], ARGV[6])
 end
 return {added, refused}
 """
-_NAME = """
-for i = 1, #ARGV do
-    redis.call('HSETNX', KEYS[1], ARGV[i], redis.call('HLEN', KEYS[1]))
+)
+_NAME = (
+    _SEALING
+    + """
+local held, count = redis.call('HGET', KEYS[1], ''), 0
+if held then count = tonumber(opened(ARGV[2], held) or -1) end
+if redis.call('HLEN', KEYS[1]) ~= (held and count + 1 or 0) then return -1 end
+for i = 3, #ARGV do
+    if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 0 then
+        redis.call('HSET', KEYS[1], ARGV[i], count .. digest(ARGV[2] .. ARGV[i] .. count))
+        count = count + 1
+    end
 end
+redis.call('HSET', KEYS[1], '', count .. digest(ARGV[2] .. count))
+return count
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class _Keys:
-    """Names of keys under one prefix."""
-
-    prefix: str
-
-    def of(self, name: str) -> str:
-        return f"{self.prefix}:{name}"
-
-    def user(self, user_id: int, part: str) -> str:
-        return f"{self.prefix}:{{{user_id}}}:{part}"
+)
 
 
 def create_redis(url: str, config: StoreConfig) -> None:
     """Makes an empty store under the prefix of `url`; one that exists raises UsageError."""
-    place = _Place.of(url)
+    place = Place.of(url)
     with place.explained(), contextlib.closing(place.connect()) as client:
-        settings = {"format_version": FORMAT_VERSION, "config": config.to_json(), "salt": secrets.token_bytes(32)}
-        keys = _Keys(place.prefix)
+        sealed = seal_settings(str(place), secrets.token_bytes(32), config.to_json())
+        settings = {"format_version": FORMAT_VERSION, **sealed}
+        keys = Keys(place.prefix)
         with client.pipeline() as pipe:
             pipe.watch(keys.of("meta"))
             if pipe.exists(keys.of("meta")):
@@ -114,37 +160,48 @@ class RedisStore(SequenceStore):
     """A store on a Redis server; see the module's table."""
 
     def __init__(self, url: str) -> None:
-        self.place = _Place.of(url)
+        self.place = Place.of(url)
         self.url = url
-        self._keys = _Keys(self.place.prefix)
         self._client = self.place.connect()
-        with self.place.explained():
-            settings = self._client.hgetall(self._keys.of("meta"))
-        if not settings:
+        try:
+            seals, config = self._open_meta()
+        except BaseException:
             self.close()
-            raise UsageError(
-                f"{self.place} holds no sequence store",
-                fix=f"make one with `tackboard sequences append {self.place} FILE`",
-            )
-        version = int(settings[b"format_version"])
-        if version > FORMAT_VERSION:
-            self.close()
-            raise DataError(
-                f"{self.place} has format version {version}",
-                allowed=f"allowed: up to {FORMAT_VERSION}",
-                fix="use a newer tackboard",
-            )
-        super().__init__(StoreConfig.from_json(settings[b"config"].decode()), settings[b"salt"])
+            raise
+        self._keys = Keys(self.place.prefix, seals.version)
+        super().__init__(config, seals)
         self._numbers = {name: number for number, name in enumerate(self.config.columns)}
         self._append_script = self._client.register_script(_APPEND)
         self._name_script = self._client.register_script(_NAME)
 
+    def _open_meta(self) -> tuple[Seals, StoreConfig]:
+        with self.place.explained():
+            settings = self._client.hgetall(Keys(self.place.prefix).of("meta"))
+        if not settings:
+            raise UsageError(
+                f"{self.place} holds no sequence store",
+                fix=f"make one with `tackboard sequences append {self.place} FILE`",
+            )
+        if MIGRATING.encode() in settings:
+            raise UsageError(
+                f"the migration of {self.place} is not finished",
+                fix=f"run `tackboard sequences migrate {self.place}` again; it goes on where it was",
+            )
+        try:
+            version = int(settings[b"format_version"])
+            named = {key.decode(): value for key, value in settings.items()}
+        except (KeyError, ValueError):
+            raise CorruptFileError(f"{self.place} has lost its settings", fix="restore the server's data") from None
+        check_version(str(self.place), version)
+        seals, text = open_settings(str(self.place), version, named)
+        return seals, StoreConfig.from_json(text)
+
     @staticmethod
     def exists(url: str) -> bool:
         """Whether there is a store at `url`."""
-        place = _Place.of(url)
+        place = Place.of(url)
         with place.explained(), contextlib.closing(place.connect()) as client:
-            return bool(client.exists(_Keys(place.prefix).of("meta")))
+            return bool(client.exists(Keys(place.prefix).of("meta")))
 
     def close(self) -> None:
         self._client.close()
@@ -168,8 +225,13 @@ class RedisStore(SequenceStore):
 
     def user_ids(self) -> Integers:
         with self.place.explained():
-            members = self._client.smembers(self._keys.of("users"))
-        return np.array(sorted(int(member) for member in members), dtype=np.int64)
+            if not self.seals.has_seals:
+                members = self._client.smembers(self._keys.of("registry"))
+                return np.array(sorted(int(member) for member in members), dtype=np.int64)
+            entries = self._client.hgetall(self._keys.of("registry"))
+        for member, value in entries.items():
+            self.seals.open(value, REGISTRY_PLACE, member)
+        return np.array(sorted(map(int, entries)), dtype=np.int64)
 
     def stats(self) -> dict[str, Any]:
         users = self.user_ids()
@@ -178,16 +240,17 @@ class RedisStore(SequenceStore):
             for step in in_steps(users, USERS_PER_CALL):
                 pipe = self._client.pipeline(transaction=False)
                 for user in step:
-                    pipe.hget(self._keys.user(user, "head"), "chunked").hlen(self._keys.user(user, "recent"))
+                    pipe.hget(self._keys.user(user, "head"), "directory").hlen(self._keys.user(user, "recent"))
                 answers = pipe.execute()
-                for chunked, recent in zip(answers[::2], answers[1::2], strict=True):
+                for user, directory, recent in zip(step, answers[::2], answers[1::2], strict=True):
+                    chunked = 0 if directory is None else self.seals.open_head(user, directory).num_chunked
                     num_recent += recent
-                    num_events += min(self.config.max_events, int(chunked or 0) + recent)
-            num_forgotten = self._client.hlen(self._keys.of("forgotten"))
+                    num_events += min(self.config.max_events, chunked + recent)
+            num_forgotten = self._client.hlen(self._keys.of("gone"))
             num_bytes = int(self._client.info("memory")["used_memory"])
         return {
             "engine": "redis",
-            "format_version": FORMAT_VERSION,
+            "format_version": self.seals.version,
             "num_users": len(users),
             "num_events": num_events,
             "num_buffered": num_recent,
@@ -199,21 +262,44 @@ class RedisStore(SequenceStore):
     def note(self, key: str) -> str | None:
         with self.place.explained():
             text = self._client.hget(self._keys.of("notes"), key)
-        return None if text is None else text.decode()
+        return None if text is None else self.seals.open_setting(f"note:{key}", text).decode()
 
     def set_note(self, key: str, text: str | None) -> None:
+        self.seals.check_writable()
         with self.place.explained():
             if text is None:
                 self._client.hdel(self._keys.of("notes"), key)
             else:
-                self._client.hset(self._keys.of("notes"), key, text)
+                value = self.seals.seal_setting(f"note:{key}", text.encode())
+                self._client.hset(self._keys.of("notes"), key, value)
 
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
         if not user_ids:
             return {}
+        digests = [self.digest(user) for user in user_ids]
         with self.place.explained():
-            times = self._client.hmget(self._keys.of("forgotten"), [self.digest(user) for user in user_ids])
-        return {user: int(time) for user, time in zip(user_ids, times, strict=True) if time is not None}
+            values = self._client.hmget(self._keys.of("gone"), digests)
+        return {
+            user: self.seals.open_forgotten(digest, value)
+            for user, digest, value in zip(user_ids, digests, values, strict=True)
+            if value is not None
+        }
+
+    def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
+        self.edit(user_ids, lambda user_id, state: look(user_id, state))
+
+    def check_engine(self) -> int:
+        """Looks for users whose keys are there and who are not listed; opens every entry of those forgotten."""
+        listed = set(self.user_ids().tolist())
+        with self.place.explained():
+            for user in self._keys.users_of(self._client):
+                if user not in listed and user not in self.user_ids():
+                    raise self.seals.damaged(f"the entry of user {user} in {REGISTRY_PLACE}", "is missing")
+            num_forgotten = 0
+            for digest, value in self._client.hscan_iter(self._keys.of("gone"), count=SCAN_COUNT):
+                self.seals.open_forgotten(digest, value)
+                num_forgotten += 1
+        return num_forgotten
 
     def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
         for user in user_ids:
@@ -222,7 +308,7 @@ class RedisStore(SequenceStore):
     def _edit_one(self, user_id: int, edit: Edit) -> None:
         from redis.exceptions import WatchError
 
-        watched = [self._keys.user(user_id, "head"), self._keys.user(user_id, "recent"), self._keys.of("forgotten")]
+        watched = [self._keys.user(user_id, "head"), self._keys.user(user_id, "recent"), self._keys.of("gone")]
         with self.place.explained(), self._client.pipeline() as pipe:
             while True:
                 try:
@@ -230,6 +316,7 @@ class RedisStore(SequenceStore):
                     change = edit(user_id, self._state(pipe, user_id))
                     if change is None:
                         return
+                    self.seals.check_writable()
                     pipe.multi()
                     self._apply(pipe, user_id, change)
                     reach("sequences:before-commit")
@@ -240,6 +327,7 @@ class RedisStore(SequenceStore):
                     continue
 
     def _append(self, users: list[tuple[int, Integers]], columns: Columns) -> Appended:
+        self.seals.check_writable()
         columns = self.coded(columns)
         times, received = columns["time_ms"].values.tolist(), columns["received_ms"].values.tolist()
         packed = self.codec.pack(columns)
@@ -255,6 +343,8 @@ class RedisStore(SequenceStore):
                 answers = pipe.execute()
                 reach("sequences:after-commit")
             for (user, places), answer in zip(step, answers, strict=True):
+                if answer[0] == DAMAGED:
+                    raise self.seals.damaged(answer[1].decode().rstrip(":"))
                 if answer[0] < 0:
                     late.append((user, places))
                 else:
@@ -267,16 +357,18 @@ class RedisStore(SequenceStore):
         return Appended(num_added, len(times) - num_added - num_refused, num_refused)
 
     def _append_call(self, pipe: Any, user: int, events: list[tuple[int, int, bytes]]) -> None:
-        keys = [self._keys.user(user, "head"), self._keys.user(user, "recent")]
         limit = self.config.recent_limit
         if len(events) > limit or max(max(event[:2]) for event in events) >= EXACT:
             limit, events = -1, []  # The script says no, and the events go the other way.
-        arguments: list[Any] = [user, self.digest(user), limit, self.config.max_events]
+        places = [f"{place}:" for place in (head_place(user), recent_place(user), FORGOTTEN_PLACE)]
+        entry = registry_entry(self.seals, user)
+        limits = [limit, self.config.max_events, len(self._numbers)]
+        arguments: list[Any] = [self.seals.salt, *places, user, entry, self.digest(user), *limits]
         for time_ms, received_ms, event in events:
-            arguments += (time_ms, received_ms, _TIME.pack(time_ms) + event)
-        self._append_script(
-            keys=[*keys, self._keys.of("users"), self._keys.of("forgotten")], args=arguments, client=pipe
-        )
+            arguments += (time_ms, received_ms, event_key(time_ms, event))
+        head, recent, columns = (self._keys.user(user, part) for part in PARTS)
+        keys = [head, recent, self._keys.of("registry"), self._keys.of("gone"), columns]
+        self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
         """(taken in, refused) of events that are late, or fill the buffer."""
@@ -311,10 +403,10 @@ class RedisStore(SequenceStore):
             for place in waiting:
                 self._ask_head(pipe, user_ids[place])
             answers = pipe.execute()
-            heads = {place: answers[2 * n : 2 * n + 2] for n, place in enumerate(waiting)}
+            heads = {place: answers[3 * n : 3 * n + 3] for n, place in enumerate(waiting)}
             open_readings: dict[int, tuple[Reading, Request]] = {}
             for place in waiting:
-                head, rows = _parse_head(*heads[place])
+                head, rows = self._parse_head(user_ids[place], *heads[place])
                 self.num_bytes_read += sum(len(row[1]) for row in rows)
                 reading = select(head, recent_columns(rows, self.codec), query, self.config)
                 _advance(place, reading, None, open_readings, results)
@@ -331,7 +423,8 @@ class RedisStore(SequenceStore):
                     if directory != heads[place][0][0]:
                         waiting.append(place)  # A writer has moved events meanwhile.
                         continue
-                    _advance(place, reading, self._blobs(names, chunks, blobs), open_readings, results)
+                    found = self._blobs(user_ids[place], names, chunks, blobs)
+                    _advance(place, reading, found, open_readings, results)
         return [results[place] for place in range(len(user_ids))]
 
     def _forget(self, user_id: int, at_ms: int) -> int:
@@ -342,86 +435,108 @@ class RedisStore(SequenceStore):
             num_events = min(state.head.num_events, self.config.max_events)
             return Change(Head(), clear_recent=True)
 
+        self.seals.check_writable()
         with self.place.explained():
             # First: from here on, no client takes in what was received before.
-            self._client.hset(self._keys.of("forgotten"), self.digest(user_id), at_ms)
+            digest = self.digest(user_id)
+            self._client.hset(self._keys.of("gone"), digest, self.seals.seal_forgotten(digest, at_ms))
         self._edit_one(user_id, edit)
         return num_events
 
     def _scrub(self) -> None:
         """Nothing: memory that was freed holds no keys, and the server's files are its operator's."""
 
-    def _read_names(self, kind: str) -> list[str]:
+    def read_names(self, kind: str) -> list[str]:
         with self.place.explained():
-            found = self._client.hgetall(self._keys.of(f"names:{kind}"))
-        return [name.decode("utf-8", "surrogatepass") for name in sorted(found, key=lambda name: int(found[name]))]
+            return self.seals.open_names(kind, self._client.hgetall(self._keys.of(f"words:{kind}")))
 
     def _add_names(self, kind: str, names: Sequence[str]) -> None:
+        self.seals.check_writable()
         encoded = [name.encode("utf-8", "surrogatepass") for name in names]
         with self.place.explained():
-            self._name_script(keys=[self._keys.of(f"names:{kind}")], args=encoded)
+            arguments = [self.seals.salt, f"{names_place(kind)}:", *encoded]
+            if self._name_script(keys=[self._keys.of(f"words:{kind}")], args=arguments) < 0:
+                raise self.seals.damaged(names_place(kind))
 
-    def _ask_head(self, pipe: Any, user_id: int) -> None:
-        pipe.hmget(self._keys.user(user_id, "head"), ["directory", "late", "arrival"])
-        pipe.hgetall(self._keys.user(user_id, "recent"))
+    def _ask_head(self, pipe: Any, user_id: int) -> list[Any]:
+        """What `_parse_head` takes: the answers of the server, or of a pipeline, which gives them later."""
+        head, recent, columns = (self._keys.user(user_id, part) for part in PARTS)
+        return [pipe.hmget(head, ["directory", "recent"]), pipe.hgetall(recent), pipe.hlen(columns)]
+
+    def _parse_head(
+        self, user_id: int, state: Sequence[bytes | None], recent: Mapping[bytes, bytes], num_columns: int
+    ) -> tuple[Head, list[RecentRow]]:
+        directory, count = state
+        head = Head() if directory is None else self.seals.open_head(user_id, directory)
+        if num_columns != len(head.chunks) * len(self._numbers):
+            raise self.seals.damaged(head_place(user_id), f"does not fit {num_columns} stored columns")
+        try:
+            num_recent = int(count or 0) if self.seals.has_seals else len(recent)
+            held = [(*split_event_key(key), value) for key, value in recent.items()]
+        except (ValueError, struct.error):
+            raise self.seals.damaged(recent_place(user_id)) from None
+        rows = self.seals.open_recent(user_id, held, num_recent)
+        return dataclasses.replace(head, num_recent=len(rows), next_arrival=len(rows)), rows
 
     def _state(self, pipe: Any, user_id: int) -> State:
         """A user's state, read while its keys are watched."""
         from redis.exceptions import WatchError
 
-        answers = (
-            pipe.hmget(self._keys.user(user_id, "head"), ["directory", "late", "arrival"]),
-            pipe.hgetall(self._keys.user(user_id, "recent")),
-        )
-        head, rows = _parse_head(*answers)
+        answers = self._ask_head(pipe, user_id)
+        try:
+            head, rows = self._parse_head(user_id, *answers)
+        except CorruptFileError:
+            # The three were not read at one instant.
+            if self._ask_head(pipe, user_id) == answers:
+                raise
+            raise WatchError("another client has moved the events meanwhile") from None
 
         def load(names: Sequence[str], chunks: Sequence[int]) -> dict[tuple[str, int], bytes]:
             blobs = pipe.hmget(self._keys.user(user_id, "columns"), self._blob_names(names, chunks))
             if None in blobs and pipe.hget(self._keys.user(user_id, "head"), "directory") != answers[0][0]:
                 raise WatchError("another client has moved the events meanwhile")
-            return self._blobs(names, chunks, blobs)
+            return self._blobs(user_id, names, chunks, blobs)
 
         return State(head, recent_columns(rows, self.codec), load)
 
     def _apply(self, pipe: Any, user_id: int, change: Change) -> None:
-        head, recent, columns = (self._keys.user(user_id, part) for part in ("head", "recent", "columns"))
+        head, recent, columns = (self._keys.user(user_id, part) for part in PARTS)
         if change.is_empty:
             pipe.delete(head, recent, columns)
-            pipe.srem(self._keys.of("users"), user_id)
+            pipe.hdel(self._keys.of("registry"), user_id)
             return
         if change.clear_recent:
             pipe.delete(recent)
         if change.drop_chunks:
             pipe.hdel(columns, *self._blob_names(list(self._numbers), change.drop_chunks))
         if change.put:
-            pipe.hset(columns, mapping={f"{self._numbers[n]}:{chunk}": data for (n, chunk), data in change.put.items()})
+            blobs = {
+                f"{self._numbers[name]}:{chunk}": self.seals.seal_column(user_id, name, chunk, data)
+                for (name, chunk), data in change.put.items()
+            }
+            pipe.hset(columns, mapping=blobs)
         if change.add_recent:
-            rows = {_TIME.pack(time) + event: f"{got}:{arrival}" for time, event, got, arrival in change.add_recent}
-            pipe.hset(recent, mapping=rows)
-        pipe.hset(
-            head,
-            mapping={
-                "directory": change.head.to_bytes(),
-                "late": change.head.num_late,
-                "arrival": change.head.next_arrival,
-                "until": change.head.chunked_until_ms,
-                "chunked": change.head.num_chunked,
-            },
-        )
-        pipe.sadd(self._keys.of("users"), user_id)
+            sealed = [self.seals.seal_recent(user_id, row) for row in change.add_recent]
+            pipe.hset(recent, mapping={event_key(time_ms, event): value for time_ms, event, value in sealed})
+        directory = self.seals.seal_head(user_id, change.head)
+        pipe.hset(head, mapping={"directory": directory, "recent": change.head.num_recent})
+        pipe.hset(self._keys.of("registry"), user_id, registry_entry(self.seals, user_id))
 
     def _blob_names(self, names: Sequence[str], chunks: Sequence[int]) -> list[str]:
         return [f"{self._numbers[name]}:{chunk}" for name in names for chunk in chunks]
 
     def _blobs(
-        self, names: Sequence[str], chunks: Sequence[int], blobs: Sequence[bytes | None]
+        self, user_id: int, names: Sequence[str], chunks: Sequence[int], blobs: Sequence[bytes | None]
     ) -> dict[tuple[str, int], bytes]:
         keys = [(name, chunk) for name in names for chunk in chunks]
-        found = {key: blob for key, blob in zip(keys, blobs, strict=True) if blob is not None}
+        found = self.seals.open_columns(user_id, dict(zip(keys, blobs, strict=True)), names, chunks)
         self.num_bytes_read += sum(map(len, found.values()))
-        if len(found) < len(keys):
-            raise CorruptFileError(f"{self.place} lacks a chunk that it should hold", fix="restore the server's data")
         return found
+
+
+def registry_entry(seals: Seals, user_id: int) -> bytes:
+    """What stands beside a user in the list of users: nothing but the seal."""
+    return seals.seal(b"", REGISTRY_PLACE, b"%d" % user_id)
 
 
 def _advance(
@@ -438,73 +553,3 @@ def _advance(
         results[place] = end.value
     else:
         open_readings[place] = (reading, request)
-
-
-def _parse_head(state: Sequence[bytes | None], recent: Mapping[bytes, bytes]) -> tuple[Head, list[RecentRow]]:
-    directory, late, arrival = state
-    head = Head() if directory is None else Head.from_bytes(directory)
-    rows = []
-    for key, value in recent.items():
-        received, _, number = value.partition(b":")
-        rows.append((_TIME.unpack_from(key)[0], key[_TIME.size :], int(received), int(number)))
-    changed = dataclasses.replace(head, num_recent=len(rows), num_late=int(late or 0), next_arrival=int(arrival or 0))
-    return changed, rows
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a store is: a server's URL without our own option, and the prefix of its keys."""
-
-    server: str
-    prefix: str
-    shown: str
-    """The URL as errors show it: without a password."""
-
-    @classmethod
-    def of(cls, url: str) -> _Place:
-        if importlib.util.find_spec("redis") is None:
-            raise UsageError(
-                "a store on Redis needs the package redis, which is not installed",
-                fix=f"{sys.executable} -m pip install 'redis>=7'",
-            )
-        parts = urllib.parse.urlsplit(url)
-        options = urllib.parse.parse_qsl(parts.query)
-        prefix = dict(options).get("prefix", DEFAULT_PREFIX)
-        rest = urllib.parse.urlencode([option for option in options if option[0] != "prefix"])
-        try:
-            shown = f"{parts.scheme}://{parts.hostname or 'localhost'}:{parts.port or 6379}{parts.path}?prefix={prefix}"
-        except ValueError:
-            raise UsageError(
-                "a Redis URL whose port is no number", allowed="redis://host:port/db?prefix=name"
-            ) from None
-        return cls(urllib.parse.urlunsplit(parts._replace(query=rest)), prefix, shown)
-
-    def __str__(self) -> str:
-        return self.shown
-
-    def connect(self) -> Any:
-        """A client of the server; nothing is sent yet."""
-        import redis
-
-        try:
-            return redis.Redis.from_url(self.server, socket_timeout=TIMEOUT_S, socket_connect_timeout=5.0)
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{self}: {error}", allowed="allowed: redis://host:port/db?prefix=name") from None
-
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Turns the client's errors into ours."""
-        from redis import exceptions
-
-        try:
-            yield
-        except exceptions.AuthenticationError as error:
-            raise UsageError(f"{self}: {error}", fix="give redis://user:password@host:port/db") from error
-        except (exceptions.BusyLoadingError, exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            raise UsageError(
-                f"no Redis server answers at {self}: {error}", fix="start one with `redis-server`, or correct the URL"
-            ) from error
-        except exceptions.OutOfMemoryError as error:
-            raise StorageError(f"{self}: {error}", fix="raise maxmemory of the server") from error
-        except exceptions.RedisError as error:
-            raise TackboardError(f"{self}: {type(error).__name__}: {error}") from error

@@ -1,11 +1,16 @@
 """The embedded engine: one SQLite file, nothing to set up.
 
-    users      user → head: how many events are where, and the directory of chunks
-    recent     user, time, event → received, arrival: the buffer; its key finds duplicates
-    columns    user, column, chunk → bytes: a read of one column touches no other
-    names      actions and surfaces by number
-    forgotten  salted digest of a user → when it was forgotten
-    meta       settings, notes
+    heads      user → head: how many events are where, and the directory of chunks
+    buffer     user, time, event → received, arrival; its key finds duplicates
+    blocks     user, column, chunk → bytes: a read of one column touches no other
+    words      actions and surfaces → their numbers
+    gone       salted digest of a user → when it was forgotten
+    settings   settings, notes
+
+Every value bears a seal (see `sealing`). What SQLite itself keeps around the values, its trees of pages, has none: a
+page that is damaged may hide rows. So a user who has no head must have no other rows either, and `check_engine` has
+SQLite look through all pages. The tables of version 1 have other names, so that a process that still runs an older
+tackboard stops when a store is migrated under it, instead of writing values without seals.
 
 Decided: write-ahead log and synchronous=FULL, so a commit is on the disk before it is acknowledged; one writer at a
 time, who waits for the other; readers never wait. secure_delete is on for every connection, so that no free page holds
@@ -29,9 +34,24 @@ from tackboard.core.errors import CorruptFileError, DataError, StorageError, Tac
 from tackboard.core.files import fsync_path, reach, remove_leftovers, staging_directory
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import Appended, Edit, SequenceStore, visible
-from tackboard.events.sequence_store.merging import Change, Load, State, append_change, recent_columns, times_in_chunks
+from tackboard.events.sequence_store.interface import Appended, Edit, Look, SequenceStore, visible
+from tackboard.events.sequence_store.merging import (
+    Change,
+    Load,
+    RecentRow,
+    State,
+    append_change,
+    recent_columns,
+    times_in_chunks,
+)
 from tackboard.events.sequence_store.scrubbing import zero_unallocated
+from tackboard.events.sequence_store.sealing import (
+    UNSEALED_VERSION,
+    check_version,
+    head_place,
+    open_settings,
+    seal_settings,
+)
 from tackboard.events.sequence_store.selection import Query, select
 from tackboard.events.sequence_store.values import Columns, Integers, Values, take
 
@@ -45,18 +65,33 @@ USERS_PER_STEP = 32
 STEP_S = 0.02
 """Work on many users is committed after so many of them, or after so long: others wait no longer."""
 SYNCHRONOUS = {"full": "synced to disk before it is acknowledged", "normal": "may be lost when the machine loses power"}
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE names (kind TEXT, code INTEGER, name TEXT, PRIMARY KEY (kind, name)) WITHOUT ROWID;
-CREATE TABLE forgotten (digest BLOB PRIMARY KEY, forgotten_ms INTEGER) WITHOUT ROWID;
-CREATE TABLE users (user_id INTEGER PRIMARY KEY, head BLOB);
-CREATE TABLE recent (user_id INTEGER, time_ms INTEGER, event BLOB, received_ms INTEGER, arrival INTEGER,
+SCHEMA = """
+CREATE TABLE settings (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE words (kind TEXT, name BLOB, code BLOB, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+CREATE TABLE gone (digest BLOB PRIMARY KEY, forgotten_ms BLOB) WITHOUT ROWID;
+CREATE TABLE heads (user_id INTEGER PRIMARY KEY, head BLOB);
+CREATE TABLE buffer (user_id INTEGER, time_ms INTEGER, event BLOB, value BLOB,
     PRIMARY KEY (user_id, time_ms, event)) WITHOUT ROWID;
-CREATE TABLE columns (user_id INTEGER, number INTEGER, chunk INTEGER, data BLOB,
+CREATE TABLE blocks (user_id INTEGER, number INTEGER, chunk INTEGER, data BLOB,
     PRIMARY KEY (user_id, number, chunk)) WITHOUT ROWID;
 """
-_ADD_RECENT = "INSERT OR IGNORE INTO recent VALUES (?, ?, ?, ?, ?)"
-_PUT_HEAD = "INSERT OR REPLACE INTO users VALUES (?, ?)"
+VERSION_1 = {
+    "settings": "SELECT key, value FROM meta",
+    "words": "SELECT kind, CAST(name AS BLOB) AS name, code FROM names",
+    "gone": "SELECT digest, forgotten_ms FROM forgotten",
+    "heads": "SELECT user_id, head FROM users",
+    "buffer": "SELECT user_id, time_ms, event, received_ms || ':' || arrival AS value FROM recent",
+    "blocks": "SELECT user_id, number, chunk, data FROM columns",
+}
+"""Today's tables out of those of a file of version 1."""
+_ADD_RECENT = "INSERT OR IGNORE INTO buffer VALUES (?, ?, ?, ?)"
+_PUT_HEAD = "INSERT OR REPLACE INTO heads VALUES (?, ?)"
+_LOST_HEADS = """
+WITH RECURSIVE owners(user_id) AS (SELECT min(user_id) FROM {table} UNION ALL
+    SELECT (SELECT min(user_id) FROM {table} WHERE user_id > owners.user_id) FROM owners WHERE user_id IS NOT NULL)
+SELECT user_id FROM owners WHERE user_id IS NOT NULL AND user_id NOT IN (SELECT user_id FROM heads)
+"""
+"""Users who have rows in a table and no head, without a look at every row."""
 
 
 def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYTES) -> None:
@@ -70,8 +105,9 @@ def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYT
             connection.execute(f"PRAGMA page_size = {page_bytes}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            connection.executescript(_SCHEMA)
-            connection.execute("INSERT INTO meta VALUES ('config', ?), ('salt', ?)", (config.to_json(), _new_salt()))
+            connection.executescript(SCHEMA)
+            settings = seal_settings(str(path), secrets.token_bytes(32), config.to_json())
+            connection.executemany("INSERT INTO settings VALUES (?, ?)", settings.items())
             connection.execute("PRAGMA journal_mode = WAL")
         fsync_path(temporary)
         reach("sequences:before-create")
@@ -91,11 +127,15 @@ class SqliteStore(SequenceStore):
             raise UsageError(f"synchronous {synchronous!r}", allowed=f"allowed: {', '.join(SYNCHRONOUS)}")
         self.path, self.url, self.synchronous, self.busy_s = path, str(path), synchronous, busy_s
         self._db = _connect(path, synchronous, busy_s)
-        with explained(path):
-            settings = dict(self._db.execute("SELECT key, value FROM meta WHERE key IN ('config', 'salt')"))
-        if settings.keys() != {"config", "salt"}:
-            raise CorruptFileError(f"{path} has lost its settings", fix="restore it, or make it again")
-        super().__init__(StoreConfig.from_json(settings["config"]), settings["salt"])
+        try:
+            with explained(path):
+                (version,) = self._db.execute("PRAGMA user_version").fetchone()
+                rows = self._db.execute("SELECT key, value FROM settings WHERE key IN ('config', 'salt')").fetchall()
+            seals, config = open_settings(self.url, version, dict(rows))
+            super().__init__(StoreConfig.from_json(config), seals)
+        except BaseException:
+            self._db.close()
+            raise
         self._numbers = {name: number for number, name in enumerate(self.config.columns)}
 
     def close(self) -> None:
@@ -105,24 +145,23 @@ class SqliteStore(SequenceStore):
         return f"SQLite, write-ahead log, synchronous={self.synchronous}: {SYNCHRONOUS[self.synchronous]}"
 
     def user_ids(self) -> Integers:
-        with explained(self.path):
-            return np.array(
-                [row[0] for row in self._db.execute("SELECT user_id FROM users ORDER BY user_id")], np.int64
-            )
+        with self._reading():
+            users = [user for user, _ in self._heads()]
+            self._check_owners()
+        return np.array(users, np.int64)
 
     def stats(self) -> dict[str, Any]:
         num_users = num_events = num_recent = 0
-        with explained(self.path):
-            for (data,) in self._db.execute("SELECT head FROM users"):
-                head = Head.from_bytes(data)
+        with self._reading():
+            for _, head in self._heads():
                 num_users += 1
                 num_events += min(head.num_events, self.config.max_events)
                 num_recent += head.num_recent
-            (num_forgotten,) = self._db.execute("SELECT count(*) FROM forgotten").fetchone()
+            (num_forgotten,) = self._db.execute("SELECT count(*) FROM gone").fetchone()
         sizes = [self.path.with_name(self.path.name + suffix) for suffix in ("", "-wal")]
         return {
             "engine": "sqlite",
-            "format_version": FORMAT_VERSION,
+            "format_version": self.seals.version,
             "num_users": num_users,
             "num_events": num_events,
             "num_buffered": num_recent,
@@ -133,27 +172,59 @@ class SqliteStore(SequenceStore):
 
     def note(self, key: str) -> str | None:
         with explained(self.path):
-            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"note:{key}",)).fetchone()
-        return None if row is None else str(row[0])
+            row = self._db.execute("SELECT value FROM settings WHERE key = ?", (f"note:{key}",)).fetchone()
+        return None if row is None else self.seals.open_setting(f"note:{key}", row[0]).decode()
 
     def set_note(self, key: str, text: str | None) -> None:
         with self._writing():
             if text is None:
-                self._db.execute("DELETE FROM meta WHERE key = ?", (f"note:{key}",))
+                self._db.execute("DELETE FROM settings WHERE key = ?", (f"note:{key}",))
             else:
-                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"note:{key}", text))
+                self._set(f"note:{key}", text)
+
+    def _set(self, key: str, text: str) -> None:
+        row = (key, self.seals.seal_setting(key, text.encode()))
+        self._db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", row)
 
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
         with explained(self.path):
-            if self._db.execute("SELECT 1 FROM forgotten LIMIT 1").fetchone() is None:
+            if self._db.execute("SELECT 1 FROM gone LIMIT 1").fetchone() is None:
                 return {}
             found = {}
             for user in user_ids:
-                query = "SELECT forgotten_ms FROM forgotten WHERE digest = ?"
-                row = self._db.execute(query, (self.digest(user),)).fetchone()
+                digest = self.digest(user)
+                row = self._db.execute("SELECT forgotten_ms FROM gone WHERE digest = ?", (digest,)).fetchone()
                 if row is not None:
-                    found[user] = int(row[0])
+                    found[user] = self.seals.open_forgotten(digest, row[0])
             return found
+
+    def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
+        for user in user_ids:
+            with self._reading():
+                look(int(user), self._state(int(user), self._head(int(user))))
+
+    def check_engine(self) -> int:
+        """Has SQLite check its own pages; then every user must have its head, and every forgotten one its entry."""
+        with self._reading():
+            problems = [text for (text,) in self._db.execute("PRAGMA integrity_check(10)")]
+            if problems != ["ok"]:
+                raise self.seals.damaged("SQLite", f"finds: {problems[0]}")
+            self._check_owners()
+            num_forgotten = 0
+            for digest, value in self._db.execute("SELECT digest, forgotten_ms FROM gone"):
+                self.seals.open_forgotten(digest, value)
+                num_forgotten += 1
+        return num_forgotten
+
+    def _heads(self) -> Iterator[tuple[int, Head]]:
+        for user, value in self._db.execute("SELECT user_id, head FROM heads ORDER BY user_id"):
+            yield user, self.seals.open_head(user, value)
+
+    def _check_owners(self) -> None:
+        for table in ("buffer", "blocks"):
+            row = self._db.execute(_LOST_HEADS.format(table=table)).fetchone()
+            if row is not None:
+                raise self.seals.damaged(head_place(row[0]), "is missing")
 
     def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
         waiting = [int(user) for user in user_ids]
@@ -188,7 +259,10 @@ class SqliteStore(SequenceStore):
                 moments = columns["time_ms"].values[kept]
                 if self._fits(user, head, moments):
                     arrival, num_late = head.next_arrival, int((moments < head.chunked_until_ms).sum())
-                    rows = [(user, times[p], packed[p], received[p], arrival + n) for n, p in enumerate(kept.tolist())]
+                    rows = [
+                        (user, *self.seals.seal_recent(user, (times[p], packed[p], received[p], arrival + n)))
+                        for n, p in enumerate(kept.tolist())
+                    ]
                     num_added = self._db.executemany(_ADD_RECENT, rows).rowcount
                     num_duplicates += len(rows) - num_added
                     if num_added:
@@ -199,7 +273,7 @@ class SqliteStore(SequenceStore):
                             head.next_chunk,
                             head.chunks,
                         )
-                        self._db.execute(_PUT_HEAD, (user, changed.to_bytes()))
+                        self._db.execute(_PUT_HEAD, (user, self.seals.seal_head(user, changed)))
                     continue
                 change, num_doubles = append_change(
                     self._state(user, head), take(columns, kept), self.config, self.codec
@@ -222,13 +296,8 @@ class SqliteStore(SequenceStore):
         return oldest > until or not times_in_chunks(head, self._loader(user_id), times)
 
     def _read(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
-        with explained(self.path):
-            # One transaction: between two statements, a writer may move the buffer into a chunk.
-            self._db.execute("BEGIN")
-            try:
-                return [self._read_one(user, query) for user in user_ids]
-            finally:
-                self._db.execute("ROLLBACK")
+        with self._reading():
+            return [self._read_one(user, query) for user in user_ids]
 
     def _read_one(self, user_id: int, query: Query) -> dict[str, Values]:
         state = self._state(user_id, self._head(user_id))
@@ -244,14 +313,17 @@ class SqliteStore(SequenceStore):
     def _forget(self, user_id: int, at_ms: int) -> int:
         with self._writing():
             num_events = min(self._head(user_id).num_events, self.config.max_events)
-            for table in ("columns", "recent", "users"):
+            for table in ("blocks", "buffer", "heads"):
                 self._db.execute(f"DELETE FROM {table} WHERE user_id = ?", (user_id,))
-            self._db.execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (self.digest(user_id), at_ms))
+            digest = self.digest(user_id)
+            row = (digest, self.seals.seal_forgotten(digest, at_ms))
+            self._db.execute("INSERT OR REPLACE INTO gone VALUES (?, ?)", row)
         self._scrub()
         return num_events
 
     def _scrub(self) -> None:
         """Leaves nothing of what was deleted: not in the write-ahead log, not in unused bytes of the file."""
+        self.seals.check_writable()
         deadline = time.monotonic() + self.busy_s
         wal = self.path.with_name(self.path.name + "-wal")
         with explained(self.path):
@@ -265,7 +337,7 @@ class SqliteStore(SequenceStore):
                             (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
                             reach("sequences:before-scrub")
                             zero_unallocated(self.path, page_bytes)
-                            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('scrubbed', ?)", (time.time_ns(),))
+                            self._set("scrubbed", str(time.time_ns()))
                             self._db.execute("COMMIT")
                             break
                     finally:
@@ -281,73 +353,99 @@ class SqliteStore(SequenceStore):
         self._db.close()
         self._db = _connect(self.path, self.synchronous, self.busy_s)
 
-    def _read_names(self, kind: str) -> list[str]:
+    def read_names(self, kind: str) -> list[str]:
         with explained(self.path):
-            rows = self._db.execute("SELECT code, name FROM names WHERE kind = ? ORDER BY code", (kind,)).fetchall()
-        return [name for _, name in rows]
+            rows = self._db.execute("SELECT name, code FROM words WHERE kind = ?", (kind,)).fetchall()
+        return self.seals.open_names(kind, dict(rows))
 
     def _add_names(self, kind: str, names: Sequence[str]) -> None:
         with self._writing():
-            for name in names:
-                # In one statement, so that two writers never give one number twice.
-                self._db.execute(
-                    "INSERT OR IGNORE INTO names SELECT ?, count(*), ? FROM names WHERE kind = ?", (kind, name, kind)
-                )
+            held = self.read_names(kind)
+            held += [name for name in names if name not in held]
+            codes = {name.encode("utf-8", "surrogatepass"): code for code, name in enumerate(held)} | {b"": len(held)}
+            rows = [(kind, name, self.seals.seal_name(kind, name, code)) for name, code in codes.items()]
+            self._db.executemany("INSERT OR REPLACE INTO words VALUES (?, ?, ?)", rows)
 
     def _head(self, user_id: int) -> Head:
-        row = self._db.execute("SELECT head FROM users WHERE user_id = ?", (user_id,)).fetchone()
-        return Head() if row is None else Head.from_bytes(row[0])
+        row = self._db.execute("SELECT head FROM heads WHERE user_id = ?", (user_id,)).fetchone()
+        if row is not None:
+            return self.seals.open_head(user_id, row[0])
+        for table in ("buffer", "blocks"):
+            if self._db.execute(f"SELECT 1 FROM {table} WHERE user_id = ? LIMIT 1", (user_id,)).fetchone():
+                raise self.seals.damaged(head_place(user_id), "is missing")
+        return Head()
 
     def _state(self, user_id: int, head: Head) -> State:
-        rows = []
+        rows: list[RecentRow] = []
         if head.num_recent:
-            rows = self._db.execute(
-                "SELECT time_ms, event, received_ms, arrival FROM recent WHERE user_id = ?", (user_id,)
-            ).fetchall()
+            query = "SELECT time_ms, event, value FROM buffer WHERE user_id = ?"
+            rows = self.seals.open_recent(user_id, self._db.execute(query, (user_id,)).fetchall(), head.num_recent)
             self.num_bytes_read += sum(len(row[1]) for row in rows)
         return State(head, recent_columns(rows, self.codec), self._loader(user_id))
 
     def _loader(self, user_id: int) -> Load:
         def load(names: Sequence[str], chunks: Sequence[int]) -> dict[tuple[str, int], bytes]:
-            found: dict[tuple[str, int], bytes] = {}
+            held: dict[tuple[str, int], bytes] = {}
             for name in names:
-                query = "SELECT chunk, data FROM columns WHERE user_id = ? AND number = ? AND chunk BETWEEN ? AND ?"
+                query = "SELECT chunk, data FROM blocks WHERE user_id = ? AND number = ? AND chunk BETWEEN ? AND ?"
                 for chunk, data in self._db.execute(query, (user_id, self._numbers[name], chunks[0], chunks[-1])):
-                    found[name, chunk] = data
-                    self.num_bytes_read += len(data)
-            if len(found) < len(names) * len(chunks):
-                raise CorruptFileError(f"{self.path} lacks a chunk that it should hold", fix="restore it")
+                    held[name, chunk] = data
+            found = self.seals.open_columns(user_id, held, names, chunks)
+            self.num_bytes_read += sum(map(len, found.values()))
             return found
 
         return load
 
     def _apply(self, user_id: int, change: Change) -> None:
         if change.clear_recent:
-            self._db.execute("DELETE FROM recent WHERE user_id = ?", (user_id,))
+            self._db.execute("DELETE FROM buffer WHERE user_id = ?", (user_id,))
         reach("sequences:after-delete")
         for chunk in change.drop_chunks:
             self._db.executemany(
-                "DELETE FROM columns WHERE user_id = ? AND number = ? AND chunk = ?",
+                "DELETE FROM blocks WHERE user_id = ? AND number = ? AND chunk = ?",
                 [(user_id, number, chunk) for number in self._numbers.values()],
             )
-        self._db.executemany(_ADD_RECENT, [(user_id, *row) for row in change.add_recent])
         self._db.executemany(
-            "INSERT INTO columns VALUES (?, ?, ?, ?)",
-            [(user_id, self._numbers[name], chunk, data) for (name, chunk), data in change.put.items()],
+            _ADD_RECENT, [(user_id, *self.seals.seal_recent(user_id, row)) for row in change.add_recent]
+        )
+        self._db.executemany(
+            "INSERT INTO blocks VALUES (?, ?, ?, ?)",
+            [
+                (user_id, self._numbers[name], chunk, self.seals.seal_column(user_id, name, chunk, data))
+                for (name, chunk), data in change.put.items()
+            ],
         )
         reach("sequences:after-insert")
         if change.is_empty:
-            self._db.execute("DELETE FROM users WHERE user_id = ?", (user_id,))
+            self._db.execute("DELETE FROM heads WHERE user_id = ?", (user_id,))
         else:
-            self._db.execute(_PUT_HEAD, (user_id, change.head.to_bytes()))
+            self._db.execute(_PUT_HEAD, (user_id, self.seals.seal_head(user_id, change.head)))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """One transaction: between two statements, a writer may move the buffer into a chunk."""
+        with explained(self.path):
+            self._db.execute("BEGIN")
+            try:
+                yield
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """A transaction that is committed when the block ends; the lock is taken at once, so it never has to be."""
+        self.seals.check_writable()
+        with self.rewriting():
+            yield
+
+    @contextlib.contextmanager
+    def rewriting(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that may change a store of any version."""
         with explained(self.path):
             self._lock()
             try:
-                yield
+                yield self._db
                 reach("sequences:before-commit")
                 self._db.execute("COMMIT")
                 reach("sequences:after-commit")
@@ -394,23 +492,17 @@ def _connect(path: Path, synchronous: str, busy_s: float) -> sqlite3.Connection:
             if application != APPLICATION_ID:
                 raise DataError(f"{path} is an SQLite file, but no sequence store", allowed="allowed: a sequence store")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > FORMAT_VERSION:
-                raise DataError(
-                    f"{path} has format version {version}",
-                    allowed=f"allowed: up to {FORMAT_VERSION}",
-                    fix="use a newer tackboard",
-                )
+            check_version(str(path), version)
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA cache_size = -16384")
+            if version == UNSEALED_VERSION:
+                for table, query in VERSION_1.items():
+                    connection.execute(f"CREATE TEMP VIEW {table} AS {query}")
         except BaseException:
             connection.close()
             raise
     return connection
-
-
-def _new_salt() -> bytes:
-    return secrets.token_bytes(32)
 
 
 @contextlib.contextmanager
@@ -420,6 +512,9 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _explain(path, error) from error
+    except UnicodeDecodeError as error:
+        # A name in the file's list of tables; the module reads those as text.
+        raise CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make it again") from error
 
 
 def _explain(path: Path, error: sqlite3.Error) -> TackboardError:
@@ -434,4 +529,7 @@ def _explain(path: Path, error: sqlite3.Error) -> TackboardError:
         return StorageError(
             f"{path}: {error}", fix="check the disk's room and the permissions of the file and its folder"
         )
-    return TackboardError(f"{path}: {type(error).__name__}: {error}")
+    if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
+        return TackboardError(f"{path}: {type(error).__name__}: {error}")
+    # Our statements are always the same: where one of them cannot be understood, the file's list of tables is damaged.
+    return CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make it again")

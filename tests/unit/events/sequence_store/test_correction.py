@@ -132,7 +132,7 @@ def test_new_names_of_the_snapshot_are_compared_without_being_stored(store: Sequ
     assert {action: dict(counts) for action, counts in compare(store, dataset).actions.items()} == {
         "share": {"missing": 1}
     }
-    assert store._read_names("action") == ["click"]
+    assert store.read_names("action") == ["click"]
 
 
 def test_a_run_that_was_stopped_goes_on(store: SequenceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

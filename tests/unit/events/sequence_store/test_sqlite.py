@@ -93,11 +93,11 @@ def test_another_database_and_a_newer_store_are_refused(path: Path, tmp_path: Pa
 def test_a_damaged_store_says_so(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(1, [event(n, n) for n in range(40)])
-        store._db.execute("UPDATE columns SET data = x'00'")
-        with pytest.raises(CorruptFileError, match="cannot be read"):
+        store._db.execute("UPDATE blocks SET data = x'00'")
+        with pytest.raises(CorruptFileError, match="is damaged"):
             store.read(1)
-        store._db.execute("DELETE FROM columns")
-        with pytest.raises(CorruptFileError, match="lacks a chunk"):
+        store._db.execute("DELETE FROM blocks")
+        with pytest.raises(CorruptFileError, match="is missing"):
             store.read(1)
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
@@ -147,7 +147,7 @@ def test_bytes_of_other_columns_are_not_fetched(path: Path) -> None:
         statements: list[str] = []
         store._db.set_trace_callback(statements.append)
         store.read(1, ["item_id", "query"], last=20)
-    read = [line for line in statements if "FROM columns" in line]
+    read = [line for line in statements if "FROM blocks" in line]
     numbers = {list(SMALL.columns).index(name) for name in ("item_id", "query")}
     assert {int(line.split("number = ")[1].split()[0]) for line in read} == numbers
 
@@ -207,7 +207,7 @@ def test_forgetting_waits_for_a_reader_and_says_so_where_it_cannot(path: Path) -
     with SqliteStore(path) as reader, SqliteStore(path, busy_s=0.05) as store:
         store.append(1, [event(1)])
         reader._db.execute("BEGIN")
-        reader._db.execute("SELECT * FROM users").fetchall()
+        reader._db.execute("SELECT * FROM heads").fetchall()
         with pytest.raises(StorageError, match="somebody reads or writes without a pause"):
             store.forget(1)
         reader._db.execute("ROLLBACK")

@@ -1,0 +1,241 @@
+"""A checksum for every block of a sequence store: a value and its place in, bytes with a seal out, and back.
+
+A seal is the first eight bytes of SHA-1 over the store's salt, the block's place and the value. The place is a plain
+sentence such as `column item_id of chunk 7 of user 42`: it binds the value to where it belongs, so a block that was
+swapped with another is found too, and it is what an error says. Whatever does not fit raises CorruptFileError, so a
+damaged value is never served. Two counts find what is missing: a user's directory says how many events are buffered,
+and the entry of the empty name says how many names there are.
+
+Decided: SHA-1, because a Redis server computes it in its scripts and processors have instructions for it. Eight bytes
+suffice against accidents; a seal is no defence against somebody who may write to the store. A store of version 1 has
+no seals: it is read as it is, and written to only after `tackboard sequences migrate`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
+from tackboard.events.sequence_store.merging import RecentRow
+
+SEAL_BYTES = 8
+UNSEALED_VERSION = 1
+"""Stores of this version have no seals."""
+_TIME = struct.Struct(">Q")
+SealedEvent = tuple[int, bytes, bytes]
+"""A buffered event as it lies in a store: time_ms, everything but its times, and what `Seals.seal_recent` made."""
+
+
+class Seals:
+    """Seals and opens the blocks of one store. `where` is the store's address as errors show it."""
+
+    def __init__(self, where: str, salt: bytes, version: int = FORMAT_VERSION) -> None:
+        self.where = where
+        self.salt = salt
+        self.version = version
+        self.has_seals = version != UNSEALED_VERSION
+
+    def seal(self, value: bytes, place: str, key: bytes = b"") -> bytes:
+        """`value` with its seal. `place` and `key` say where the value belongs."""
+        return value + _digest(self._bound(place) + key + value)
+
+    def open(self, value: Any, place: str, key: bytes = b"") -> bytes:
+        """The inverse of `seal`. A value that does not belong here, or has changed, raises CorruptFileError."""
+        content = self._opened(value, self._bound(place), key)
+        if content is None:
+            raise self.damaged(place)
+        return content
+
+    def _opened(self, value: Any, bound: bytes, key: bytes) -> bytes | None:
+        """What `open` returns, None for damage; a buffer is opened row by row, so this is short."""
+        if not self.has_seals:
+            return value if isinstance(value, bytes) else str(value).encode()
+        try:
+            content: bytes = value[:-SEAL_BYTES]
+            return content if value.endswith(_digest(bound + key + content)) else None
+        except (AttributeError, TypeError):
+            return None  # A damaged page may turn bytes into a number, a text or nothing.
+
+    def _bound(self, place: str) -> bytes:
+        """What a value at `place` is bound to."""
+        return b"%b%b:" % (self.salt, place.encode())
+
+    def damaged(self, place: str, what: str = "is damaged") -> CorruptFileError:
+        """The error for a block that is not what was stored there."""
+        return CorruptFileError(
+            f"{self.where}: {place} {what}",
+            fix=f"restore the store; `tackboard verify {self.where}` checks all of it",
+        )
+
+    def check_writable(self) -> None:
+        """Raises UsageError for a store of an older version."""
+        if self.version != FORMAT_VERSION:
+            raise UsageError(
+                f"{self.where} has format version {self.version}, which has no checksums and is only read",
+                allowed=f"writing needs format version {FORMAT_VERSION}",
+                fix=f"run `tackboard sequences migrate {self.where}` once",
+            )
+
+    # ---- blocks of a user ----
+
+    def seal_head(self, user_id: int, head: Head) -> bytes:
+        """A user's directory."""
+        return self.seal(head.to_bytes(), head_place(user_id))
+
+    def open_head(self, user_id: int, value: Any) -> Head:
+        """The inverse of `seal_head`."""
+        return Head.from_bytes(self.open(value, head_place(user_id)))
+
+    def seal_column(self, user_id: int, name: str, chunk: int, data: bytes) -> bytes:
+        """One column of one chunk."""
+        return self.seal(data, column_place(user_id, name, chunk))
+
+    def open_columns(
+        self, user_id: int, held: Mapping[tuple[str, int], Any], names: Sequence[str], chunks: Sequence[int]
+    ) -> dict[tuple[str, int], bytes]:
+        """The inverse of `seal_column` for every one of `names` in every one of `chunks`; none may be missing."""
+        found = {}
+        for name in names:
+            for chunk in chunks:
+                place = column_place(user_id, name, chunk)
+                value = held.get((name, chunk))
+                if value is None:
+                    raise self.damaged(place, "is missing")
+                found[name, chunk] = self.open(value, place)
+        return found
+
+    def seal_recent(self, user_id: int, row: RecentRow) -> SealedEvent:
+        """A buffered event."""
+        time_ms, event, received_ms, arrival = row
+        text = b"%d:%d" % (received_ms, arrival)
+        return time_ms, event, self.seal(text, recent_place(user_id), event_key(time_ms, event))
+
+    def open_recent(self, user_id: int, rows: Sequence[SealedEvent], num_recent: int) -> list[RecentRow]:
+        """The inverse of `seal_recent` for a user's whole buffer, which must hold `num_recent` events."""
+        place = recent_place(user_id)
+        if len(rows) != num_recent:
+            raise self.damaged(place, f"is missing: {len(rows)} of {num_recent} are there")
+        found: list[RecentRow] = []
+        bound = self._bound(place)
+        try:
+            for time_ms, event, value in rows:
+                content = self._opened(value, bound, _TIME.pack(time_ms) + event)
+                received, _, arrival = (content or b"").partition(b":")
+                found.append((time_ms, event, int(received), int(arrival)))
+        except (struct.error, TypeError, ValueError):
+            raise self.damaged(place) from None
+        return found
+
+    # ---- blocks of the whole store ----
+
+    def seal_name(self, kind: str, name: bytes, code: int) -> bytes:
+        """The code of an action or surface; under the empty name, how many there are."""
+        return self.seal(b"%d" % code, names_place(kind), name)
+
+    def open_names(self, kind: str, held: Mapping[bytes, Any]) -> list[str]:
+        """Names by their codes. One that is missing or has another's code raises CorruptFileError."""
+        codes = {name: self._number(value, names_place(kind), name) for name, value in held.items()}
+        count = codes.pop(b"", None if self.has_seals and codes else len(codes))
+        names = sorted(codes, key=codes.__getitem__)
+        if [codes[name] for name in names] != list(range(count or 0)):
+            raise self.damaged(names_place(kind), "has lost a name")
+        return [name.decode("utf-8", "surrogatepass") for name in names]
+
+    def seal_forgotten(self, digest: bytes, at_ms: int) -> bytes:
+        """When somebody was forgotten."""
+        return self.seal(b"%d" % at_ms, FORGOTTEN_PLACE, digest)
+
+    def open_forgotten(self, digest: bytes, value: Any) -> int:
+        """The inverse of `seal_forgotten`."""
+        return self._number(value, FORGOTTEN_PLACE, digest)
+
+    def seal_setting(self, key: str, value: bytes) -> bytes:
+        """A setting or a note."""
+        return self.seal(value, setting_place(key))
+
+    def open_setting(self, key: str, value: Any) -> bytes:
+        """The inverse of `seal_setting`."""
+        return self.open(value, setting_place(key))
+
+    def _number(self, value: Any, place: str, key: bytes) -> int:
+        try:
+            return int(self.open(value, place, key))
+        except ValueError:
+            raise self.damaged(place) from None
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha1(data, usedforsecurity=False).digest()[:SEAL_BYTES]
+
+
+def check_version(where: str, version: int) -> None:
+    """Raises DataError for a format that is not known here."""
+    if not UNSEALED_VERSION <= version <= FORMAT_VERSION:
+        raise DataError(
+            f"{where} has format version {version}",
+            allowed=f"allowed: up to {FORMAT_VERSION}",
+            fix="use a newer tackboard, or restore the store",
+        )
+
+
+def open_settings(where: str, version: int, settings: Mapping[str, Any]) -> tuple[Seals, str]:
+    """A store's seals and its configuration as JSON, out of its settings."""
+    if not settings.keys() >= {"config", "salt"}:
+        raise CorruptFileError(f"{where} has lost its settings", fix="restore it, or make it again")
+    # The salt cannot be part of its own seal.
+    salt = Seals(where, b"", version).open_setting("salt", settings["salt"])
+    seals = Seals(where, salt, version)
+    try:
+        return seals, seals.open_setting("config", settings["config"]).decode()
+    except UnicodeDecodeError:
+        raise seals.damaged(setting_place("config")) from None
+
+
+def seal_settings(where: str, salt: bytes, config: str) -> dict[str, bytes]:
+    """The settings of a store as they are stored."""
+    return {
+        "salt": Seals(where, b"").seal_setting("salt", salt),
+        "config": Seals(where, salt).seal_setting("config", config.encode()),
+    }
+
+
+def event_key(time_ms: int, event: bytes) -> bytes:
+    """A buffered event without what says when it came: equal for duplicates."""
+    return _TIME.pack(time_ms) + event
+
+
+def split_event_key(key: bytes) -> tuple[int, bytes]:
+    """The inverse of `event_key`."""
+    return _TIME.unpack_from(key)[0], key[_TIME.size :]
+
+
+FORGOTTEN_PLACE = "the list of forgotten users"
+
+
+def head_place(user_id: int) -> str:
+    """Where a user's directory belongs."""
+    return f"the directory of user {user_id}"
+
+
+def column_place(user_id: int, name: str, chunk: int) -> str:
+    """Where a column of a chunk belongs."""
+    return f"column {name} of chunk {chunk} of user {user_id}"
+
+
+def recent_place(user_id: int) -> str:
+    """Where the buffered events of a user belong."""
+    return f"the buffer of user {user_id}"
+
+
+def names_place(kind: str) -> str:
+    """Where the names of a kind belong."""
+    return f"the list of {kind}s"
+
+
+def setting_place(key: str) -> str:
+    """Where a setting or a note belongs."""
+    return f"the setting {key}"
