@@ -16,12 +16,15 @@ def evaluate(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
     max_users: int | None = typer.Option(None, "--max-users", min=1, help="Rank only the first so many users."),
+    code: Path | None = typer.Option(
+        None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
+    ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """HR@k and NDCG@k of a trained model, popularity, item-to-item and, on a synthetic world, the oracle."""
     from tackboard.evaluation.ranking import better_baseline
 
-    result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users)
+    result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users, code_file=code)
     if json_output:
         typer.echo(json.dumps(result))
         return
@@ -51,11 +54,12 @@ def evaluate_run(
     dataset: Path | None = None,
     filter_seen: bool | None = None,
     max_users: int | None = None,
+    code_file: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
 
-    metrics.json is the one that was evaluated last.
+    metrics.json is the one that was evaluated last. `code_file` is the file of a user's own model, where it was named.
     """
     import torch
 
@@ -72,7 +76,7 @@ def evaluate_run(
 
     torch.set_num_threads(usable_cores())
     checkpoint = load_checkpoint(find_checkpoint(run), groups=("dense", "tables"))
-    config = config_from_json(checkpoint.state["config"])
+    config = config_from_json(checkpoint.state["config"], code_file)
     trained_on = checkpoint.state["lineage"]
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     source = dataset or snapshot_path(trained_on)
