@@ -66,6 +66,7 @@ def evaluate_run(
     from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
+    from tackboard.core.progress import say
     from tackboard.data.source import load_sequences, snapshot_path
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
@@ -88,6 +89,13 @@ def evaluate_run(
         features=lambda _vocabulary: features,
         held_out=config.data.held_out,
     )
+    found = sequences.source.dataset
+    for name, present, known in (
+        ("action", found.actions, vocabulary.actions),
+        ("surface", found.surfaces, vocabulary.surfaces),
+    ):
+        if f"history.{name}" in features.reads() and (unseen := sorted(set(present) - set(known))):
+            say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
     model = build_model(config.model, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
     rivals = baselines(sequences)
