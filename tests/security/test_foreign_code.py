@@ -43,18 +43,27 @@ def evil_description(tmp_path: Path) -> tuple[dict[str, Any], Path]:
     return {"config_class": "evil.py:Evil", "config": {}, "code_file": str(code), "code_sha256": sha256}, canary
 
 
-@pytest.fixture
-def forged(tmp_path: Path) -> tuple[Path, Path]:
-    """(a run with one sealed checkpoint that names a file of code, the canary)."""
-    description, canary = evil_description(tmp_path)
+def forge(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The sealed checkpoint of a run whose state.json was changed."""
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
     shutil.copytree(GOLDEN / "checkpoint-v1", checkpoint)
     state = json.loads((checkpoint / "state.json").read_text())
-    state["model"] = state["config"]["model"] = description
+    change(state)
     (checkpoint / "state.json").write_text(json.dumps(state))
     reseal(checkpoint)
     (checkpoint.parent / "latest").symlink_to(checkpoint.name)
-    return checkpoint, canary
+    return checkpoint
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> tuple[Path, Path]:
+    """(a run's checkpoint that names a file of code, the canary)."""
+    description, canary = evil_description(tmp_path)
+
+    def name_code(state: dict[str, Any]) -> None:
+        state["model"] = state["config"]["model"] = description
+
+    return forge(tmp_path, name_code), canary
 
 
 @pytest.mark.parametrize("command", [["evaluate", "{run}"], ["export", "{run}", "--out", "bundle"]], ids=lambda c: c[0])
@@ -84,6 +93,16 @@ def test_a_record_inside_the_run_proves_nothing(
     reseal(checkpoint)
     answer = tackboard("evaluate", str(checkpoint.parents[1]), cwd=tmp_path)
     assert answer.code == 2 and "no record of training" in answer.err
+    assert not canary.exists()
+
+
+def test_a_file_of_features_that_a_run_names_is_not_run(tackboard: Program, tmp_path: Path) -> None:
+    """What a run's model reads is in its features.json; `data.features` counts only where a recipe sets it."""
+    description, canary = evil_description(tmp_path)
+    run = forge(tmp_path, lambda state: state["config"]["data"].update(features=description["code_file"])).parents[1]
+    evaluated = tackboard("evaluate", str(run), "--dataset", str(GOLDEN / "dataset-v1"), cwd=tmp_path)
+    assert evaluated.code == 0, evaluated.err
+    assert tackboard("export", str(run), "--out", "bundle", cwd=tmp_path).code == 0
     assert not canary.exists()
 
 
