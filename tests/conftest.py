@@ -7,7 +7,7 @@ import dataclasses
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +20,14 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where `train` records code to trust: a folder of the tests', in this process and in those it starts."""
+    folder = tmp_path_factory.mktemp("state")
+    with mock.patch.dict(os.environ, {"XDG_STATE_HOME": str(folder)}):
+        yield folder
 
 
 @dataclasses.dataclass(frozen=True)

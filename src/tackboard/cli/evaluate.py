@@ -16,12 +16,15 @@ def evaluate(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
     max_users: int | None = typer.Option(None, "--max-users", min=1, help="Rank only the first so many users."),
+    code: Path | None = typer.Option(
+        None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
+    ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """HR@k and NDCG@k of a trained model, popularity, item-to-item and, on a synthetic world, the oracle."""
     from tackboard.evaluation.ranking import better_baseline
 
-    result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users)
+    result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users, code_file=code)
     if json_output:
         typer.echo(json.dumps(result))
         return
@@ -51,11 +54,12 @@ def evaluate_run(
     dataset: Path | None = None,
     filter_seen: bool | None = None,
     max_users: int | None = None,
+    code_file: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
 
-    metrics.json is the one that was evaluated last.
+    metrics.json is the one that was evaluated last. `code_file` is the file of a user's own model, where it was named.
     """
     import torch
 
@@ -64,6 +68,7 @@ def evaluate_run(
     from tackboard.core.documents import blaming
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
+    from tackboard.core.progress import say
     from tackboard.data.source import load_sequences, snapshot_path
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
@@ -80,7 +85,7 @@ def evaluate_run(
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     features = read_features(checkpoint.path)
     with blaming(checkpoint.path / STATE):
-        config = config_from_json(checkpoint.state["config"])
+        config = config_from_json(checkpoint.state["config"], code_file)
         features = features or features_of(config.model, vocabulary)
     check_reads(config.model, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
@@ -93,6 +98,13 @@ def evaluate_run(
         features=lambda _vocabulary: features,
         held_out=config.data.held_out,
     )
+    found = sequences.source.dataset
+    for name, present, known in (
+        ("action", found.actions, vocabulary.actions),
+        ("surface", found.surfaces, vocabulary.surfaces),
+    ):
+        if f"history.{name}" in features.reads() and (unseen := sorted(set(present) - set(known))):
+            say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
     model = build_model(config.model, vocabulary)
     model.load_state_dict(parameters)
     rivals = baselines(sequences)

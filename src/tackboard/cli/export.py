@@ -14,6 +14,9 @@ def export(
     name: str = typer.Option("model", "--name", help="The model's name in the server."),
     version: str = typer.Option("1", "--version", help="The model's version, a whole number."),
     tables: str = typer.Option("fp16", "--tables", help="Precision of the stored tables: fp16 or fp32."),
+    code: Path | None = typer.Option(
+        None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
+    ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Write a bundle: safetensors and JSON with a manifest, nothing that runs."""
@@ -25,10 +28,10 @@ def export(
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise UsageError(f"--name {name}", allowed="allowed: letters, digits, . _ -, at most 64")
-    result = export_bundle(find_checkpoint(run), out, name=name, version=version, tables=tables)
+    result = export_bundle(find_checkpoint(run), out, name=name, version=version, tables=tables, code_file=code)
     if json_output:
         typer.echo(json.dumps(result))
     else:
         typer.echo(f"{out}: {name} version {version}, {result['bytes']:,} bytes, tables in {tables}")
-        code = f" --code {result['code_file']}" if result["code_file"] else ""
-        typer.echo(f"serve it with: tackboard serve {out}{code}")
+        option = f" --code {result['code_file']}" if result["code_file"] else ""
+        typer.echo(f"serve it with: tackboard serve {out}{option}")

@@ -43,11 +43,16 @@ def score(
         ) from None
     history, candidates, more = read_request(text)
     if bundle is not None:
+        from tackboard.core.errors import counted
+        from tackboard.core.progress import say
         from tackboard.scoring.scorer import Scorer
 
         scorer = Scorer.load(bundle, code_file=code)
         model = str(scorer.signature.name)
-        scores = scorer.score(scorer.reader.read(history, candidates, **more))
+        read = scorer.reader.read(history, candidates, **more)
+        for field, number in read.num_unknown.items():
+            say(f"warning: {field} of {counted(number, 'event')} is missing or was never seen in training")
+        scores = scorer.score(read)
     else:
         from tackboard.serve.tokens import read_token
 

@@ -65,6 +65,7 @@ def train(
     trainer = Trainer(config, run, source, quiet=False)
     if is_new:
         run.write(config_to_json(config))
+    code_file = _trust_own_code(config)
     trainer.train()
     result: dict[str, Any] = {
         "run": str(run.path),
@@ -78,7 +79,7 @@ def train(
         "trimming": dict(source.trimming),
     }
     if fast_dev_run:
-        result |= _after_training(run)
+        result |= _after_training(run, code_file)
     _report(result, json_output)
 
 
@@ -127,14 +128,29 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
     return run
 
 
-def _after_training(run: RunDirectory) -> dict[str, Any]:
+def _trust_own_code(config: RunConfig) -> Path | None:
+    """Records the file of a user's own model for later commands; the file, or None for a model of ours."""
+    from tackboard.core.trusted_code import trust_code
+    from tackboard.models.interface import describe_model
+
+    described = describe_model(config.model)
+    if "code_file" not in described:
+        return None
+    path = Path(described["code_file"])
+    trust_code(path, described["code_sha256"])
+    return path
+
+
+def _after_training(run: RunDirectory, code_file: Path | None) -> dict[str, Any]:
     """The rest of a model's way, on a few users: load, evaluate, export, score."""
     from tackboard.checkpoint.store import find_checkpoint
     from tackboard.cli.evaluate import evaluate_run
     from tackboard.export.exporter import export_bundle
 
-    table = evaluate_run(run.path, max_users=32, quiet=True)
-    exported = export_bundle(find_checkpoint(run.path), run.path / "bundle", name="dev", version="1", tables="fp16")
+    table = evaluate_run(run.path, max_users=32, code_file=code_file, quiet=True)
+    exported = export_bundle(
+        find_checkpoint(run.path), run.path / "bundle", name="dev", version="1", tables="fp16", code_file=code_file
+    )
     return {"evaluated_users": table["num_users"], "bundle": exported["bundle"]}
 
 

@@ -1,4 +1,8 @@
-"""Imports a user's own Python file: a recipe, a model, a set of features. Only files that the user names are run."""
+"""Imports a user's own Python file: a recipe, a model, a set of features. Only files that the user names are run.
+
+A file's bytes are read once: what is hashed is what is compiled and run, and cached bytecode is neither read nor
+written. So a hash that was checked is a hash of the code that runs.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +15,52 @@ from types import ModuleType
 from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, UsageError, line_of_user_code, one_line
 
 
-def load_code(path: Path) -> ModuleType:
-    """Imports a user's Python file under a name of its own; the same file is imported once.
+def load_code(path: Path, sha256: str | None = None) -> ModuleType:
+    """Imports a user's Python file under a name of its own; the same content of the same file is imported once.
 
-    An error of ours that the file provokes (a feature that cannot be, say) comes through as it is. Any other, and
-    `sys.exit` too, is a UsageError with the file's line.
+    A file whose SHA-256 is not `sha256` is not run: UsageError. An error of ours that the file provokes (a feature that
+    cannot be, say) comes through as it is. Any other, and `sys.exit` too, is a UsageError with the file's line.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")
+    if path.suffix != ".py":
+        raise UsageError(f"{path} is not a Python file", allowed="allowed: path/to/file.py")
     source = str(path.resolve())
-    name = f"{USER_MODULE_PREFIX}{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise UsageError(
+            f"{path} is not the file that this model was trained with",
+            allowed="its SHA-256 differs from the recorded one, so it was not run",
+            fix=f"if you changed it on purpose, name it: --code {path}",
+        )
+    name = f"{USER_MODULE_PREFIX}{hashlib.sha256(f'{source} {digest}'.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, source)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file", allowed="allowed: path/to/file.py")
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    module.__dict__[_DIGEST] = digest
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(content, source, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what this is for
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, TackboardError) or not isinstance(error, Exception | SystemExit):
             raise
         raise _with_line(error, path, source) from error
     return module
+
+
+def sha256_of_code(module: ModuleType) -> str:
+    """The SHA-256 of the code that a module was made of; of its file as it is now, where Python imported it."""
+    return module.__dict__.get(_DIGEST) or hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+
+
+_DIGEST = "__tackboard_sha256__"
 
 
 def _with_line(error: BaseException, path: Path, source: str) -> UsageError:

@@ -27,14 +27,19 @@ from tackboard.core.manifest import write_manifest
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
-from tackboard.models.interface import build_model, describe_model, features_of, recorded_code_file, restore_config
+from tackboard.models.interface import build_model, describe_model, features_of, restore_config
 from tackboard.models.stored import check_fit, check_reads
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
 
-def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: str, tables: str) -> dict[str, Any]:
-    """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns sizes. An existing folder is refused."""
+def export_bundle(
+    checkpoint_path: Path, bundle: Path, *, name: str, version: str, tables: str, code_file: Path | None = None
+) -> dict[str, Any]:
+    """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns sizes. An existing folder is refused.
+
+    `code_file` is the file of a user's own model, where the operator named it.
+    """
     if tables not in PRECISIONS:
         close = suggest(tables, PRECISIONS)
         raise UsageError(
@@ -43,11 +48,10 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
     if not version.isdigit():
         raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
     checkpoint = load_trained(checkpoint_path)
-    code_file = recorded_code_file(checkpoint.state["model"])
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     state = checkpoint.path / STATE
     with blaming(state):
-        config = restore_config(checkpoint.state["model"], code_file)
+        config = restore_config(checkpoint.state["model"], code_file, of_run=True)
     check_fit(config, vocabulary, checkpoint.tensors["dense"] | checkpoint.tensors["tables"], state)
     if hasattr(config, "serving"):
         config = config.serving()
@@ -79,7 +83,7 @@ def export_bundle(checkpoint_path: Path, bundle: Path, *, name: str, version: st
         "version": version,
         "tables": tables,
         "bytes": num_bytes,
-        "code_file": str(code_file) if code_file else None,
+        "code_file": str(code_file) if code_file else checkpoint.state["model"].get("code_file"),
     }
 
 

@@ -2,14 +2,14 @@
 
 A model is any `nn.Module` with the methods of `SequenceModel`; no base class is needed. It is made by its config, a
 frozen dataclass with a `hashing` field and `build(vocabulary)`. A checkpoint or bundle stores the config and where its
-class lives: in this package, or in a file of the user's. Decided: code is never taken from a bundle. A bundle made
-with a user's model loads only when the operator names the file with `--code`.
+class lives: in this package, or in a file of the user's. Decided: code is never taken from a bundle or a run. A bundle
+made with a user's model loads only when the operator names the file with `--code`; a run also where this user's own
+`train` recorded the file, outside the run, and the file has not changed since.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
 import sys
 from pathlib import Path
@@ -23,7 +23,8 @@ from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.config import from_dict, to_dict
 from tackboard.core.errors import ConfigError, DataError, UsageError
 from tackboard.core.progress import say
-from tackboard.core.user_code import load_code
+from tackboard.core.trusted_code import check_trusted
+from tackboard.core.user_code import load_code, sha256_of_code
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.standard import DEFAULT_READS, features_for_model
@@ -115,22 +116,20 @@ def describe_model(config: Any) -> dict[str, Any]:
     cls = type(config)
     description = {"config_class": f"{cls.__module__}:{cls.__qualname__}", "config": to_dict(config)}
     if not cls.__module__.startswith(OWN_PREFIX):
-        source = sys.modules[cls.__module__].__file__
-        description["config_class"] = f"{Path(str(source)).name}:{cls.__qualname__}"
-        description["code_file"] = str(Path(str(source)).resolve())
-        description["code_sha256"] = hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()
+        module = sys.modules[cls.__module__]
+        source = Path(str(module.__file__))
+        description["config_class"] = f"{source.name}:{cls.__qualname__}"
+        description["code_file"] = str(source.resolve())
+        description["code_sha256"] = sha256_of_code(module)
     return description
 
 
-def recorded_code_file(description: dict[str, Any]) -> Path | None:
-    """Where the file of a user's own model lay when its run described it; None for a model of this package."""
-    return Path(description["code_file"]) if "code_file" in description else None
-
-
-def restore_config(description: dict[str, Any], code_file: Path | None = None) -> Any:
+def restore_config(description: dict[str, Any], code_file: Path | None = None, *, of_run: bool = False) -> Any:
     """The config object that `describe_model` described.
 
-    A class outside this package is taken from `code_file` and nowhere else; without it, UsageError says what to type.
+    A class outside this package is taken from `code_file`, which the operator named. Without it, the description of a
+    run (`of_run`) stands for the file it names, where this user's own training recorded that file and its SHA-256, and
+    the file still has it. Everything else is a UsageError that says what to type, and nothing was run.
     """
     try:
         place, _, name = str(description["config_class"]).partition(":")
@@ -139,16 +138,20 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None) -
         raise DataError("the model description lacks config_class or config") from None
     if place.startswith(OWN_PREFIX):
         module: ModuleType = _own_module(place)
-    elif code_file is None:
+    elif code_file is not None:
+        module = load_code(code_file)
+        if sha256_of_code(module) != description.get("code_sha256"):
+            say(f"warning: {code_file} is not the file this model was trained with; its scores may differ")
+    elif of_run and "code_file" in description:
+        recorded, sha256 = Path(str(description["code_file"])), str(description.get("code_sha256"))
+        check_trusted(recorded, sha256)
+        module = load_code(recorded, sha256)
+    else:
         raise UsageError(
             f"this model's code lives in a user's file, {place}",
             allowed="code is never taken from a bundle",
             fix=f"name the file: --code {place}",
         )
-    else:
-        module = load_code(code_file)
-        if hashlib.sha256(code_file.read_bytes()).hexdigest() != description.get("code_sha256"):
-            say(f"warning: {code_file} is not the file this model was trained with; its scores may differ")
     cls = getattr(module, name, None)
     if not dataclasses.is_dataclass(cls):
         raise DataError(f"{place} has no config class {name}", fix="use the file this model was trained with")

@@ -4,6 +4,9 @@ A history event has an item, and may have an action, a surface, a time and field
 order: they are sorted by time, ties kept as given. What a model reads beyond the history (the time of the request,
 attributes of the user and of the candidates, a context) follows from its features. A field that exists but that this
 model does not read is passed over before it is converted. Errors name the field and never repeat an id.
+
+Decided: what is left out means what the importer writes when a log leaves it out, so that a request is scored like the
+events that the model was trained on. What training cannot have seen all the same is counted in `num_unknown`.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from tackboard.bundle.signature import Signature
 from tackboard.core.config import suggest
 from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
+from tackboard.events.schema import DEFAULT_ACTION, DEFAULT_SURFACE, UNKNOWN_NAME
 from tackboard.features.column import DTYPES, Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_json
 
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
+LEFT_OUT = {"action": DEFAULT_ACTION, "surface": DEFAULT_SURFACE}
+"""The name of an event that has none, as in a log without that column; an empty name is UNKNOWN_NAME, as there."""
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
 """How attributes are named in a request: user_country, candidate_price, context_device."""
 ENTITIES = tuple(PREFIXES)
@@ -37,6 +43,8 @@ class ScoreRequest:
     """One user's history, oldest first, and C candidates, as columns of the unified representation.
 
     `attributes` are those of the user and the context (one row each) and of the candidates (C rows), by entity.
+    `num_unknown` counts the events whose action or surface training never saw, or which lack a time, by field, where
+    the model reads that field: it scores them, but with a vector that training did not move, or as simultaneous.
     """
 
     history: Mapping[str, Column]
@@ -44,6 +52,7 @@ class ScoreRequest:
     request_ms: int | None = None
     user_id: int | None = None
     attributes: Mapping[str, Mapping[str, Column]] = dataclasses.field(default_factory=dict)
+    num_unknown: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class RequestReader:
@@ -75,6 +84,8 @@ class RequestReader:
                 self.needs_user = True
         self.fields = tuple(name for name in self.history if name not in ("item", "action", "surface", "time"))
         """Fields of the events beyond the canonical ones."""
+        named = {"action": frozenset(signature.actions), "surface": frozenset(signature.surfaces)}
+        self._known = {name: names for name, names in named.items() if name in self.history}
         self._keep = plan.newest_events
         self.skipped = self._skipped_names()
         """Fields and attributes of the set that the model was trained from and does not read: passed over."""
@@ -100,7 +111,7 @@ class RequestReader:
     ) -> ScoreRequest:
         """Checks and converts a request. `history` holds parallel lists `item`, `action`, `surface`, `time_ms`, fields.
 
-        `action` and `surface` may be absent (unknown), `time_ms` too (all 0, order as given), and every attribute
+        `action` and `surface` may be absent (LEFT_OUT), `time_ms` too (all 0, order as given), and every attribute
         (missing). `attributes` holds a list for every name: of one value, or of one per candidate. Raises UsageError.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
@@ -125,10 +136,12 @@ class RequestReader:
         if self._keep is not None:
             order = order[-self._keep :]
         columns = {"item": Column(ID, items[order]), "time": Column(TIME, times[order])}
-        for name in ("action", "surface"):
-            if name in self.history:
-                names = _names(history.get(name), count, name)
-                columns[name] = Column.of(STRING, [names[position] for position in order])
+        unknown = {"time_ms": len(order)} if "time" in self.history and "time_ms" not in history else {}
+        for name, known in self._known.items():
+            names = _names(history.get(name), count, name)
+            chosen_names = [names[position] or UNKNOWN_NAME for position in order]
+            columns[name] = Column.of(STRING, chosen_names)
+            unknown[name] = sum(chosen not in known for chosen in chosen_names)
         for name in self.fields:
             columns[name] = self._column(history.get(name), count, self.history[name], f"history {name}").take(order)
         if user is None and self.needs_user:
@@ -150,6 +163,7 @@ class RequestReader:
             request_ms=self._moment(request_ms),
             user_id=None if user is None else _user_id(user, self.signature.user_type),
             attributes=self._attributes(attributes or {}, len(chosen)),
+            num_unknown={name: number for name, number in unknown.items() if number},
         )
 
     def _moment(self, value: Any) -> int | None:
@@ -263,7 +277,7 @@ def _user_id(value: Any, user_type: str) -> int:
 
 def _names(values: Sequence[Any] | None, count: int, field: str) -> Sequence[str]:
     if values is None:
-        return [""] * count
+        return [LEFT_OUT[field]] * count
     _check_length(values, count, field)
     for position, value in enumerate(values):
         if not isinstance(value, str):

@@ -197,6 +197,7 @@ class Application:
                 compute_output=now_ns - computed_ns,
             )
             self.telemetry.answered(timings, len(scores))
+            self.telemetry.unknown(job.request.num_unknown)
             return answer
         finally:
             self.num_in_flight -= 1

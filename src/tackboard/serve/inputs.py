@@ -7,7 +7,7 @@
     <name>_present                              beside those: false where a value is missing
     request_time_ms [1], user [1]               always; needed where the features read them
 
-Decided: an attribute that is left out is missing, as it is for an item that training never saw. A tensor that the
+Decided: what is left out means what the importer writes when a log leaves it out (`RequestReader`). A tensor that the
 protocol knows, or that the set of features declares which the model was trained from, and that this model does not read
 is accepted, so that one client can ask several models, and it is skipped before it is decoded. A name that nobody knows
 is refused: it is a typo more often than not. A list has no tensor, so each is a text of JSON. Names, datatypes and

@@ -20,6 +20,7 @@ FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF_STATUS = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
 SHED_REASONS = ("queue_full", "too_late", "memory", "draining", "connections")
 EXPIRED_STAGES = ("parse", "queue", "compute")
+UNKNOWN_FIELDS = ("action", "surface", "time_ms")
 LOG_OUTCOMES = ("logged", "dropped", "without_user_or_time")
 CLOSED_REASONS = (
     *("header_deadline", "body_deadline", "header_size", "chunk_size", "body_size", "pipeline", "malformed"),
@@ -116,12 +117,19 @@ class Telemetry:
         self._trimmed = Counter(
             "tackboard_trimmed_bytes_total", "Bytes of inputs that the model does not read", registry=registry
         )
+        self._unknown = Counter(
+            "tackboard_unknown_values_total",
+            "Events of answered requests whose action or surface training never saw, or without a time",
+            ["field"],
+            registry=registry,
+        )
         registry.register(_LogCollector(feature_log))
         # Every series exists from the start, so that a rate over a counter that never moved is 0 and not absent.
         for counter, labels in (
             (self._shed, SHED_REASONS),
             (self._expired, EXPIRED_STAGES),
             (self._closed, CLOSED_REASONS),
+            (self._unknown, UNKNOWN_FIELDS),
         ):
             for label in labels:
                 counter.labels(label)
@@ -167,6 +175,11 @@ class Telemetry:
         """Inputs of a request that were skipped because the model does not read them."""
         self._statistics.trimmed_bytes += num_bytes
         self._trimmed.inc(num_bytes)
+
+    def unknown(self, counts: Mapping[str, int]) -> None:
+        """Values of an answered request that the model reads and that training never saw, by one of UNKNOWN_FIELDS."""
+        for name, count in counts.items():
+            self._unknown.labels(name).inc(count)
 
     def set_ready(self, *, ready: bool) -> None:
         """Whether new requests are taken."""

@@ -14,7 +14,7 @@ from tackboard.data.loader import DataConfig
 from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import FeatureSet, load_features
-from tackboard.models.interface import describe_model, features_of, recorded_code_file, restore_config
+from tackboard.models.interface import describe_model, features_of, restore_config
 from tackboard.train.guard import GuardConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -122,9 +122,8 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 
 
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
-    """The config that `config_to_json` wrote. A user's own model is imported from where the run found it."""
-    description = data["model"]
-    model = restore_config(description, code_file or recorded_code_file(description))
+    """The config that `config_to_json` wrote for a run. `code_file` is the file of a user's own model, if named."""
+    model = restore_config(data["model"], code_file, of_run=True)
     rest = from_dict(RunConfig, data | {"model": None})
     return dataclasses.replace(rest, model=model)
 

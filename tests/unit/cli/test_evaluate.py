@@ -95,6 +95,8 @@ def test_other_data_is_read_with_the_models_vocabulary(
     answer = tackboard("evaluate", run, "--dataset", other, "--json")
     assert answer.code == 0, answer.err
     assert answer.json()["num_users"] == 3
+    assert "warning: actions that training never saw count as unknown: aa, ab, ac, ad, ae\n" in answer.err
+    assert "surfaces that" not in answer.err
     renamed = [
         (user, item, action.replace("a", "x") if len(action) == 2 else action, *rest)
         for user, item, action, *rest in log

@@ -59,6 +59,14 @@ def run(app: typer.Typer, *arguments: str, text: str | None = None) -> Any:
     return CliRunner().invoke(app, arguments, input=text)
 
 
+def test_offline_says_what_training_never_saw(app: typer.Typer, request_file: str) -> None:
+    assert "warning" not in run(app, request_file, "--offline", "--bundle", "b").stderr
+    least = json.dumps({"history": [{"item": 1}, {"item": 2}], "candidates": [10, 30]})
+    result = run(app, "-", "--offline", "--bundle", "b", text=least)
+    for field in ("action", "surface", "time_ms"):
+        assert f"warning: {field} of 2 events is missing or was never seen in training" in result.stderr
+
+
 def test_offline_json_is_ranked_with_ties_as_given(app: typer.Typer, request_file: str) -> None:
     result = run(app, request_file, "--offline", "--bundle", "b", "--json")
     assert json.loads(result.stdout) == {

@@ -124,7 +124,7 @@ def test_events_are_sorted_by_time_with_ties_as_given_and_all_columns_together()
         "item": [2, 3, 1],
         "time": [10, 10, 50],
         "action": ["save", "new", "click"],
-        "surface": ["", "home", "home"],
+        "surface": ["unknown", "home", "home"],  # as the importer names an empty one
     }
 
 
@@ -132,12 +132,37 @@ def test_the_newest_events_are_kept_after_sorting() -> None:
     timed = reader_of().read({"item": [1, 2, 3, 4, 5], "time_ms": [9, 1, 8, 2, 7]}, [1])
     assert history_of(timed)["item"] == [5, 3, 1]
     untimed = history_of(reader_of().read({"item": [1, 2, 3, 4, 5]}, [1]))
-    assert untimed == {"item": [3, 4, 5], "time": [0, 0, 0], "action": [""] * 3, "surface": [""] * 3}
+    assert untimed == {"item": [3, 4, 5], "time": [0, 0, 0], "action": ["event"] * 3, "surface": ["default"] * 3}
 
 
 def test_a_feature_that_counts_all_events_gets_them_all(wide: RequestReader) -> None:
     found = wide.read({"item": [1, 2, 3, 4, 5]}, [1], request_ms=0)
     assert history_of(found)["item"] == [1, 2, 3, 4, 5]
+
+
+def test_what_training_never_saw_is_counted_among_the_newest_events() -> None:
+    history: dict[str, list[Any]] = {
+        "item": [1, 2, 3, 4],
+        "action": ["x", "click", "x", "save"],
+        "surface": ["home"] * 4,
+    }
+    assert reader_of().read(history | {"time_ms": [1, 2, 3, 4]}, [1]).num_unknown == {"action": 1}
+    assert reader_of().read(history, [1]).num_unknown == {"action": 1, "time_ms": 3}
+    assert reader_of().read({"item": [1]}, [1]).num_unknown == {"action": 1, "surface": 1, "time_ms": 1}
+    assert reader_of(reads=("history.item",)).read({"item": [1]}, [1]).num_unknown == {}, "nothing else is read"
+    assert reader_of().read({}, [1]).num_unknown == {}
+
+
+def test_what_is_left_out_is_known_where_training_left_it_out() -> None:
+    names = {"actions": ("event", "unknown"), "surfaces": ("default",)}
+    signature = dataclasses.replace(signature_of(), **names)
+    reader = RequestReader(signature, features_for_model(DEFAULT_READS, Vocabulary.from_dict(names), 3))
+    request = reader.read({"item": [5, 6], "time_ms": [1, 2]}, [7])
+    assert request.num_unknown == {}
+    history = OnlineExecutor(reader.features.plan).compute(history=request.history)["history"].to_pylist()[0]
+    assert (history["action"], history["surface"]) == ([1, 1], [1, 1])
+    empty = reader.read({"item": [5, 6], "action": ["", "event"], "time_ms": [1, 2]}, [7])
+    assert empty.num_unknown == {} and history_of(empty)["action"] == ["unknown", "event"]
 
 
 @pytest.mark.parametrize("history", [{}, {"item": []}, {"item": [], "action": [], "time_ms": []}])
@@ -263,8 +288,8 @@ def test_attributes_and_fields_become_columns(wide: RequestReader) -> None:
     assert history_of(found) == {
         "item": [2, 1],
         "time": [10, 20],
-        "action": ["", ""],
-        "surface": ["", ""],
+        "action": ["event", "event"],
+        "surface": ["default", "default"],
         "dwell_ms": [5, None],
         "query": [None, "é"],
     }

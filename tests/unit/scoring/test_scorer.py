@@ -272,7 +272,8 @@ def test_a_users_model_is_served_only_with_its_file(tmp_path: Path, tiny_config:
     config = dataclasses.replace(tiny_config("training.steps=2"), model=load_code(code).MineConfig())
     run = RunDirectory.create(tmp_path / "runs", "own", config_to_json(config))
     train(config, run)
-    export_bundle(find_checkpoint(run.path), tmp_path / "bundle", name="own", version="1", tables="fp32")
+    checkpoint, bundle = find_checkpoint(run.path), tmp_path / "bundle"
+    export_bundle(checkpoint, bundle, name="own", version="1", tables="fp32", code_file=code)
     with pytest.raises(UsageError, match=r"--code mine\.py"):
         Scorer.load(tmp_path / "bundle")
     scores = Scorer.load(tmp_path / "bundle", code_file=code, num_threads=1).score(REQUEST)

@@ -436,6 +436,17 @@ def test_inputs_that_the_model_does_not_read_are_trimmed_and_counted(
     assert stats["model_stats"][0]["trimmed_bytes"] == sent + 2 * (4 + 5) + 2 * (4 + 4)
 
 
+def test_values_that_training_never_saw_are_counted(start_server: Start, request_body: Body) -> None:
+    running = start_server()
+    body = request_body([1, 2])
+    assert running.infer(body)[0] == 200
+    body["inputs"] = [entry for entry in body["inputs"] if entry["name"] != "history_surface"]
+    assert running.infer(body)[0] == 200
+    _, metrics, _ = running.call("GET", "/metrics")
+    assert 'tackboard_unknown_values_total{field="surface"} 2.0' in metrics.decode()
+    assert 'tackboard_unknown_values_total{field="action"} 0.0' in metrics.decode()
+
+
 def test_served_features_are_logged_and_counted(
     start_server: Start, scripted_scorer: Any, request_body: Body, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tackboard.core.config import apply_overrides
 from tackboard.core.errors import ConfigError, UsageError
+from tackboard.core.trusted_code import trust_code
 from tackboard.core.user_code import load_code
 from tackboard.events.vocabulary import Vocabulary
 from tackboard.train.config import RunConfig, TrainingConfig, config_from_json, config_to_json, features_for
@@ -41,6 +42,10 @@ def test_a_users_model_comes_back_from_its_file(tmp_path: Path, tiny_config: Cal
     path = tmp_path / "mine.py"
     path.write_text(OWN_MODEL)
     config = dataclasses.replace(tiny_config(), model=load_code(path).Mine(depth=7))
+    assert config_from_json(config_to_json(config), path) == config
+    with pytest.raises(UsageError, match="no record of training"):
+        config_from_json(config_to_json(config))
+    trust_code(path, config_to_json(config)["model"]["code_sha256"])
     assert config_from_json(config_to_json(config)) == config
 
 

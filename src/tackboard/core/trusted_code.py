@@ -1,0 +1,84 @@
+"""Which of a user's own Python files this user has trained with: the record that lets `evaluate` and `export` run them.
+
+    ${XDG_STATE_HOME:-~/.local/state}/tackboard/trusted-code/<hash of path and SHA-256>.json
+
+A run says which file its model came from, but a run may come from anybody, so its word proves nothing. `train` keeps
+the path and the SHA-256 of that file here, outside every run. Decided: one small file per entry, so that trainings at
+the same time cannot lose one; folders 0700, files 0600; a folder or file that somebody else owns or may write to counts
+for nothing. Where the record cannot be kept, training goes on and says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+from tackboard.core.errors import StorageError, UsageError
+from tackboard.core.files import write_json_atomic
+from tackboard.core.progress import say
+
+
+def trust_code(path: Path, sha256: str) -> None:
+    """Records that this user has trained with a file; a record that cannot be kept is a warning."""
+    try:
+        folder = _folder()
+        for part in (folder.parent, folder):
+            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_own(os.lstat(part), part)
+        entry = folder / _name(path, sha256)
+        write_json_atomic(entry, _content(path, sha256))
+        entry.chmod(0o600)
+    except (OSError, StorageError) as error:
+        reason = error.got if isinstance(error, StorageError) else f"{error.strerror}: {error.filename}"
+        say(f"warning: no record of {path} could be kept ({reason}); evaluate and export will need --code {path}")
+
+
+def check_trusted(path: Path, sha256: str) -> None:
+    """Raises UsageError unless `trust_code` recorded this file for this user, StorageError where others may write."""
+    refusal = UsageError(
+        f"this run names {path} as its model's code, and you have no record of training with it",
+        allowed="code is run when you name it, or where your own `tackboard train` recorded it",
+        fix=f"if you trust that file, name it: --code {path}",
+    )
+    try:
+        folder = _folder()
+        for part in (folder.parent, folder):
+            _check_own(os.lstat(part), part)
+        entry = folder / _name(path, sha256)
+        with open(os.open(entry, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
+            _check_own(os.fstat(file.fileno()), entry)
+            recorded = json.load(file)
+    except (OSError, ValueError):
+        raise refusal from None
+    if recorded != _content(path, sha256):
+        raise refusal
+
+
+def _folder() -> Path:
+    state, home = os.environ.get("XDG_STATE_HOME", ""), os.environ.get("HOME", "")
+    root = Path(state) if os.path.isabs(state) else Path(home, ".local", "state")
+    if not root.is_absolute():
+        raise FileNotFoundError(errno.ENOENT, "neither XDG_STATE_HOME nor HOME names a folder", "$HOME")
+    return root / "tackboard" / "trusted-code"
+
+
+def _content(path: Path, sha256: str) -> dict[str, str]:
+    return {"code_file": str(path), "code_sha256": sha256}
+
+
+def _name(path: Path, sha256: str) -> str:
+    return hashlib.sha256(json.dumps(_content(path, sha256)).encode()).hexdigest() + ".json"
+
+
+def _check_own(status: os.stat_result, path: Path) -> None:
+    plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    if not plain or status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StorageError(
+            f"{path} is a link, is owned by somebody else, or others may write to it",
+            allowed="the record of code to trust must be its user's alone",
+            fix="remove it and train again, or name the model's file with --code",
+        )
