@@ -152,7 +152,8 @@ def test_errors_have_one_shape(start_server: Start) -> None:
 
 
 def test_errors_of_the_body(start_server: Start, request_body: Body) -> None:
-    running = start_server(protocol=ProtocolLimits(max_body_bytes=100_000), max_candidates=4)
+    limits, patience = ProtocolLimits(max_body_bytes=100_000), AdmissionConfig(timeout_ms=8000)
+    running = start_server(protocol=limits, admission=patience, max_candidates=4)
     assert running.infer(b"{")[0] == 400
     assert running.infer(request_body([1, 2, 3, 4, 5]))[0] == 400
     assert running.infer(bytes(100_001))[0] == 413

@@ -233,14 +233,15 @@ def test_a_client_that_does_not_read_is_not_waited_for_for_ever(start_server: St
     running = start_server(connection=ConnectionLimits(idle_timeout_s=0.5))
     state = running.server._uvicorn.server_state
     ask = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-    with socket.socket() as client, suppress(ConnectionResetError):
+    with socket.socket() as client, suppress(ConnectionResetError, BrokenPipeError):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", running.port))
         for num_asked in range(1, 5000):
             client.sendall(ask)
-            while state.total_requests < num_asked:
+            # On a busy machine the unread answers may be too old before the buffers are full.
+            while state.total_requests < num_asked and state.connections:
                 time.sleep(0.0005)
-            if any(connection.flow.write_paused for connection in list(state.connections)):
+            if not state.connections or any(connection.flow.write_paused for connection in list(state.connections)):
                 break
         client.sendall(ask * 2)
         ends = time.monotonic() + 5
