@@ -31,7 +31,7 @@ def serve(
 
     from tackboard.core.config import check
     from tackboard.core.errors import UsageError
-    from tackboard.core.files import write_text_atomic
+    from tackboard.core.files import write_text_atomic, writing
     from tackboard.features.serving_log import FeatureLog, FeatureLogConfig, read_key
     from tackboard.serve.admission import AdmissionConfig
     from tackboard.serve.connection import ConnectionLimits
@@ -74,7 +74,8 @@ def serve(
 
     def announce(url: str) -> None:
         if port_file is not None:
-            write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
+            with writing("--port-file", port_file):
+                write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
         print(f"serving {scorer.signature.name} on {url}", flush=True)
 
     try:
