@@ -94,6 +94,14 @@ TENSORS = [
 ]
 
 
+QUICK = ("bundle-v2", "checkpoint-v1", "dataset-v1-requests")
+"""Those whose files are changed in every run of the tests; the others have files of the same kinds."""
+
+
+def quick(files: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [each for each in files if each[0] in QUICK]
+
+
 @pytest.fixture
 def forge(tmp_path: Path) -> Callable[[str], Path]:
     def copied(name: str) -> Path:
@@ -173,7 +181,7 @@ def check_documents(forge: Callable[[str], Path], name: str, file: str, at_most:
             raise AssertionError(f"{name}/{file}: {words}: {type(error).__name__}: {error}") from error
 
 
-@pytest.mark.parametrize(("name", "file"), DOCUMENTS)
+@pytest.mark.parametrize(("name", "file"), quick(DOCUMENTS))
 def test_a_document_of_another_shape_is_read_or_named(forge: Callable[[str], Path], name: str, file: str) -> None:
     check_documents(forge, name, file, at_most=5)
 
@@ -181,13 +189,13 @@ def test_a_document_of_another_shape_is_read_or_named(forge: Callable[[str], Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), DOCUMENTS)
 def test_more_documents_of_another_shape(forge: Callable[[str], Path], name: str, file: str) -> None:
-    check_documents(forge, name, file, at_most=40)
+    check_documents(forge, name, file, at_most=15)
 
 
-@pytest.mark.parametrize(("name", "file"), [each for each in DOCUMENTS if each[1] != MANIFEST])
+@pytest.mark.parametrize(("name", "file"), [each for each in quick(DOCUMENTS) if each[1] != MANIFEST])
 def test_a_document_that_is_no_object_is_named(forge: Callable[[str], Path], name: str, file: str) -> None:
     folder = forge(name)
-    for whole in (5, None, [], "x", {}):
+    for whole in (5, [], {}):
         (folder / file).write_text(json.dumps(whole))
         reseal(folder)
         assert file in outcome(folder, name), whole
@@ -231,7 +239,7 @@ def check_tables(forge: Callable[[str], Path], name: str, file: str, at_most: in
     return refused
 
 
-@pytest.mark.parametrize(("name", "file"), TABLES)
+@pytest.mark.parametrize(("name", "file"), quick(TABLES))
 def test_a_table_of_another_shape_is_read_or_named(forge: Callable[[str], Path], name: str, file: str) -> None:
     check_tables(forge, name, file, at_most=5)
 
@@ -251,7 +259,7 @@ def test_events_without_a_key_are_refused(forge: Callable[[str], Path]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), TABLES)
 def test_more_tables_of_another_shape(forge: Callable[[str], Path], name: str, file: str) -> None:
-    check_tables(forge, name, file, at_most=40)
+    check_tables(forge, name, file, at_most=15)
 
 
 @pytest.mark.parametrize(("column", "sorted_by"), [("time_ms", "user_id and time_ms"), ("user_id", "user_id")])
@@ -268,7 +276,7 @@ def test_train_refuses_events_that_are_not_sorted(forge: Callable[[str], Path], 
 
 
 def test_a_file_that_is_no_parquet_is_named(forge: Callable[[str], Path]) -> None:
-    for name, file in TABLES:
+    for name, file in quick(TABLES):
         folder = forge(name)
         whole = (folder / file).read_bytes()
         for data in (
@@ -292,7 +300,7 @@ def write_header(path: Path, header: bytes, data: bytes) -> None:
     path.write_bytes(struct.pack("<Q", len(header)) + header + data)
 
 
-@pytest.mark.parametrize(("name", "file"), TENSORS)
+@pytest.mark.parametrize(("name", "file"), quick(TENSORS))
 def test_a_lying_header_of_tensors_is_named(forge: Callable[[str], Path], name: str, file: str) -> None:
     folder = forge(name)
     whole = (folder / file).read_bytes()
