@@ -32,7 +32,10 @@ from tackboard.core.manifest import MANIFEST, read_manifest, seal, write_manifes
 from tackboard.data.loader import DataConfig, TrainingSteps
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
 from tackboard.data.requests import read_labels
-from tackboard.data.source import open_sequences, snapshot_path
+from tackboard.data.source import load_sequences, open_sequences, snapshot_path
+from tackboard.evaluation.truth import oracle
+from tackboard.events.world_config import WorldConfig
+from tackboard.events.world_dataset import write_world
 from tackboard.export.exporter import export_bundle
 from tackboard.scoring.scorer import Scorer
 from tackboard.serve.model import ServedModel
@@ -445,3 +448,19 @@ def test_the_snapshot_of_a_lineage_is_one_folder(forge: Callable[[str], Path], s
     (folder / "state.json").write_text(json.dumps(content))
     reseal(folder)
     assert "state.json is malformed: lineage.snapshot" in outcome(folder, "checkpoint-v1")
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_items": 1 << 40}, {"num_items": 31}, {"num_users": 1}, {"num_styles": 1 << 50}, {"x": 1}]
+)
+def test_a_world_that_is_not_the_datasets_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The oracle makes as many items as truth.json says."""
+    folder = write_world(WorldConfig(num_users=9, num_items=30, num_topics=3), tmp_path, "small")
+    truth = json.loads((folder / "truth.json").read_text())
+    (folder / "truth.json").write_text(json.dumps(truth | change))
+    reseal(folder)
+    sequences = load_sequences(folder)
+    with pytest.raises(CorruptFileError, match=r"truth\.json is malformed"):
+        score = oracle(sequences)
+        assert score is not None
+        score(np.arange(len(sequences.user_ids)))
