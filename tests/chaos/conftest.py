@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -99,13 +100,14 @@ class Runs:
 class Nursery:
     """The driver process, and the workspace its trials run in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
+        """`within` is a command that starts the driver in surroundings of its own."""
         self.folder = folder
         self.num_trials = 0
         self._num_runs = 0
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(HERE / "driver.py")],
+            [*within, sys.executable, "-W", "error", str(HERE / "driver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -181,6 +183,33 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
         patch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 100)
         write_world(WORLD, folder / "datasets", "small")
     nursery = Nursery(folder)
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """A driver whose folder holds `disk`, 4 MB that nobody else sees, and what the commands read."""
+    recipe = f"{HERE / 'small_recipe.py'}:recipe"
+    folder = tmp_path_factory.mktemp("full")
+    (folder / "disk").mkdir()
+    write_world(WORLD, folder / "datasets", "small")
+    lines = [f"{number % 50},{number % 70},{1_700_000_000 + number}" for number in range(2_000)]
+    (folder / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    mount = 'mount -t tmpfs -o size=4m small "$1" && shift && exec "$@"'
+    nursery = Nursery(folder, ["unshare", "-m", "bash", "-c", mount, "bash", str(folder / "disk")])
+    for arguments in (
+        ["train", recipe, "--runs", "runs"],
+        ["train", recipe, "--runs", "begun", "--set", "training.steps=12"],
+        ["export", "runs/latest", "--out", "bundle"],
+        ["sequences", "create", "store.db"],
+    ):
+        made = nursery.run(arguments)
+        assert made.code == 0, made.log
+    (folder / "runs" / "latest").resolve().rename(folder / "done")
+    begun = (folder / "begun" / "latest").resolve()
+    (begun / "STATUS").write_text("running\n")
+    shutil.rmtree((begun / "checkpoints" / "latest").resolve())
     yield nursery
     nursery.close()
 

@@ -11,6 +11,7 @@ command line's own entry. Orders come as JSON lines on standard input, answers g
     … "after_s": SECONDS, "signal": "SIGKILL"            a signal from outside, so long after the start
     … "from": GLOB                                       … counted from when a path in the folder matches, not the start
     … "points": PATH                                     record the points that the writer passes
+    … "disk": PATH, "copied": [PATH], "free_bytes": N    empty that disk, copy paths onto it, leave N bytes free
     {"reap": true}                                       wait until no process of any trial is left
 """
 
@@ -23,6 +24,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -70,6 +72,20 @@ def observe(order: dict[str, Any]) -> None:
     files.observer = stand
 
 
+def fill_disk(disk: Path, copied: list[str], free_bytes: int) -> None:
+    """Leaves on a small disk only `copied` and a file that fills it but for `free_bytes`."""
+    for path in disk.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for source in map(Path, copied):
+        if source.is_dir():
+            shutil.copytree(source, disk / source.name, symlinks=True)
+        else:
+            shutil.copy(source, disk / source.name)
+    state = os.statvfs(disk)
+    with (disk / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, state.f_bavail * state.f_frsize - free_bytes))
+
+
 def run_trial(order: dict[str, Any]) -> None:
     """The child: becomes `tackboard ARGUMENTS` and ends."""
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -79,6 +95,8 @@ def run_trial(order: dict[str, Any]) -> None:
     os.chdir(order["folder"])
     if "max_file_bytes" in order:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["max_file_bytes"], resource.RLIM_INFINITY))
+    if "disk" in order:
+        fill_disk(Path(order["disk"]), order.get("copied", []), order["free_bytes"])
     sys.argv = ["tackboard", *order["arguments"]]
     observe(order)
     command_line.run()

@@ -125,3 +125,64 @@ def test_a_disk_that_is_really_full(nursery: Nursery, tmp_path: Path) -> None:
     assert len(lines) - lines.index(error[0]) <= 3
     (run,) = (kept / "runs").glob("*_small_*")
     load_checkpoint(run / "checkpoints" / "latest")
+
+
+RECIPE = f"{Path(__file__).parent / 'small_recipe.py'}:recipe"
+FEATURES = "tackboard.recipes.demo_features"
+COLUMNS = ["--user", "user", "--item", "item", "--time", "time"]
+COMMANDS: dict[str, tuple[list[str], list[str]]] = {
+    "init": (["init", "log.csv", *COLUMNS, "--out", "disk/made", "--recipe", "new.py"], []),
+    "init recipe": (["init", "log.csv", *COLUMNS, "--out", "made", "--recipe", "disk/new.py"], []),
+    "synth": (["data", "synth", "--out", "disk/made", "--set", "num_users=20"], []),
+    "label": (["data", "label", "disk/small", "--label", "save=1h"], ["datasets/small"]),
+    "retain": (["data", "retain", "disk/small", "--days", "30"], ["datasets/small"]),
+    "forget": (["data", "forget", "--user", "7", "--data", "disk/small"], ["datasets/small"]),
+    "forget in a store": (["data", "forget", "--user", "7", "--store", "disk/store.db"], ["store.db"]),
+    "stats": (["data", "stats", "datasets/small", "--out", "disk/page.html"], []),
+    "backfill": (["features", "backfill", FEATURES, "--data", "disk/small"], ["datasets/small"]),
+    "docs": (["features", "docs", FEATURES, "--out", "disk/page.html"], []),
+    "train": (["train", RECIPE, "--runs", "disk/runs"], []),
+    "resume": (["train", RECIPE, "--runs", "disk/begun", "--resume", "auto"], ["begun"]),
+    "evaluate": (["evaluate", "disk/done"], ["done"]),
+    "export": (["export", "done", "--out", "disk/bundle"], []),
+    "create": (["sequences", "create", "disk/store.db"], []),
+    "append": (["sequences", "append", "disk/store.db", "log.csv"], ["store.db"]),
+    "correct": (["sequences", "correct", "disk/store.db", "--data", "datasets/small"], ["store.db"]),
+    "port file": (["serve", "bundle", "--port", "0", "--port-file", "disk/port"], []),
+}
+"""Commands that write to the disk, and what lies there before."""
+FREE_BYTES = (0, 8_192, 40_960, 131_072)
+
+
+def check_full_disk(small_disk: Nursery, name: str, free_bytes: int) -> bool:
+    """Whether the disk was full; then the command must say so, and where."""
+    arguments, copied = COMMANDS[name]
+    shutil.rmtree(small_disk.folder / "made", ignore_errors=True)
+    (small_disk.folder / "new.py").unlink(missing_ok=True)
+    order: dict[str, Any] = {"disk": str(small_disk.folder / "disk"), "copied": copied, "free_bytes": free_bytes}
+    if arguments[0] == "serve":
+        order |= {"after_s": 20.0, "signal": "SIGTERM"}
+    done = small_disk.run(arguments, **order)
+    if done.code == 0:
+        return False
+    assert done.code == 2 and "Traceback" not in done.log and 1 <= len(done.error_lines) <= 3, done.log
+    message = "\n".join(done.error_lines)
+    # SQLite has words of its own for it, and a run that cannot fit is refused before it begins.
+    assert any(word in message for word in (WORDS["ENOSPC"], "disk is full", "disk I/O error", "0.0 MB free")), message
+    assert "disk/" in message, message
+    return True
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount a tmpfs")
+@pytest.mark.parametrize("name", ["init recipe", "evaluate", "create"])
+def test_a_full_disk_is_told_with_its_path(small_disk: Nursery, name: str) -> None:
+    assert check_full_disk(small_disk, name, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount a tmpfs")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_tells_a_full_disk_with_its_path(small_disk: Nursery, name: str) -> None:
+    assert check_full_disk(small_disk, name, 0)
+    for free_bytes in FREE_BYTES[1:] if COMMANDS[name][0][0] != "serve" else ():
+        check_full_disk(small_disk, name, free_bytes)

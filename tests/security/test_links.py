@@ -16,6 +16,7 @@ from tackboard.cli.verify import verify
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.events.dataset import open_dataset
+from tackboard.events.quality import check_dataset
 from tackboard.scoring.scorer import Scorer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -96,6 +97,18 @@ def test_nothing_with_a_link_is_sealed(folder: Path) -> None:
     with pytest.raises(CorruptFileError, match="added is a symbolic link"):
         write_manifest(folder, "dataset")
     assert not (folder / MANIFEST).exists()
+
+
+def test_the_check_of_a_dataset_finds_links_and_pipes_and_opens_none(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "dataset-v1", tmp_path / "dataset-v1"))
+    (folder / "items.parquet").rename(tmp_path / "outside")
+    (folder / "items.parquet").symlink_to(tmp_path / "outside")
+    (folder / "users.parquet").unlink()
+    os.mkfifo(folder / "users.parquet")
+    (folder / "added").symlink_to("gone")
+    report = check_dataset(folder)
+    found = {finding.file for finding in report.findings if "it is a link" in finding.wrong}
+    assert found == {"added", "items.parquet", "users.parquet"}
 
 
 def test_the_links_above_these_folders_stay(tmp_path: Path) -> None:

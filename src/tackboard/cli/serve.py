@@ -106,11 +106,12 @@ def _run(scorer: Scorer, config: ServeConfig, log: FeatureLog | None, port_file:
 def _announce(name: str, port_file: Path | None, url: str) -> None:
     import gc
 
-    from tackboard.core.files import write_text_atomic
+    from tackboard.core.files import write_text_atomic, writing
 
     # What is loaded by now stays. Looking through all of torch for garbage would hold up the loop for 100 ms.
     gc.collect()
     gc.freeze()
     if port_file is not None:
-        write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
+        with writing("--port-file", port_file):
+            write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
     print(f"serving {name} on {url}", flush=True)

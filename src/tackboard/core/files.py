@@ -73,6 +73,12 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def name_path(error: BaseException, path: Path) -> None:
+    """Puts `path` into an error of the system that does not say where: neither writes nor libraries do."""
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = str(path)
+
+
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`; readers see the old bytes or all of the new ones."""
     name = path.name
@@ -100,8 +106,9 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
         except FileNotFoundError:
             if not left or not path.parent.is_dir():
                 raise
-        except BaseException:
+        except BaseException as error:
             temporary.unlink(missing_ok=True)
+            name_path(error, path)
             raise
     reach(f"{path.name}:after-rename")
     fsync_path(path.parent)
@@ -119,6 +126,16 @@ def write_text_atomic(path: Path, text: str) -> None:
 def write_json_atomic(path: Path, value: Any) -> None:
     """`write_bytes_atomic` for JSON, indented, with a final newline."""
     write_text_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a text file; a write that fails names the path."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        name_path(error, path)
+        raise
 
 
 def replace_symlink(link: Path, target: str) -> None:
@@ -169,8 +186,7 @@ def new_directory(final: Path) -> Iterator[Path]:
             reach(f"{final.name}:after-rename")
             fsync_path(final.parent)
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(final)  # Libraries that write do not always say where.
+        name_path(error, final)
         raise
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from tackboard.core.errors import DataError, UsageError, counted
 from tackboard.core.files import (
+    append_line,
     new_directory,
     read_json,
     remove_leftovers,
@@ -120,8 +121,7 @@ class RunDirectory:
     def log_line(self, line: str) -> None:
         """Appends one dated line to log.txt."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{stamp} {line}\n")
+        append_line(self.path / "log.txt", f"{stamp} {line}")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All metric lines that can be read, in order."""
@@ -148,8 +148,7 @@ class RunDirectory:
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         # JSON has no infinity: a figure that is not finite is written as null.
         value = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in value.items()}
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
+        append_line(self.path / name, json.dumps(value))
 
 
 def describe_environment() -> dict[str, Any]:

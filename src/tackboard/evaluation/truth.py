@@ -26,8 +26,8 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
     with blaming(path):
         config = from_dict(WorldConfig, truth, "world")
         # A world lists every item, born or not. Compared before anything of that size is made.
-        if config.num_items != len(sequences.catalogue):
-            raise DataError(f"the world has {config.num_items:,} items, the dataset {len(sequences.catalogue):,}")
+        if config.num_items != dataset.num_items:
+            raise DataError(f"the world has {config.num_items:,} items, the dataset {dataset.num_items:,}")
         columns = find_ids(oracle_item_ids(config), sequences.catalogue)
         if (columns < 0).any():
             raise DataError("the world does not have the items of the dataset")

@@ -71,7 +71,9 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
     if not _check_manifest(folder, findings):
         return QualityReport(folder, 0, 0, 0, findings.sorted())
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
-    files = {file.name: file for file in sorted(folder.glob("*.parquet"))}
+    # Nothing else is opened: a link may lead anywhere, and a pipe would be waited for.
+    plain = [file for file in sorted(folder.glob("*.parquet")) if file.is_file() and not file.is_symlink()]
+    files = {file.name: file for file in plain}
     for name in REQUIRED:
         if not (folder / name).is_file():
             findings.add("file-missing", name)
@@ -112,10 +114,14 @@ def _check_manifest(folder: Path, findings: Findings) -> bool:
     listed = {str(entry["name"]): entry for entry in manifest.get("files", [])}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.is_file() and name not in listed and file != folder / MANIFEST:
+        if file.is_symlink() or not (file.is_file() or file.is_dir()):
+            findings.add("manifest", name, "it is a link, or neither a file nor a folder")
+        elif file.is_file() and name not in listed and file != folder / MANIFEST:
             findings.add("manifest", name, "the manifest does not list it")
     for name, entry in listed.items():
         file = folder / name
+        if file.is_symlink():
+            continue
         if not file.is_file():
             if name not in REQUIRED:
                 findings.add("file-missing", name)

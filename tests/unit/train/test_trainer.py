@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tackboard.batch import SequenceBatch
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
-from tackboard.core.errors import DivergedError, Preempted, UsageError
-from tackboard.core.manifest import write_manifest
+from tackboard.core.errors import CorruptFileError, DivergedError, Preempted, UsageError
+from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.features.feature_set import read_features
@@ -404,6 +405,30 @@ def test_a_run_goes_on_with_its_own_snapshot_only(
     other = make_dataset(tmp_path, [(1, item, "click", "home", item) for item in range(9)])
     with pytest.raises(UsageError, match="was started on snapshot"):
         Trainer(tiny_config("training.steps=1"), trainer.run, open_sequences(other)).train(quiet=True)
+
+
+@pytest.mark.parametrize("change", ["shape", "missing", "name", "dense"])
+def test_tensors_that_are_not_the_runs_are_named(make_trainer: MakeTrainer, change: str) -> None:
+    """A checkpoint may be sealed anew with other tensors; a resumed run does not take them for its own."""
+    trainer = make_trainer("training.steps=1")
+    trainer.train(quiet=True)
+    path = trainer.store.complete()[-1]
+    file = path / ("dense.safetensors" if change == "dense" else "optimizer.safetensors")
+    tensors = load_file(file)
+    name = next(key for key in sorted(tensors) if tensors[key].dim() == 2)
+    if change == "missing":
+        del tensors[next(key for key in tensors if key.startswith("adagrad."))]
+    elif change == "name":
+        tensors["/".join([name, "x"])] = tensors[name].clone()
+        tensors[f"{name.rpartition('.')[0]}.more"] = tensors.pop(name)
+    else:
+        tensors[name] = tensors[name][1:].clone()
+    save_file(tensors, file)
+    (path / MANIFEST).unlink()
+    write_manifest(path, "checkpoint", {"step": 1})
+    with pytest.raises(CorruptFileError) as caught:
+        make_trainer("training.steps=2", run=trainer.run).train(quiet=True)
+    assert str(path if change == "dense" else file) in caught.value.got
 
 
 def test_every_checkpoint_says_what_the_model_reads(make_trainer: MakeTrainer, tiny_source: SequenceSource) -> None:
