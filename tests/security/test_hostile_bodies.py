@@ -226,6 +226,17 @@ def test_no_callback_of_the_event_loop_takes_long(servers: dict[str, Probed], na
     assert found == 200 or list(json.loads(answer)) == ["error"]
 
 
+def test_a_large_body_whose_client_leaves(servers: dict[str, Probed]) -> None:
+    server = servers["int64"]
+    server.longest_callback()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 64000000\r\n\r\n" % PATH.encode())
+        client.sendall(bytes(63_000_000))
+    time.sleep(0.2)
+    longest = server.longest_callback()
+    assert longest["ms"] < MAX_CALLBACK_MS, longest
+
+
 def health_ms(port: int, seconds: float) -> list[float]:
     """Times of health calls on one connection, one after another."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

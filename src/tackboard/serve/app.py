@@ -175,9 +175,11 @@ class Application:
         self._check_model(route)
         self.admission.check_room()
         held = [0]
+        encoding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
+        body = Body([], encoding, headers.get(b"inference-header-content-length"))
         self.num_in_flight += 1
         try:
-            body = await self._read_body(headers, receive, held)
+            await self._read_body(body, headers, receive, held)
             arrived_ns = time.monotonic_ns()
             parsed = self.parser.parse_cheap(body) or await self._parse_elsewhere(body, receive)
             request = parsed.request
@@ -202,9 +204,10 @@ class Application:
         finally:
             self.num_in_flight -= 1
             self._buffered_bytes -= held[0]
+            _let_go(body.chunks)
 
-    async def _read_body(self, headers: Headers, receive: Receive, held: list[int]) -> Body:
-        """The whole body, in pieces: joining 64 MiB would hold up the loop, and so would a million tiny pieces.
+    async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
+        """Fills `body` with pieces: joining 64 MiB would hold up the loop, and so would a million tiny pieces.
 
         `held[0]` is raised by every byte that counts against the shared buffer.
         """
@@ -212,7 +215,7 @@ class Application:
         too_large = RequestError(413, f"the body is larger than the limit of {limit:,} bytes")
         if int(headers.get(b"content-length", b"0")) > limit:
             raise too_large
-        pieces: list[bytearray] = []
+        pieces = body.chunks
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -225,21 +228,18 @@ class Application:
             if self._buffered_bytes > self._max_buffered_bytes:
                 raise RequestError(429, "too many large bodies at a time", reason="memory", retry_after_s=1)
             is_last = not message.get("more_body", False)
-            if pieces or not is_last:
-                if not pieces or len(pieces[-1]) >= _PIECE_BYTES:
-                    pieces.append(bytearray())
-                pieces[-1] += chunk
+            if is_last and not pieces:
+                pieces.append(chunk)
+                return
+            if not pieces or len(pieces[-1]) >= _PIECE_BYTES:
+                pieces.append(bytearray())
+            pieces[-1] += chunk
             if is_last:
-                encoding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
-                return Body(pieces or [chunk], encoding, headers.get(b"inference-header-content-length"))
+                return
 
     async def _parse_elsewhere(self, body: Body, receive: Receive) -> Parsed:
         deadline_s = self.admission.deadline_s(self.parser.timeout_hint_us(body))
-        try:
-            return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
-        finally:
-            # The parser's thread and the frames of an error may hold the body on; they must not hold its memory.
-            body.chunks = ()
+        return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
         """What comes of a job in `line`, unless its deadline passes, it fails or the client goes away first."""
@@ -264,6 +264,16 @@ class Application:
             return 200, body, [JSON_TYPE]
         length = (b"inference-header-content-length", str(json_length).encode())
         return 200, body, [(b"content-type", b"application/octet-stream"), length]
+
+
+def _let_go(pieces: list[bytes | bytearray]) -> None:
+    """Frees a body that may be large, 4 MiB at a time; freeing 64 MiB at once would hold up the loop for 7 ms.
+
+    It empties the list itself: the frames of an error, or the parser's thread, may hold it on.
+    """
+    del pieces[-16:]
+    if pieces:
+        asyncio.get_running_loop().call_soon(_let_go, pieces)
 
 
 def _health(state: dict[str, Any], otherwise: str, *, good: bool) -> Answer:

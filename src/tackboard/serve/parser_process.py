@@ -52,7 +52,10 @@ class ParserProcess:
             self._connect()
 
     def parse(self, body: Body) -> Parsed:
-        """As `RequestParser.parse`. A RequestError of status 500 where the process died or hung."""
+        """As `RequestParser.parse`, and takes the pieces out of `body` as they are sent.
+
+        A RequestError of status 500 where the process died or hung.
+        """
         with self._in_use:
             try:
                 connection = self._connect()
@@ -120,15 +123,18 @@ def serve_parser(connection: Connection) -> None:
 
 
 def _send(connection: Connection, body: Body) -> None:
-    chunks = body.chunks  # The loop may take them away meanwhile.
-    connection.send((body.encoding, body.header_length, len(chunks)))
-    for chunk in chunks:
-        connection.send_bytes(chunk)
+    connection.send((body.encoding, body.header_length))
+    # The loop frees the pieces of a body that nobody waits for any more; whatever is cut short then, nobody reads.
+    with contextlib.suppress(IndexError):
+        while True:
+            if chunk := body.chunks.pop(0):
+                connection.send_bytes(chunk)
+    connection.send_bytes(b"")
 
 
 def _receive(connection: Connection) -> Body:
-    encoding, header_length, num_chunks = connection.recv()
-    return Body([b"".join([connection.recv_bytes() for _ in range(num_chunks)])], encoding, header_length)
+    encoding, header_length = connection.recv()
+    return Body([b"".join(iter(connection.recv_bytes, b""))], encoding, header_length)
 
 
 def _answer(parser: RequestParser, body: Body) -> Any:

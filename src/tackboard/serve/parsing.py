@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tackboard.scoring.request import ScoreRequest
@@ -41,7 +40,7 @@ _TIMEOUT = re.compile(rb'"timeout"\s*:\s*(\d{1,15})')
 class Body:
     """A body as it arrived, in pieces, with the headers that say how to read it."""
 
-    chunks: Sequence[bytes | bytearray]
+    chunks: list[bytes | bytearray]
     encoding: str = ""
     header_length: bytes | None = None
 

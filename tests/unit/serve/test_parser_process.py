@@ -61,8 +61,8 @@ def body_of(envelope: dict[str, Any], piece: int = 10_000) -> Body:
 def test_it_parses_as_we_do(
     process: ParserProcess, parser: RequestParser, request_body: Callable[..., dict[str, Any]]
 ) -> None:
-    for body in (body_of(request_body(list(range(10_000)), list(range(500)), timeout=7)), body_of(request_body([1]))):
-        found, expected = process.parse(body), parser.parse(body)
+    for envelope in (request_body(list(range(10_000)), list(range(500)), timeout=7), request_body([1])):
+        found, expected = process.parse(body_of(envelope)), parser.parse(body_of(envelope))
         assert found.request == expected.request
         assert found.score_request.candidate_items.tolist() == expected.score_request.candidate_items.tolist()
         for name, column in expected.score_request.history.items():
@@ -106,10 +106,10 @@ def test_columns_of_every_kind_arrive_bit_for_bit(scripted_scorer: Any) -> None:
         }
         for name, (kind, rows) in given.items()
     ]
-    body = body_of({"inputs": entries})
+    envelope = {"inputs": entries}
     process = ParserProcess(parser)
     try:
-        found, expected = process.parse(body).score_request, parser.parse(body).score_request
+        found, expected = process.parse(body_of(envelope)).score_request, parser.parse(body_of(envelope)).score_request
     finally:
         process.stop()
     assert (found.user_id, found.request_ms) == (expected.user_id, expected.request_ms) == (9, 1_700_000_000_000)
@@ -140,22 +140,22 @@ def test_it_loads_little_and_ignores_the_signals_of_its_server(process: ParserPr
 def test_one_that_dies_is_followed_by_another(
     process: ParserProcess, request_body: Callable[..., dict[str, Any]]
 ) -> None:
-    body = body_of(request_body([1, 2]))
+    envelope = request_body([1, 2])
     first = process.pid
     assert first
     os.kill(first, signal.SIGKILL)
     assert process._process
     process._process.wait(5)
-    assert process.parse(body).score_request.candidate_items.tolist() == [1, 2]
+    assert process.parse(body_of(envelope)).score_request.candidate_items.tolist() == [1, 2]
     second = process.pid
     assert second
     assert second != first
     os.kill(second, signal.SIGSTOP)
     Timer(0.2, os.kill, (second, signal.SIGKILL)).start()
     with pytest.raises(RequestError, match="could not read") as caught:
-        process.parse(body)
+        process.parse(body_of(envelope))
     assert caught.value.status == 500
-    assert process.parse(body).score_request.candidate_items.tolist() == [1, 2]
+    assert process.parse(body_of(envelope)).score_request.candidate_items.tolist() == [1, 2]
 
 
 def test_one_that_hangs_is_ended(
@@ -189,8 +189,9 @@ def test_a_bug_is_told_by_its_place(parser: RequestParser) -> None:
     thread = Thread(target=serve_parser, args=(theirs,))
     thread.start()
     ours.send(FailingParser(parser.inputs, parser.limits))
-    ours.send(("", None, 1))
+    ours.send(("", None))
     ours.send_bytes(b"{}")
+    ours.send_bytes(b"")
     status, message = ours.recv()
     ours.close()
     thread.join(5)
