@@ -264,7 +264,8 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     if not isinstance(manifest.get("name"), str):
         raise CorruptFileError(f"{folder / MANIFEST} is malformed: it lacks the dataset's name")
     statistics = read_document(folder / "statistics.json", STATISTICS, OPTIONAL_STATISTICS)
-    check_files(folder, {"events": statistics["num_events"], "items": statistics["num_items_listed"]})
+    num_events = statistics["num_events"]
+    check_files(folder, {"events": num_events, "features": num_events, "items": statistics["num_items_listed"]})
     return Dataset(path=folder, manifest=manifest, statistics=statistics)
 
 

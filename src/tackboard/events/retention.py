@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tackboard.core.documents import read_document
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
 from tackboard.events.dataset import EVENTS, LATEST, REQUESTS, Dataset
@@ -364,7 +365,7 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
             continue
         state = run / "checkpoints" / LATEST / "state.json"
         if state.is_file():
-            needed[str(read_json(state)["lineage"]["snapshot"])] = run.name
+            needed[read_document(state, {"lineage.snapshot": str})["lineage"]["snapshot"]] = run.name
         elif _may_mean(folder, run, runs):
             raise UsageError(
                 f"{run} is unfinished and does not say which snapshot it needs",

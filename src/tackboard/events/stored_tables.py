@@ -32,6 +32,7 @@ REQUIRED: dict[str, Columns] = {
     "user_history": {"user_id": _INT64, "valid_from_ms": _INT64},
     "requests": {"user_id": _INT64, "time_ms": _INT64, "item_id": (pa.list_(pa.int64()),)},
     "impressions": {"item_id": _INT64},
+    "features": {},
 }
 """Columns of each file that must be there and hold a value in each row, and the types they may have."""
 OPTIONAL: dict[str, Columns] = {
@@ -52,9 +53,10 @@ SORTED: dict[str, tuple[str, ...]] = {
 
 def check_files(folder: Path, num_rows: Mapping[str, int]) -> None:
     """Compares the footers of a snapshot's Parquet files with what they must be; `num_rows` by file, where known."""
+    always = ("events", "items", "users", *(["features"] if (folder / "features.json").exists() else []))
     for name, required in REQUIRED.items():
         path = folder / f"{name}.parquet"
-        if not path.exists() and name not in ("events", "items", "users"):
+        if not path.exists() and name not in always:
             continue
         try:
             with pq.ParquetFile(path) as file:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tackboard.core.errors import DataError, UsageError
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.events import layout as layout_module
 from tackboard.events import retention
@@ -326,3 +326,13 @@ def test_a_run_of_another_dataset_is_of_no_concern(folder: Path, tmp_path: Path)
     (runs / "b" / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="b is unfinished"):
         snapshots_in_use(folder, runs)
+
+
+def test_a_run_whose_state_makes_no_sense_is_named(folder: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "runs" / "1_x" / "checkpoints" / "latest"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "runs" / "1_x" / "config.json").write_text("{}")
+    for state in ("[]", "{}", '{"lineage": 5}', '{"lineage": {"snapshot": 5}}'):
+        (checkpoint / "state.json").write_text(state)
+        with pytest.raises(CorruptFileError, match=r"state\.json is malformed"):
+            prune(folder, tmp_path / "runs")

@@ -32,6 +32,12 @@ def test_a_file_of_other_columns_or_rows_is_named(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(GOLDEN / "dataset-v1", tmp_path / "x"))
     with pytest.raises(CorruptFileError, match=r"events\.parquet has 9 rows"):
         check_files(folder, {"events": 10})
+    (folder / "features.json").write_text("{}")
+    with pytest.raises(CorruptFileError, match=r"features\.parquet cannot be read"):
+        check_files(folder, {})
+    pq.write_table(pa.table({"x": [1]}), folder / "features.parquet")
+    with pytest.raises(CorruptFileError, match=r"features\.parquet has 1 rows"):
+        check_files(folder, {"features": 9})
     users = pq.read_table(folder / "users.parquet")
     pq.write_table(users.drop_columns(["user_id"]), folder / "users.parquet")
     with pytest.raises(CorruptFileError, match=r"users\.parquet has no column user_id"):
