@@ -650,7 +650,7 @@ MISTAKES = [
         request(),
     ),
     # Verifying.
-    Mistake("a file to verify", "verify log.csv", WRONG_USE, ("log.csv is not a folder", MANIFEST), log(GOOD_LOG)),
+    Mistake("a file to verify", "verify log.csv", DATA_INVALID, ("log.csv is no sequence store",), log(GOOD_LOG)),
     Mistake(
         "a folder that was never finished",
         "verify part",

@@ -420,7 +420,7 @@ def test_odd_names_in_a_manifest_are_refused(
         (folder / MANIFEST).write_bytes(
             seal(content | {"files": [*content["files"], content["files"][-1] | {"name": odd}]})
         )
-        for read in (READERS[name], lambda path: verify(path, json_output=False)):
+        for read in (READERS[name], lambda path: verify(str(path), json_output=False)):
             with pytest.raises(CorruptFileError, match=r"MANIFEST\.json is malformed: it lists"):
                 read(folder)
 

@@ -34,7 +34,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def assert_refused(folder: Path, culprit: Path, words: str = "is a symbolic link") -> None:
-    readers = [*LOADERS[folder.name], lambda path: verify(path, json_output=False)]
+    readers = [*LOADERS[folder.name], lambda path: verify(str(path), json_output=False)]
     for read in readers:
         with pytest.raises(CorruptFileError) as caught:
             read(folder)

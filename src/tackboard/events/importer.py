@@ -29,9 +29,10 @@ from tackboard.events.fields import check_field_name, parse_contexts, parse_fiel
 from tackboard.events.forgetting import Forgotten, read_forgotten
 from tackboard.events.impressions import parse_impressions, with_ids
 from tackboard.events.logs import Log, find_logs, read_log
-from tackboard.events.schema import DEFAULT_ACTION, DEFAULT_SURFACE, NAMES, encode, ids_of, numpy_column
+from tackboard.events.schema import NAMES, encode, ids_of, numpy_column
 from tackboard.events.tabular import Rows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
+from tackboard.events.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
 """Columns of an items file that are read as the item's birth; the first that exists is stored as birth_ms."""

@@ -50,10 +50,6 @@ RESERVED_NAMES = frozenset({*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_
 """Names that no field may have: our columns, and what features call them."""
 FIELD_NAME_RULE = "lower-case letters, digits and `_`, starting with a letter, no word of Python"
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
-DEFAULT_ACTION = "event"
-DEFAULT_SURFACE = "default"
-UNKNOWN_NAME = "unknown"
-"""What an empty action or surface becomes."""
 
 
 def check_events(events: pa.Table) -> None:

@@ -86,7 +86,8 @@ def derive_snapshot(
 def _made_before(folder: Path, note: str, identity: str) -> Path | None:
     """The complete snapshot of a run that was killed just before it became `latest`, or None."""
     for path in sorted(folder.glob(f"*-{identity[:8]}")):
-        if (path / MANIFEST).is_file() and read_manifest(path).get(note, {}).get("identity") == identity:
+        noted = read_manifest(path).get(note) if (path / MANIFEST).is_file() else None
+        if isinstance(noted, dict) and noted.get("identity") == identity:
             verify_manifest(path, KIND)
             return path
     return None

@@ -14,6 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN = 0
+DEFAULT_ACTION = "event"
+"""The action of an event whose log, or whose request, has no actions."""
+DEFAULT_SURFACE = "default"
+"""The surface of an event whose log, or whose request, has no surfaces."""
+UNKNOWN_NAME = "unknown"
+"""What stands for an empty name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

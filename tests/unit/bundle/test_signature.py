@@ -86,7 +86,7 @@ def test_a_newer_signature_is_refused_even_with_fields_we_do_not_know(folder: Pa
 )
 def test_what_is_no_signature_is_refused_by_name(folder: Path, changes: dict[str, Any]) -> None:
     rewrite(folder, changes)
-    with pytest.raises(CorruptFileError, match=r"signature\.json is not a signature"):
+    with pytest.raises(CorruptFileError, match=r"signature\.json is malformed"):
         read_bundle(folder)
 
 

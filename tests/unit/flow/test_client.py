@@ -20,7 +20,7 @@ from tackboard.flow.client import (
     whole_request,
 )
 from tackboard.scoring.client import read_request
-from tackboard.serve.protocol import ProtocolLimits, parse_infer
+from tackboard.serve.protocol import ProtocolLimits, open_infer
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_whole_request_is_what_the_server_reads(dataset: Path) -> None:
     headers = dict(line.split(": ") for line in lines)
     assert first == "POST /v2/models/demo/infer HTTP/1.1"
     assert int(headers["Content-Length"]) == len(body)
-    read = parse_infer(body, headers["Inference-Header-Content-Length"].encode(), ProtocolLimits())
-    assert read.timeout_us == 200_000
-    assert list(read.inputs["candidate_item"].values) == request.candidates
-    assert read.outputs == {"score": True}
+    opened = open_infer(body, headers["Inference-Header-Content-Length"].encode(), ProtocolLimits())
+    assert opened.request.timeout_us == 200_000
+    assert list(opened.read()["candidate_item"].values) == request.candidates
+    assert opened.request.outputs == {"score": True}
