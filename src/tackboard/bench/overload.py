@@ -5,11 +5,12 @@ with the default settings, and asked by clients in a process of their own (`over
 goes out. Goodput is answers per second that reached a client within its deadline of 200 ms.
 
     capacity   the best goodput over a ramp of offered rates around what one request at a time allows
-    loads      0.5, 1, 2 and 3 times the capacity, in rounds that take turns, and the mean of the rounds
-    peak       the largest goodput of all of these
+    loads      0.5 to 3 times the capacity, in rounds that take turns, and the mean of the rounds
+    peak       the largest of these means
 
-Decided: the aim is a ratio of two figures of one run, because the machine decides the figures themselves. The clients'
-CPU time is reported: on two cores they take it from the server.
+Decided: the aim is a ratio of two means over the same rounds, because the speed of a shared machine changes from second
+to second. The ramp only sets the rates: the best of its short samples is higher than anything that lasts, so the loads
+are, if anything, above their names. The clients' CPU time is reported: on two cores they take it from the server.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from tackboard.flow.process import Child, run_command, signals_interrupt
 from tackboard.report.svg import percentile
 
 DEADLINE_MS = 200
-LOADS = (0.5, 1.0, 2.0, 3.0)
+LOADS = (0.5, 0.75, 1.0, 2.0, 3.0)
 RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
 """Offered rates of the ramp, over the rate of one request after the other."""
 LEAST_GOODPUT = 0.9
 """Aim: goodput at the highest load over the peak, at least."""
 NUM_REQUESTS = 100
 """Different requests, sent in turn; each scores as many candidates as the demo's."""
-ROUNDS, SECONDS, RAMP_SECONDS = 3, 3.0, 1.5
+ROUNDS, SECONDS, RAMP_SECONDS = 5, 2.0, 1.5
 QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 
 
@@ -80,7 +81,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
         "alone_per_s": round(clients.alone_per_s, 1),
         "ramp": ramp,
         "capacity_per_s": capacity,
-        "peak_per_s": max(capacity, *(figures["in_time_per_s"] for figures in loads.values())),
+        "peak_per_s": max(figures["in_time_per_s"] for figures in loads.values()),
         "loads": loads,
         **report,
     }

@@ -26,7 +26,7 @@ def serve(
     max_connections_per_address: int = typer.Option(256, help="Most connections of one client; a proxy may need more."),
     max_events: int = typer.Option(100_000, help="Most events of the history in one request."),
     drain_timeout_s: float = typer.Option(25.0, help="Time for admitted requests after SIGTERM, in seconds."),
-    threads: int | None = typer.Option(None, help="Threads of the model; all usable cores if not given."),
+    threads: int | None = typer.Option(None, help="Threads of the model; all usable cores but one if not given."),
     code: Path | None = typer.Option(None, help="The Python file of a model of your own; it is run."),
     port_file: Path | None = typer.Option(None, help="Write the port here once the server is ready."),
     token_file: Path | None = typer.Option(None, help="Read the token from here instead of TACKBOARD_TOKEN."),
@@ -38,6 +38,7 @@ def serve(
     """Serve a bundle over the Open Inference Protocol (HTTP)."""
     from tackboard.core.config import check
     from tackboard.core.errors import UsageError
+    from tackboard.core.machine import usable_cores
     from tackboard.features.serving_log import FeatureLog, FeatureLogConfig, read_key
     from tackboard.serve.admission import AdmissionConfig
     from tackboard.serve.connection import ConnectionLimits
@@ -80,7 +81,8 @@ def serve(
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
-    scorer = Scorer.load(bundle, code_file=code, num_threads=threads)
+    # One core is left to the event loop: kernels whose threads wait for a core it holds are slower than with one less.
+    scorer = Scorer.load(bundle, code_file=code, num_threads=threads or max(1, usable_cores() - 1))
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
     _run(scorer, config, log, port_file)
 
