@@ -16,7 +16,7 @@ def test_three_times_the_capacity_is_survived(tackboard: Callable[..., Any], tmp
     assert answer.code == 0, answer.err
     result = json.loads(answer.out.splitlines()[-1])
     loads = result["loads"]
-    assert list(loads) == ["0.5", "1", "2", "3"]
+    assert list(loads) == ["0.5", "0.75", "1", "2", "3"]
     assert all(figures["in_time_per_s"] > 0 and figures["clients_cores"] < 0.5 for figures in loads.values())
     assert loads["3"]["refused_per_s"]["429"] > 0
     assert loads["3"]["refused_after_p50_ms"] < 0.5 * result["deadline_ms"], "who has no chance is told at once"
