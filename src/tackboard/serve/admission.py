@@ -100,16 +100,21 @@ class Job(Generic[Request, Result]):
     __slots__ = ("deadline_s", "due_s", "finished_ns", "future", "queued_ns", "request", "size", "started_ns", "timer")
 
     def __init__(self, request: Request, size: int, deadline_s: float, future: asyncio.Future[Result]) -> None:
-        now_s = time.monotonic()
         self.request = request
         self.size = size
         self.deadline_s = deadline_s
-        self.due_s = now_s + _FILL * (deadline_s - now_s)
+        self.due_s = _due_by(deadline_s)
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
         self.queued_ns = time.monotonic_ns()
         self.started_ns = 0
         self.finished_ns = 0
+
+
+def _due_by(deadline_s: float) -> float:
+    """The instant by which a request that arrives now should be done."""
+    now_s = time.monotonic()
+    return now_s + _FILL * (deadline_s - now_s)
 
 
 class Admission(Generic[Request, Result]):
@@ -198,10 +203,8 @@ class Admission(Generic[Request, Result]):
         job: Job[Request, Result] = Job(request, self._size(request), deadline_s, self._loop.create_future())
         with self._changed:
             self.check_room()
-            place = bisect_right(self._line, job.due_s, key=lambda other: other.due_s)
-            if self._line or self._running is not None:
-                self._check_time(job, place)
-            self._line.insert(place, job)
+            self._check_time(job.size, deadline_s, job.due_s)
+            self._line.insert(self._place(job.due_s), job)
             self._changed.notify()
         job.timer = self._loop.call_at(deadline_s, self._expire, job)
         return job
@@ -222,22 +225,35 @@ class Admission(Generic[Request, Result]):
             self._settle(job, error=RequestError(503, "the server stopped before it came to this request", close=True))
         return len(left)
 
-    def _check_time(self, job: Job[Request, Result], place: int) -> None:
-        """Refuses `job` if at `place` in line it would most likely be late, or make another one late."""
+    def check_time(self, size: int, deadline_s: float) -> None:
+        """Refuses a request of this size that `submit` would refuse now, before more is spent on reading it."""
+        with self._changed:
+            self._check_time(size, deadline_s, _due_by(deadline_s))
+
+    def _check_time(self, size: int, deadline_s: float, due_s: float) -> None:
+        """Refuses a request that in its place in line would most likely be late, or make another one late."""
+        if not self._line and self._running is None:
+            return
         now_s = time.monotonic()
-        own_s = self._cost.seconds(job.size)
-        if now_s + own_s > job.deadline_s:
+        own_s = self._cost.seconds(size)
+        if now_s + own_s > deadline_s:
             message = (
                 f"the deadline is too short: the {self._name} needs about {1000 * own_s:.0f} ms for such a request"
             )
             raise RequestError(504, message, reason="too_late")
+        place = self._place(due_s)
         done_s = now_s + self._running_s(now_s) + sum(self._cost.seconds(other.size) for other in self._line[:place])
-        for waiting in (job, *self._line[place:]):
-            done_s += self._cost.seconds(waiting.size)
-            if done_s > waiting.due_s:
+        later = [(other.size, other.due_s) for other in self._line[place:]]
+        for waiting_size, waiting_due_s in ((size, due_s), *later):
+            done_s += self._cost.seconds(waiting_size)
+            if done_s > waiting_due_s:
                 raise self._refusal(
                     f"the deadline would pass in the queue ({len(self._line)} requests wait)", "too_late"
                 )
+
+    def _place(self, due_s: float) -> int:
+        """Where in line a request stands that is due then: behind those that are due as early."""
+        return bisect_right(self._line, due_s, key=lambda other: other.due_s)
 
     def _running_s(self, now_s: float) -> float:
         """How long the computation that runs will most likely go on."""

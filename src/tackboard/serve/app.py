@@ -181,7 +181,7 @@ class Application:
         try:
             await self._read_body(body, headers, receive, held)
             arrived_ns = time.monotonic_ns()
-            parsed = self.parser.parse_cheap(body) or await self._parse_elsewhere(body, receive)
+            parsed = self.parser.parse_cheap(body, self._admit) or await self._parse_elsewhere(body, receive)
             request = parsed.request
             self.telemetry.trimmed(request.skipped_bytes)
             parsed_ns = time.monotonic_ns()
@@ -236,6 +236,9 @@ class Application:
             pieces[-1] += chunk
             if is_last:
                 return
+
+    def _admit(self, num_candidates: int, timeout_us: int | None) -> None:
+        self.admission.check_time(num_candidates, self.admission.deadline_s(timeout_us))
 
     async def _parse_elsewhere(self, body: Body, receive: Receive) -> Parsed:
         deadline_s = self.admission.deadline_s(self.parser.timeout_hint_us(body))

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tackboard.scoring.request import ScoreRequest
-from tackboard.serve.inputs import HISTORY_PREFIX, OUTPUT_NAME, ModelInputs
+from tackboard.serve.inputs import CANDIDATE, HISTORY_PREFIX, OUTPUT_NAME, ModelInputs
 from tackboard.serve.protocol import (
     Declared,
     InferRequest,
@@ -68,8 +69,12 @@ class RequestParser:
         """The request in a body of any size; RequestError where it is not one."""
         return self._read(self._open(decompress(body.joined(), body.encoding, self.limits), body.header_length))
 
-    def parse_cheap(self, body: Body) -> Parsed | None:
-        """As `parse`, in a few ms of CPU time at most; None where that might take longer."""
+    def parse_cheap(self, body: Body, admit: Callable[[int, int | None], None]) -> Parsed | None:
+        """As `parse`, in a few ms of CPU time at most; None where that might take longer.
+
+        `admit` is told the number of candidates and the timeout before a value is read. What it raises is the answer:
+        under overload most requests are refused, and reading them would take time from those that are not.
+        """
         plain = self._small(body)
         if plain is None:
             return None
@@ -80,7 +85,10 @@ class RequestParser:
         if end > _CHEAP_JSON_BYTES or cost_us > _CHEAP_US:
             return None
         opened = self._open(plain, length)
-        return self._read(opened) if cost_us + self._cost_us(opened) <= _CHEAP_US else None
+        if cost_us + self._cost_us(opened) > _CHEAP_US:
+            return None
+        admit(opened.declared[CANDIDATE].shape[0], opened.request.timeout_us)
+        return self._read(opened)
 
     def timeout_hint_us(self, body: Body) -> int | None:
         """The timeout that a body seems to ask for, from its first and last bytes; the true one is known once it is

@@ -28,6 +28,10 @@ def parser(scripted_scorer: Any) -> Callable[..., RequestParser]:
     return make
 
 
+def admit_all(_num_candidates: int, _timeout_us: int | None) -> None:
+    """Refuses nobody."""
+
+
 def plain(envelope: dict[str, Any]) -> Body:
     return Body([json.dumps(envelope).encode()])
 
@@ -68,7 +72,7 @@ def test_cheap_bodies_mean_what_they_mean_otherwise(
     text = isinstance(candidates[0], str)
     model = parser(id_type="string" if text else "int64")
     body = form({"id": "x", **request_body(candidates, ["u", "v"] if text else [3, 4], timeout=5000)})
-    cheap = model.parse_cheap(body)
+    cheap = model.parse_cheap(body, admit_all)
     assert cheap is not None
     assert_same(cheap, model.parse(body))
     assert model.timeout_hint_us(body) == cheap.request.timeout_us == 5000
@@ -96,7 +100,7 @@ def test_what_is_large_is_left_to_others(
 ) -> None:
     model = parser(id_type="string" if isinstance(candidates[0], str) else "int64")
     body = form(request_body(candidates, history))
-    assert model.parse_cheap(body) is None
+    assert model.parse_cheap(body, admit_all) is None
     assert len(model.parse(body).score_request.candidate_items) == len(candidates)
     assert model.timeout_hint_us(body) is None
 
@@ -106,13 +110,13 @@ def test_a_thousand_candidates_are_cheap(parser: Callable[..., RequestParser], r
     numbers = request_body(list(range(10**18, 10**18 + 1000)), history)
     texts = request_body([str(uuid.UUID(int=number)) for number in range(1000)], [str(number) for number in history])
     for form in (plain, binary, zipped):
-        assert parser().parse_cheap(form(numbers))
-        assert parser(id_type="string").parse_cheap(form(texts))
-    assert parser().parse_cheap(binary(request_body(list(range(10_000)), [])))
+        assert parser().parse_cheap(form(numbers), admit_all)
+        assert parser(id_type="string").parse_cheap(form(texts), admit_all)
+    assert parser().parse_cheap(binary(request_body(list(range(10_000)), [])), admit_all)
 
 
 def test_brackets_and_lists_are_weighed(parser: Callable[..., RequestParser]) -> None:
-    assert parser().parse_cheap(Body([b'{"inputs":[' + b"[]," * 4000 + b"[]]}"])) is None
+    assert parser().parse_cheap(Body([b'{"inputs":[' + b"[]," * 4000 + b"[]]}"]), admit_all) is None
     events = Events()
     features = FeatureSet(
         "own", history=sequence(item=events.newest(8).collect(events.item)), tags=Item(tags=List(Int)).tags
@@ -125,7 +129,7 @@ def test_brackets_and_lists_are_weighed(parser: Callable[..., RequestParser]) ->
             {"name": "candidate_tags", "datatype": "BYTES", "shape": [1], "data": [json.dumps([1] * count)]},
         ]
         for body in (plain({"inputs": entries}), binary({"inputs": entries})):
-            assert (model.parse_cheap(body) is not None) == is_cheap
+            assert (model.parse_cheap(body, admit_all) is not None) == is_cheap
             (column,) = model.parse(body).score_request.attributes["item"].values()
             assert column.to_pylist() == [[1] * count]
 
@@ -176,7 +180,7 @@ def test_hints_of_a_timeout(parser: Callable[..., RequestParser]) -> None:
 
 def test_encodings_that_nobody_knows(parser: Callable[..., RequestParser]) -> None:
     with pytest.raises(RequestError) as caught:
-        parser().parse_cheap(Body([b"x"], encoding="br"))
+        parser().parse_cheap(Body([b"x"], encoding="br"), admit_all)
     assert caught.value.status == 415
 
 
@@ -184,3 +188,22 @@ def test_a_model_that_reads_more_events_takes_more(scripted_scorer: Any) -> None
     reader = scripted_scorer().reader
     assert ModelInputs(reader, max_candidates=1, max_events=3).max_events == reader.signature.max_history
     assert ModelInputs(reader, max_candidates=1).max_events == 100_000
+
+
+def test_who_is_not_admitted_is_refused_before_a_value_is_read(
+    parser: Callable[..., RequestParser], request_body: Requests
+) -> None:
+    asked = []
+
+    def refuse(num_candidates: int, timeout_us: int | None) -> None:
+        asked.append((num_candidates, timeout_us))
+        raise RequestError(429, "no time")
+
+    envelope = request_body([1, 2, 3], [4, 5]) | {"parameters": {"timeout": 70_000}}
+    envelope["inputs"][0]["data"] = ["not", "numbers"]
+    body = plain(envelope)
+    with pytest.raises(RequestError, match="no time"):
+        parser().parse_cheap(body, refuse)
+    assert asked == [(3, 70_000)]
+    with pytest.raises(RequestError, match="must be int"):
+        parser().parse_cheap(body, admit_all)
