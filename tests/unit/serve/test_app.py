@@ -278,7 +278,8 @@ def test_parsing_counts_against_the_deadline(stuck_parser: Start, request_body: 
     threads = [threading.Thread(target=running.infer, args=(request_body(LARGE, timeout=1_500_000),)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: running.server.parsing.num_waiting == 1)
+    # Until the first is with the parser, the third, due earlier, could still pass it.
+    wait_until(lambda: len(running.begun) == 1 and running.server.parsing.num_waiting == 1)
     status, answer, _ = running.infer(request_body(LARGE, timeout=100_000))
     assert (status, answer["error"]) == (504, "the deadline passed while the request was waiting in the queue")
     assert running.infer(request_body([8]))[0] == 200, "small requests need no parser"
