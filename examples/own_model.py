@@ -1,4 +1,4 @@
-"""A model of your own in one file: a config, the four methods that training and serving call, and a recipe.
+"""A model of your own in one file: a config, the three methods that training and serving call, and a recipe.
 
     tackboard data synth                                # or `tackboard init` and --set data.dataset=datasets/NAME
     tackboard train examples/own_model.py:recipe
@@ -15,16 +15,16 @@ from torch import nn
 from torch.nn.functional import embedding, normalize
 
 from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.loader import DataConfig
-from tackboard.events.vocabulary import Vocabulary
-from tackboard.models.interface import LossOutput
+from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import next_item_loss, row_of_event
 from tackboard.models.tables import HashedTables
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecayedSumConfig:
+class DecayedSumConfig(ModelConfig):
     """What `--set model.NAME=…` can change."""
 
     hashing: HashConfig = dataclasses.field(default_factory=lambda: HashConfig(num_hashes=2, num_rows=2048))
@@ -35,8 +35,8 @@ class DecayedSumConfig:
         return DecayedSum(self, vocabulary)
 
 
-class DecayedSum(nn.Module):
-    """An event of age a weighs decay ** a; the score is the product of user and item vector."""
+class DecayedSum(RetrievalModel):
+    """An event of age a weighs decay ** a; the score is the product of user and item vector, which the base has."""
 
     def __init__(self, config: DecayedSumConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -61,9 +61,6 @@ class DecayedSum(nn.Module):
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         return normalize(self.tables(item_rows), dim=-1)
-
-    def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        return self.scale * users @ items.T
 
     def _sum(self, mask: torch.Tensor, age: torch.Tensor, batch: SequenceBatch) -> torch.Tensor:
         weights = torch.where(mask, torch.sigmoid(self.decay) ** age.clamp(0, 64), 0.0)

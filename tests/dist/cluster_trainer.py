@@ -27,7 +27,7 @@ from tackboard.data import cluster
 from tackboard.data.cluster import ClusterSteps
 from tackboard.data.loader import DataConfig, TrainingSteps
 from tackboard.data.source import open_sequences
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Request
 from tackboard.features.standard import features_for_model

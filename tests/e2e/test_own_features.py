@@ -185,9 +185,9 @@ def late_users() -> set[str]:
 
 def test_offline_scores_are_those_that_evaluation_ranks_by(shop: Path, tackboard: Callable[..., Answer]) -> None:
     from tackboard.checkpoint.store import load_checkpoint
+    from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.source import load_sequences
     from tackboard.evaluation.ranking import rank_model
-    from tackboard.events.vocabulary import Vocabulary
     from tackboard.features.feature_set import read_features
     from tackboard.models.interface import build_model
     from tackboard.train.config import config_from_json

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from tackboard.batch import SequenceBatch, make_batch
+from tackboard.batch import SequenceBatch
+from tackboard.batch.builder import make_batch
 from tackboard.core.user_code import load_code
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.source import open_sequences

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from tackboard.batch import HashConfig
 from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, write_signature
 from tackboard.core.manifest import write_manifest
-from tackboard.models.interface import describe_model
+from tackboard.models.description import describe_model
 from tackboard.models.pinfm import PinFMConfig
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

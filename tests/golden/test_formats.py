@@ -60,7 +60,7 @@ def test_labelled_dataset_with_buckets() -> None:
 
 def test_checkpoint_version_1() -> None:
     from tackboard.checkpoint.store import load_checkpoint
-    from tackboard.events.vocabulary import Vocabulary
+    from tackboard.core.vocabulary import Vocabulary
     from tackboard.models.interface import build_model
     from tackboard.train.config import config_from_json
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tackboard.batch import HashConfig, SequenceBatch, make_batch
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.builder import make_batch
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column, sequence_column
 from tackboard.features.types import ID, INT, TIME
 from tackboard.models.pinfm import PinFMConfig

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.builder import make_batch
 from tackboard.core import hashing
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column, sequence_column
 from tackboard.features.types import ID, INT
 from tackboard.models.pinfm import PinFM, PinFMConfig
@@ -61,11 +62,11 @@ def test_loss_and_scores_agree() -> None:
     model, batch = fresh_model(), some_batch()
     expected = model.loss(batch).loss
     users = model.encode_users(batch)
-    scores = model.score(users, model.encode_items(batch.item_rows))
+    scores = users @ model.encode_items(batch.item_rows).T
     model = model.cuda()
     moved = batch.to(torch.device("cuda"))
     torch.testing.assert_close(model.loss(moved).loss.cpu(), expected, rtol=1e-4, atol=1e-4)
-    found = model.score(model.encode_users(moved), model.encode_items(moved.item_rows)).cpu()
+    found = (model.encode_users(moved) @ model.encode_items(moved.item_rows).T).cpu()
     torch.testing.assert_close(found, scores, rtol=1e-3, atol=1e-3)
 
 

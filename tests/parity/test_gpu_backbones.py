@@ -10,7 +10,7 @@ import torch
 from small_models import CONFIGS, VOCABULARY, histories_over_all_items
 from torch import nn
 
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.models import backbone
 from tackboard.models.backbone import Decoder
 from tackboard.models.hstu import HSTU

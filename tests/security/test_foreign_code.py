@@ -109,7 +109,7 @@ def test_a_file_of_features_that_a_run_names_is_not_run(tackboard: Program, tmp_
 @pytest.mark.parametrize("damage", [{"code_file": 5}, {"code_sha256": None}, {"code_file": "\0"}, {"code_file": "/"}])
 def test_odd_descriptions_are_refused(damage: dict[str, Any], tmp_path: Path) -> None:
     from tackboard.core.errors import UsageError
-    from tackboard.models.interface import restore_config
+    from tackboard.models.description import restore_config
 
     description, canary = evil_description(tmp_path)
     with pytest.raises(UsageError):

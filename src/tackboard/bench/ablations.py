@@ -33,10 +33,10 @@ from tackboard.bench.quality_studies import mean_metrics, measure
 from tackboard.bench.quality_verdict import DIFFERENCE_COLUMNS, SAME_SHARE, Measured, difference_cells, figures_of
 from tackboard.bench.transfer_data import write_beginning
 from tackboard.core.errors import UsageError
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.events.dataset import open_dataset
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.metrics.paired import gains, paired_bootstrap
 from tackboard.recipes.ablations import SAVES, STEPS
 from tackboard.recipes.registry import find_recipe

@@ -18,10 +18,11 @@ import torch
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.bench.loader_data import write_made_up
 from tackboard.bench.turns import Neighbours, take_turns
+from tackboard.core.vocabulary import DEFAULT_READS
 from tackboard.data.loader import DataConfig, TrainingSteps
 from tackboard.data.prefetch import on_device
 from tackboard.data.source import open_sequences
-from tackboard.features.standard import DEFAULT_READS, features_for_model
+from tackboard.features.standard import features_for_model
 
 STEP_MS = 31.6
 WORKERS = (0, 1, 2, 4, 8)

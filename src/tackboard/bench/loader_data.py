@@ -28,16 +28,16 @@ from tackboard.batch import HashConfig, item_rows
 from tackboard.core import keyed_random
 from tackboard.core.files import write_text_atomic
 from tackboard.core.hashing import mix64
+from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
 from tackboard.data.index import index_training
 from tackboard.data.loader import DataConfig
 from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.events.dataset import write_dataset
 from tackboard.events.schema import NAMES
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.column import offsets_of, ranges
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.standard import DEFAULT_READS, features_for_model
+from tackboard.features.standard import features_for_model
 
 ACTIONS = ("click", "hide", "save", "view")
 ACTION_SHARES = (0.25, 0.04, 0.09, 0.62)

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import SequenceBatch, feature_tensor, item_rows
+from tackboard.batch import SequenceBatch, item_rows
+from tackboard.batch.builder import feature_tensor
 from tackboard.bench.loader_data import Setting
 from tackboard.core import keyed_random
 from tackboard.data.loader import TrainingSteps, stored_batch

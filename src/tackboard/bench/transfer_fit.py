@@ -53,10 +53,10 @@ from tackboard.core.hashing import mix64
 from tackboard.core.machine import usable_cores
 from tackboard.core.progress import say
 from tackboard.core.rundir import RunDirectory
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import open_sequences
 from tackboard.events.dataset import open_dataset
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.metrics.binary import UserResamples, auc, auc_of_users, log_losses, logit
 from tackboard.models.interface import build_model
 from tackboard.models.pinfm import PinFM

@@ -11,7 +11,7 @@ from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.files import write_json_atomic
 from tackboard.core.manifest import verify_manifest
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 
 KIND = "bundle"
 FILE_NAME = "signature.json"

@@ -69,14 +69,15 @@ def evaluate_run(
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
     from tackboard.core.progress import say
+    from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.source import load_sequences, snapshot_path
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
-    from tackboard.events.vocabulary import Vocabulary
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
-    from tackboard.models.interface import build_model, features_of
-    from tackboard.models.stored import check_fit, check_reads
+    from tackboard.features.standard import check_reads, features_for_model
+    from tackboard.models.interface import build_model
+    from tackboard.models.stored import check_fit
     from tackboard.train.config import config_from_json
 
     torch.set_num_threads(usable_cores())
@@ -86,8 +87,8 @@ def evaluate_run(
     features = read_features(checkpoint.path)
     with blaming(checkpoint.path / STATE):
         config = config_from_json(checkpoint.state["config"], code_file)
-        features = features or features_of(config.model, vocabulary)
-    check_reads(config.model, features, checkpoint.path / FEATURES)
+        features = features or features_for_model(config.model.reads, vocabulary, config.model.max_history)
+    check_reads(config.model.reads, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
     check_fit(config.model, vocabulary, parameters, checkpoint.path / STATE)
     source = dataset or snapshot_path(trained_on)

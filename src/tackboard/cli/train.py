@@ -131,7 +131,7 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
 def _trust_own_code(config: RunConfig) -> Path | None:
     """Records the file of a user's own model for later commands; the file, or None for a model of ours."""
     from tackboard.core.trusted_code import trust_code
-    from tackboard.models.interface import describe_model
+    from tackboard.models.description import describe_model
 
     described = describe_model(config.model)
     if "code_file" not in described:

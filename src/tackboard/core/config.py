@@ -16,7 +16,7 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tackboard.core.errors import ConfigError
@@ -59,6 +59,29 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
     return cls(**values)
 
 
+def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
+    """`data` of an older version with its settings where they are now; what is not in `moved` stays.
+
+    `moved` names a new place `a.b` for an old key. An old table joins the one at its new place. Where an old key is now
+    the name of a table, what is a table already is of today's version and stays.
+    """
+    if not isinstance(data, dict):
+        return data
+    tables = {place.partition(".")[0] for place in moved.values()}
+    old = {key for key in data if key in moved and not (key in tables and isinstance(data[key], dict))}
+    result = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items() if key not in old}
+    for key in old:
+        *path, name = moved[key].split(".")
+        table = result
+        for part in path:
+            table = table.setdefault(part, {})
+        if isinstance(data[key], dict):
+            table[name] = {**table.get(name, {}), **data[key]}
+        else:
+            table[name] = data[key]
+    return result
+
+
 def apply_overrides(config: C, overrides: Sequence[str]) -> C:
     """A copy of `config` with every `a.b=c` applied; the last one of a key counts. Values are JSON, or bare words.
 
@@ -77,9 +100,11 @@ def apply_overrides(config: C, overrides: Sequence[str]) -> C:
 
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring under each field of a config class, by field name; fields without one are absent."""
+    docs: dict[str, str] = {}
+    for parent in cls.__bases__:
+        docs |= field_docs(parent) if dataclasses.is_dataclass(parent) else {}
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     body = typing.cast("ast.ClassDef", tree.body[0]).body
-    docs = {}
     for statement, following in itertools.pairwise(body):
         is_doc = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and is_doc:

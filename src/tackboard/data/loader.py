@@ -14,7 +14,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.builder import make_batch
 from tackboard.core.config import check
 from tackboard.data.index import ItemFrequencies, index_training
 from tackboard.data.negatives import UniformNegatives

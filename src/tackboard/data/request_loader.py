@@ -19,11 +19,13 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, feature_tensor
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
+from tackboard.batch.builder import feature_tensor
 from tackboard.core.config import check, suggest
 from tackboard.core.documents import blaming
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.index import LONG
 from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
@@ -34,7 +36,6 @@ from tackboard.events.columns import one_array
 from tackboard.events.dataset import LABEL, REQUESTS, open_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.schema import numpy_column, starts_of_users
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.feature_set import FeatureSet

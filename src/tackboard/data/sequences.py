@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core.errors import ConfigError
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.execution import Program
 from tackboard.features.feature_set import FeatureSet

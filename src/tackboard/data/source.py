@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 
 from tackboard.core.config import check, suggest
 from tackboard.core.errors import ConfigError, DataError
+from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.data.sequences import Sequences, UserRanges
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.schema import encode, starts_of_users
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column
 from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.plan import Plan
-from tackboard.features.standard import HISTORY, NEVER, SINCE_LAST, check_finite, request_features, standard_features
+from tackboard.features.standard import HISTORY, NEVER, check_finite, request_features, standard_features
 from tackboard.features.stored import read_features_rows
 from tackboard.features.tables import EntityTable, EventTable, load_entities, stored_event_columns
 from tackboard.features.types import FLOAT

@@ -20,7 +20,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, feature_tensor, item_rows
+from tackboard.batch import HashConfig, SequenceBatch, item_rows
+from tackboard.batch.builder import feature_tensor
 from tackboard.data.index import ItemFrequencies
 from tackboard.data.plan import Segments
 from tackboard.data.sequences import Sequences

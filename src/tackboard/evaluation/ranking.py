@@ -59,7 +59,7 @@ def rank_model(
     def score(users: NDArray[np.int64]) -> torch.Tensor:
         with torch.no_grad():
             batch = history_batch(sequences, users, hashing, max_history, skip_newest=skip_newest).to(device)
-            scores: torch.Tensor = model.score(model.encode_users(batch), items).float()
+            scores: torch.Tensor = (model.encode_users(batch) @ items.T).float()
             return scores
 
     return score

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
+from tackboard.core.vocabulary import UNKNOWN_NAME
 from tackboard.events.schema import NAMES, encode
-from tackboard.events.vocabulary import UNKNOWN_NAME
 
 Place = Callable[[int], str]
 """Where a row of a column stands, in words: `clicks.csv line 7`."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.core.progress import Progress
+from tackboard.core.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
 from tackboard.events.columns import Ids, Place, parse_ids, parse_names, parse_positions, parse_requests
 from tackboard.events.dataset import check_place, write_dataset
 from tackboard.events.entities import VALID_FROM
@@ -32,7 +33,6 @@ from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.schema import NAMES, encode, ids_of, numpy_column
 from tackboard.events.tabular import Rows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
-from tackboard.events.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
 """Columns of an items file that are read as the item's birth; the first that exists is stored as birth_ms."""

@@ -24,11 +24,13 @@ from tackboard.core.documents import blaming
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, write_text_atomic
 from tackboard.core.manifest import write_manifest
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
-from tackboard.models.interface import build_model, describe_model, features_of, restore_config
-from tackboard.models.stored import check_fit, check_reads
+from tackboard.features.standard import check_reads, features_for_model
+from tackboard.models.description import describe_model, restore_config
+from tackboard.models.interface import build_model
+from tackboard.models.stored import check_fit
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -53,14 +55,13 @@ def export_bundle(
     with blaming(state):
         config = restore_config(checkpoint.state["model"], code_file, of_run=True)
     check_fit(config, vocabulary, checkpoint.tensors["dense"] | checkpoint.tensors["tables"], state)
-    if hasattr(config, "serving"):
-        config = config.serving()
-        _keep_served(checkpoint, config)
+    config = config.serving()
+    _keep_served(checkpoint, config)
     features = read_features(checkpoint.path)
     if features is None:
         with blaming(state):
-            features = features_of(config, vocabulary)
-    check_reads(config, features, checkpoint.path / FEATURES)
+            features = features_for_model(config.reads, vocabulary, config.max_history)
+    check_reads(config.reads, features, checkpoint.path / FEATURES)
     signature = _signature(checkpoint, config.max_history, features, name, version, tables)
     with new_directory(bundle) as folder:
         save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")

@@ -35,13 +35,17 @@ NOWHERE = Place("", 0)
 
 
 def caller_place() -> Place:
-    """The innermost line outside this package: the user's."""
+    """The innermost line that defines features: the user's, or that of a standard feature."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and _is_machinery(frame.f_code.co_filename):
         if frame.f_back is None:
             return NOWHERE
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_machinery(file: str) -> bool:
+    return file.startswith(PACKAGE) and Path(file).name != "standard.py"
 
 
 class NoOperator(UsageError, AttributeError):

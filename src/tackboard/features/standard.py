@@ -9,11 +9,12 @@ and adds features of the request beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from tackboard.core.errors import ConfigError, DataError
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.errors import ConfigError, CorruptFileError, DataError
+from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.entities import Events, Request
 from tackboard.features.expressions import sequence
@@ -22,12 +23,9 @@ from tackboard.features.plan import REQUEST, Node, Plan
 
 HISTORY = "history"
 ITEM = "item"
-DEFAULT_READS = ("history.item", "history.action", "history.surface", "history.time")
-"""What a model reads that does not say what it reads."""
 GAP_BOUNDARIES_MS = [((1 << power) - 1) * 1000 for power in range(1, 54)]
 """A gap of s seconds falls into bucket floor(log2(1 + s))."""
 ALL_EVENTS = 1_000_000
-SINCE_LAST = "since_last"
 NEVER = -1.0
 """`since_last` of a user without events."""
 
@@ -105,6 +103,15 @@ def check_readable(features: FeatureSet, max_history: int) -> None:
             raise ConfigError(f"{named} is one value per {feature.level}", allowed="allowed: one value per request")
     if HISTORY not in features.plan.features:
         raise ConfigError("the model does not read history.item", allowed="a sequence model reads it")
+
+
+def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None:
+    """Raises CorruptFileError naming `where`, the file of `features`, unless these are all that a model reads."""
+    known = features.reads()
+    if missing := [read for read in reads if read not in known]:
+        raise CorruptFileError(
+            f"{where} lacks {missing[0]}, which the model reads", allowed=f"it has {', '.join(known)}"
+        )
 
 
 def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:

@@ -1,36 +1,35 @@
-"""What training, evaluation, export and serving ask of a model, and how a model is named and found again.
+"""What training, scoring and retrieval ask of a model, and what its config says beside its settings.
 
-A model is any `nn.Module` with the methods of `SequenceModel`; no base class is needed. It is made by its config, a
-frozen dataclass with a `hashing` field and `build(vocabulary)`. A checkpoint or bundle stores the config and where its
-class lives: in this package, or in a file of the user's. Decided: code is never taken from a bundle or a run. A bundle
-made with a user's model loads only when the operator names the file with `--code`; a run also where this user's own
-`train` recorded the file, outside the run, and the file has not changed since.
+A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. It has
+
+    loss(batch)              what training asks; `batch_type` of the config says which batch: histories or requests
+    scores(RequestBatch)     what evaluation of rankers, offline scoring and the server ask; one request or thousands
+    encode_users(SequenceBatch), encode_items(rows)
+                             only where it can retrieve: the product of both vectors ranks all items for a user
+
+A model that can retrieve derives from `RetrievalModel` and gets its `scores` from there. Modules of a model may say
+`compiles = True`: see `compile_parts`.
+
+Shapes: U requests, C candidates, B rows, M items, D width.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import nn
 
-from tackboard.batch import HashConfig, SequenceBatch
-from tackboard.core.config import from_dict, to_dict
-from tackboard.core.errors import ConfigError, DataError, UsageError
-from tackboard.core.progress import say
-from tackboard.core.trusted_code import check_trusted
-from tackboard.core.user_code import load_code, sha256_of_code
-from tackboard.events.vocabulary import Vocabulary
-from tackboard.features.feature_set import FeatureSet
-from tackboard.features.standard import DEFAULT_READS, features_for_model
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
+from tackboard.batch.batches import Batch
+from tackboard.core.errors import ConfigError
+from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
 
-OWN_PREFIX = "tackboard.models."
-REQUIRED_METHODS = ("loss", "encode_users", "encode_items", "score")
+REQUIRED_METHODS = ("loss", "scores")
+RETRIEVAL_METHODS = ("encode_users", "encode_items")
 
 
 class LossOutput(NamedTuple):
@@ -40,56 +39,93 @@ class LossOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class SequenceModel(Protocol):
-    """The methods a model must have."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(abc.ABC):
+    """The settings of a model. Derive from it and add fields; what is not a field has a default that fits most."""
 
-    def loss(self, batch: SequenceBatch) -> LossOutput:
-        """The training loss of a batch."""
+    batch_type: ClassVar[type[Batch]] = SequenceBatch
+    """The batch that `loss` reads."""
+    moved_settings: ClassVar[Mapping[str, str]] = {}
+    """Where settings of older versions are now: `table_dim` → `tables.dim`."""
 
-    def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
-        """One vector per history [B, D], from all of its events; a history may be empty."""
+    hashing: HashConfig = dataclasses.field(default_factory=HashConfig)
+    """How item ids become rows of the sub-tables."""
+    max_history: int = 64
+    """Events of a history that the model reads, the newest."""
 
-    def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
-        """One vector per item [M, D], from its table rows [M, k]."""
-
-    def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Scores of every item for every user [B, M]; higher is better."""
-
-
-class ModelConfig(Protocol):
-    """The methods and fields a model's config must have."""
-
-    @property
-    def hashing(self) -> HashConfig:
-        """How item ids become table rows."""
-
-    @property
-    def max_history(self) -> int:
-        """Events of a history that the model reads, the newest."""
-
+    @abc.abstractmethod
     def build(self, vocabulary: Vocabulary) -> nn.Module:
         """A model with fresh parameters."""
 
-    # It may have `reads`: the features the model reads, such as history.item or the name of a number; and `serving()`,
-    # the config of the same model without what only training needs. Modules of a model may say `compiles = True`: see
-    # `compile_parts`.
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The features the model reads, such as history.item or the name of a number."""
+        return DEFAULT_READS
+
+    @property
+    def needs_drawn_negatives(self) -> bool:
+        """Whether there are no negatives but those of data.uniform_negatives."""
+        return False
+
+    @property
+    def least_max_length(self) -> int:
+        """Events that a training segment must be able to have, so that every loss finds something to predict."""
+        return 2
+
+    def warnings(self, max_length: int) -> list[str]:
+        """What is allowed and hardly ever meant, where training segments have up to `max_length` events."""
+        del max_length
+        return []
+
+    def serving(self) -> Self:
+        """The config of the same model without what only training needs."""
+        return self
 
 
-def build_model(config: Any, vocabulary: Vocabulary) -> nn.Module:
-    """The model of `config`, checked to have the methods of `SequenceModel`."""
-    for name in ("hashing", "max_history", "build"):
-        if not hasattr(config, name):
-            raise ConfigError(
-                f"{type(config).__name__} has no `{name}`",
-                allowed="a model config needs hashing, max_history and build(vocabulary)",
-                fix="see examples/own_model.py",
-            )
+class RetrievalModel(nn.Module, abc.ABC):
+    """A model that ranks by the product of a user's vector and an item's."""
+
+    @abc.abstractmethod
+    def loss(self, batch: Any) -> LossOutput:
+        """The training loss of a batch."""
+
+    @abc.abstractmethod
+    def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
+        """One vector per history [B, D], from all of its events; a history may be empty."""
+
+    @abc.abstractmethod
+    def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
+        """One vector per item [M, D], from its table rows [M, k]."""
+
+    def scores(self, batch: RequestBatch) -> torch.Tensor:
+        """One score per candidate [C]; higher is better."""
+        users_UD = self.encode_users(batch.histories)
+        items_CD = self.encode_items(batch.candidate_rows())
+        if batch.num_requests == 1:
+            return items_CD @ users_UD[0]
+        return (batch.expand(users_UD) * items_CD).sum(dim=-1)
+
+
+def can_retrieve(model: nn.Module) -> bool:
+    """Whether a model gives vectors of users and items."""
+    return all(callable(getattr(model, name, None)) for name in RETRIEVAL_METHODS)
+
+
+def build_model(config: ModelConfig, vocabulary: Vocabulary) -> nn.Module:
+    """The model of `config`, checked to have the methods of the contract."""
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(
+            f"{type(config).__name__} is no config of a model",
+            allowed="allowed: a frozen dataclass that derives from tackboard.models.interface.ModelConfig",
+            fix="see examples/own_model.py",
+        )
     model = config.build(vocabulary)
     missing = [name for name in REQUIRED_METHODS if not callable(getattr(model, name, None))]
     if not isinstance(model, nn.Module) or missing:
         raise ConfigError(
             f"{type(model).__name__} lacks {', '.join(missing) or 'nn.Module as base class'}",
-            allowed=f"a model is an nn.Module with {', '.join(REQUIRED_METHODS)}",
+            allowed=f"a model is an nn.Module with {' and '.join(REQUIRED_METHODS)}; one that retrieves, with "
+            f"{' and '.join(RETRIEVAL_METHODS)}, gets its scores from RetrievalModel",
             fix="see examples/own_model.py",
         )
     return model
@@ -104,62 +140,3 @@ def compile_parts(model: nn.Module) -> None:
     for module in model.modules():
         if getattr(module, "compiles", False):
             module.compile(dynamic=True)
-
-
-def features_of(config: Any, vocabulary: Vocabulary, own: FeatureSet | None = None) -> FeatureSet:
-    """What a model of `config` reads: its `reads`, or the standard columns where it does not say."""
-    return features_for_model(getattr(config, "reads", DEFAULT_READS), vocabulary, config.max_history, own)
-
-
-def describe_model(config: Any) -> dict[str, Any]:
-    """A model config as JSON: its class, its values and, for a user's file, the SHA-256 of that file."""
-    cls = type(config)
-    description = {"config_class": f"{cls.__module__}:{cls.__qualname__}", "config": to_dict(config)}
-    if not cls.__module__.startswith(OWN_PREFIX):
-        module = sys.modules[cls.__module__]
-        source = Path(str(module.__file__))
-        description["config_class"] = f"{source.name}:{cls.__qualname__}"
-        description["code_file"] = str(source.resolve())
-        description["code_sha256"] = sha256_of_code(module)
-    return description
-
-
-def restore_config(description: dict[str, Any], code_file: Path | None = None, *, of_run: bool = False) -> Any:
-    """The config object that `describe_model` described.
-
-    A class outside this package is taken from `code_file`, which the operator named. Without it, the description of a
-    run (`of_run`) stands for the file it names, where this user's own training recorded that file and its SHA-256, and
-    the file still has it. Everything else is a UsageError that says what to type, and nothing was run.
-    """
-    try:
-        place, _, name = str(description["config_class"]).partition(":")
-        values = description["config"]
-    except (KeyError, TypeError):
-        raise DataError("the model description lacks config_class or config") from None
-    if place.startswith(OWN_PREFIX):
-        module: ModuleType = _own_module(place)
-    elif code_file is not None:
-        module = load_code(code_file)
-        if sha256_of_code(module) != description.get("code_sha256"):
-            say(f"warning: {code_file} is not the file this model was trained with; its scores may differ")
-    elif of_run and "code_file" in description:
-        recorded, sha256 = Path(str(description["code_file"])), str(description.get("code_sha256"))
-        check_trusted(recorded, sha256)
-        module = load_code(recorded, sha256)
-    else:
-        raise UsageError(
-            f"this model's code lives in a user's file, {place}",
-            allowed="code is never taken from a bundle",
-            fix=f"name the file: --code {place}",
-        )
-    cls = getattr(module, name, None)
-    if not dataclasses.is_dataclass(cls):
-        raise DataError(f"{place} has no config class {name}", fix="use the file this model was trained with")
-    return from_dict(cls, values, "model")  # type: ignore[arg-type]
-
-
-def _own_module(place: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError:
-        raise DataError(f"there is no model module {place}", fix="use a newer tackboard") from None

@@ -21,21 +21,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch import RequestBatch, SequenceBatch
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
-from tackboard.events.vocabulary import Vocabulary
-from tackboard.features.standard import SINCE_LAST
+from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.models.backbone import POSITIONS, Decoder
 from tackboard.models.frequencies import StreamingFrequencies
 from tackboard.models.hstu import HSTU
-from tackboard.models.interface import LossOutput
+from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import (
     LogSum,
     first_places,
@@ -69,11 +68,9 @@ RESIDUAL_SCALE = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PinFMConfig:
+class PinFMConfig(ModelConfig):
     """Sizes of a PinFM; the defaults are for a laptop, the published tables are 8 × 80M rows × 32."""
 
-    hashing: HashConfig = dataclasses.field(default_factory=HashConfig)
-    """How item ids become rows of the sub-tables."""
     table_dim: int = 16
     """Width of one sub-table's row; an item's vector is num_hashes times as wide."""
     table_init_std: float = 0.1
@@ -93,8 +90,6 @@ class PinFMConfig:
     maps: str = "mlp"
     """What φ_in, φ_out and ψ are: `mlp`, or `residual`: their input with an MLP of it added, so that from the start an
     item means the same as input and as output. Then num_hashes × table_dim must be width."""
-    max_history: int = 64
-    """Events of a history that the model reads, the newest; longer training segments are refused."""
     positions: str = "learned"
     """How order enters: `learned` vectors per place, `rotary` turns by place, or `none`."""
     num_time_buckets: int = 24
@@ -191,7 +186,16 @@ class PinFMConfig:
         """Whether the backbone needs the events' times."""
         return self.time_bias > 0 or self.backbone == "hstu"
 
-    def serving(self) -> PinFMConfig:
+    def warnings(self, max_length: int) -> list[str]:
+        """Places that are read and never trained."""
+        if self.positions != "learned" or self.max_history <= max_length:
+            return []
+        return [
+            f"positions beyond data.max_length = {max_length} are read but never trained: "
+            "raise it to model.max_history, or --set model.positions=rotary"
+        ]
+
+    def serving(self) -> Self:
         """The same model without what only its loss reads."""
         return dataclasses.replace(self, streaming_frequencies=False)
 
@@ -200,7 +204,7 @@ class PinFMConfig:
         return PinFM(self, vocabulary)
 
 
-class PinFM(nn.Module):
+class PinFM(RetrievalModel):
     """See the module's docstring."""
 
     def __init__(self, config: PinFMConfig, vocabulary: Vocabulary) -> None:
@@ -298,7 +302,7 @@ class PinFM(nn.Module):
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
-        since_last_B = batch.request[SINCE_LAST] if self.config.request_time else None
+        since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
         return self._project(self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch))
 
@@ -316,9 +320,9 @@ class PinFM(nn.Module):
         """One unit vector per item [M, D]."""
         return functional.normalize(self.psi(self.item_tables(item_rows)), dim=-1)
 
-    def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Cosine over temperature [B, M]."""
-        return (users @ items.T) * self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
+    def scores(self, batch: RequestBatch) -> torch.Tensor:
+        """Cosine over temperature [C]."""
+        return super().scores(batch) * self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
 
     def _hidden(
         self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None = None
@@ -382,7 +386,7 @@ class PinFM(nn.Module):
         """Adds what the request says: its features [P], or those before each of `events_P`."""
         if self.request is None:
             return hidden_PD
-        features = torch.stack([batch.request[name].float() for name in self.config.request_features], dim=-1)
+        features = torch.stack([batch.of_request(name).float() for name in self.config.request_features], dim=-1)
         return hidden_PD + self.request(features if events_P is None else features[events_P])
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -36,14 +36,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
-from tackboard.events.vocabulary import Vocabulary
-from tackboard.features.standard import SINCE_LAST
+from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.models.backbone import Packing
 from tackboard.models.hstu import HSTU
-from tackboard.models.interface import LossOutput
+from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import BLOCK_CELLS, LogSum, info_nce, negative_log_weights
 from tackboard.models.targets import Pairs
 from tackboard.models.time_encoding import log2_bucket
@@ -53,7 +52,7 @@ NORM_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequentialConfig:
+class SequentialConfig(ModelConfig):
     """A rival; the defaults are SASRec as published for MovieLens-1M, with the exact softmax."""
 
     hashing: HashConfig = dataclasses.field(
@@ -243,7 +242,7 @@ class SASRec(nn.Module):
         return x_TD if self.final_norm is None else self.final_norm(x_TD)
 
 
-class SequentialModel(nn.Module):
+class SequentialModel(RetrievalModel):
     """See the module's docstring."""
 
     def __init__(self, config: SequentialConfig, vocabulary: Vocabulary) -> None:
@@ -294,7 +293,7 @@ class SequentialModel(nn.Module):
             return LossOutput(hidden_TD.sum() * 0.0, {})
         hidden_PD = hidden_TD.index_select(0, events_P - 1)
         if self.config.request_place == "output":
-            hidden_PD = hidden_PD + self._request_vectors(batch.request[SINCE_LAST].index_select(0, events_P))
+            hidden_PD = hidden_PD + self._request_vectors(batch.of_request(SINCE_LAST).index_select(0, events_P))
         losses = {"full": self._full_loss, "mixed": self._mixed_loss, "sampled": self._sampled_loss}
         loss = losses[self.config.loss]
         return LossOutput(loss(self._project(hidden_PD), self._project(items_MD), batch, events_P), {})
@@ -303,7 +302,7 @@ class SequentialModel(nn.Module):
         """One vector per history [B, D]: the prediction of what comes after its last event; 0 where there is none."""
         if batch.num_events == 0:
             return self.items.weight.new_zeros(batch.num_rows, self.config.width)
-        since_B = batch.request[SINCE_LAST] if self.config.use_request_time else None
+        since_B = batch.of_request(SINCE_LAST) if self.config.use_request_time else None
         hidden_TD = self._hidden(batch, self.items(batch.item_rows[:, 0]), since_B)
         users_BD = hidden_TD.index_select(0, (batch.offsets[1:] - 1).clamp_min(0))
         if self.config.request_place == "output" and since_B is not None:
@@ -314,9 +313,9 @@ class SequentialModel(nn.Module):
         """One vector per item [M, D]."""
         return self._project(self.items(item_rows[:, 0]))
 
-    def score(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Inner products, or cosines over temperature [B, M]."""
-        return (users @ items.T) * self._scale
+    def scores(self, batch: RequestBatch) -> torch.Tensor:
+        """Inner products, or cosines over temperature [C]."""
+        return super().scores(batch) * self._scale
 
     @property
     def _scale(self) -> float:

@@ -18,9 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from tackboard.core.documents import blaming
 from tackboard.core.errors import CorruptFileError, DataError
-from tackboard.events.vocabulary import Vocabulary
-from tackboard.features.feature_set import FeatureSet
-from tackboard.features.standard import DEFAULT_READS
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.interface import build_model
 
 SPARE_PARAMETERS = 1000
@@ -75,15 +73,6 @@ def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path)
     finally:
         counting.remove()
     check_tensors(model, stored, where)
-
-
-def check_reads(config: Any, features: FeatureSet, where: Path) -> None:
-    """Raises CorruptFileError naming `where`, the file of `features`, unless these are all that the model reads."""
-    known = features.reads()
-    if missing := [read for read in getattr(config, "reads", DEFAULT_READS) if read not in known]:
-        raise CorruptFileError(
-            f"{where} lacks {missing[0]}, which the model reads", allowed=f"it has {', '.join(known)}"
-        )
 
 
 def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:

@@ -22,7 +22,7 @@ from tackboard.bundle.signature import Signature
 from tackboard.core.config import suggest
 from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
-from tackboard.events.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE, UNKNOWN_NAME
+from tackboard.core.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE, UNKNOWN_NAME
 from tackboard.features.column import DTYPES, Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_json

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import item_rows, make_batch
+from tackboard.batch.builder import make_request
 from tackboard.bundle.signature import FILE_NAME, Signature, read_bundle
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DataError
@@ -19,9 +19,10 @@ from tackboard.features.column import Column
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.standard import HISTORY, check_finite, check_readable
-from tackboard.models.interface import build_model, features_of, restore_config
-from tackboard.models.stored import check_finite_parameters, check_fit, check_reads, load_tensors, read_shapes
+from tackboard.features.standard import HISTORY, check_finite, check_readable, check_reads, features_for_model
+from tackboard.models.description import restore_config
+from tackboard.models.interface import build_model
+from tackboard.models.stored import check_finite_parameters, check_fit, load_tensors, read_shapes
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
@@ -47,12 +48,12 @@ class Scorer:
             config = restore_config(signature.model, code_file)
             if features is None:
                 # A bundle from before features.json: its model reads the standard features.
-                features = features_of(config, signature.vocabulary)
+                features = features_for_model(config.reads, signature.vocabulary, config.max_history)
             if signature.max_history != config.max_history:
                 raise DataError(f"max_history = {signature.max_history}, the model's is {config.max_history}")
         with blaming(bundle / FEATURES):
             check_readable(features, config.max_history)
-        check_reads(config, features, bundle / FEATURES)
+        check_reads(config.reads, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
         stored = {name: tensor for file in files for name, tensor in read_shapes(file).items()}
         check_fit(config, signature.vocabulary, stored, described)
@@ -82,8 +83,8 @@ class Scorer:
     def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of the candidates [C] for features of the request."""
         others = {name: column for name, column in features.items() if name != HISTORY}
-        batch = make_batch(history=features[HISTORY], request=others, hashing=self.hashing)
-        user = self.model.encode_users(batch)
-        items = self.model.encode_items(item_rows(candidate_items, self.hashing))
-        scores: NDArray[np.float32] = self.model.score(user, items)[0].float().numpy()
+        batch = make_request(
+            history=features[HISTORY], request=others, candidates=candidate_items, hashing=self.hashing
+        )
+        scores: NDArray[np.float32] = self.model.scores(batch).float().numpy()
         return scores

@@ -10,11 +10,13 @@ from typing import Any
 
 from tackboard.core.config import check, from_dict, to_dict
 from tackboard.core.errors import ConfigError
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.loader import DataConfig
 from tackboard.evaluation.ranking import EvaluationConfig
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import FeatureSet, load_features
-from tackboard.models.interface import describe_model, features_of, restore_config
+from tackboard.features.standard import features_for_model
+from tackboard.models.description import describe_model, restore_config
+from tackboard.models.interface import ModelConfig
 from tackboard.train.guard import GuardConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -83,37 +85,32 @@ class RunConfig:
             self.name,
             "letters, digits, . _ -",
         )
-        if getattr(self.model, "needs_drawn_negatives", False) and not self.data.uniform_negatives:
+        if not isinstance(self.model, ModelConfig):
+            raise ConfigError(
+                f"model is {type(self.model).__name__}",
+                allowed="allowed: a frozen dataclass that derives from tackboard.models.interface.ModelConfig",
+                fix="see examples/own_model.py",
+            )
+        if self.model.needs_drawn_negatives and not self.data.uniform_negatives:
             raise ConfigError(
                 "data.uniform_negatives = 0, and the model has no other negatives",
                 allowed="allowed: 1 or more; the number of items or more takes all of them",
                 fix="--set data.uniform_negatives=1024",
             )
-        least = getattr(self.model, "least_max_length", 2)
+        least = self.model.least_max_length
         if self.data.max_length < least:
             raise ConfigError(
                 f"data.max_length = {self.data.max_length}",
                 allowed=f"allowed: at least {least}: the future-token loss predicts what comes after its anchor",
                 fix=f"--set data.max_length={least}, or lower model.future_token_anchor",
             )
-        limit = getattr(self.model, "max_history", None)
-        if isinstance(limit, int) and self.data.max_length > limit:
+        limit = self.model.max_history
+        if self.data.max_length > limit:
             raise ConfigError(
                 f"data.max_length = {self.data.max_length}",
                 allowed=f"allowed: at most model.max_history = {limit}",
                 fix=f"--set data.max_length={limit}, or raise model.max_history",
             )
-
-    def warnings(self) -> list[str]:
-        """What is allowed and hardly ever meant."""
-        found = []
-        longer = getattr(self.model, "max_history", 0) > self.data.max_length
-        if longer and getattr(self.model, "positions", "") == "learned":
-            found.append(
-                f"positions beyond data.max_length = {self.data.max_length} are read but never trained: "
-                "raise it to model.max_history, or --set model.positions=rotary"
-            )
-        return found
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:
@@ -124,11 +121,10 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
     """The config that `config_to_json` wrote for a run. `code_file` is the file of a user's own model, if named."""
     model = restore_config(data["model"], code_file, of_run=True)
-    rest = from_dict(RunConfig, data | {"model": None})
-    return dataclasses.replace(rest, model=model)
+    return from_dict(RunConfig, data | {"model": model})
 
 
 def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:
     """What the run's model reads, for a vocabulary: of the user's own file of features and the standard ones."""
     own = load_features(config.data.features) if config.data.features else None
-    return lambda vocabulary: features_of(config.model, vocabulary, own)
+    return lambda vocabulary: features_for_model(config.model.reads, vocabulary, config.model.max_history, own)

@@ -36,7 +36,8 @@ from tackboard.data.loader import TrainingSteps
 from tackboard.data.prefetch import on_device
 from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import FILE_NAME, read_features
-from tackboard.models.interface import build_model, compile_parts, describe_model
+from tackboard.models.description import describe_model
+from tackboard.models.interface import build_model, compile_parts
 from tackboard.models.stored import check_tensors
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
@@ -91,7 +92,7 @@ class Trainer:
         if config.data.ray_address:
             self.batches = ClusterSteps(self.steps, config.data.ray_address)
         self.store = CheckpointStore(run.checkpoints)
-        for warning in [*config.warnings(), *_shared_rows(config.model.hashing, source)]:
+        for warning in [*config.model.warnings(config.data.max_length), *_shared_rows(config.model.hashing, source)]:
             say(f"warning: {warning}")
         self.step = 0
         self.data_step = 0

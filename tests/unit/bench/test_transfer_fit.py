@@ -34,8 +34,8 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.source import open_sequences
 from tackboard.events.dataset import write_dataset
 from tackboard.events.public.publisher import canonical_events
+from tackboard.features.standard import features_for_model
 from tackboard.metrics.binary import auc, interval
-from tackboard.models.interface import features_of
 from tackboard.models.pinfm import PinFM, PinFMConfig
 
 CPU = torch.device("cpu")
@@ -63,7 +63,9 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
     actions = np.where(items < 13, "yes", "no")
     events = canonical_events(users, items, np.arange(1800) * 60_000, action=pa.array(actions))
     path = write_dataset(tmp_path_factory.mktemp("datasets"), "made-up", events)
-    return open_sequences(path, ("yes",), held_out=0, features=lambda words: features_of(CONFIG, words)).read()
+    return open_sequences(
+        path, ("yes",), held_out=0, features=lambda words: features_for_model(CONFIG.reads, words, CONFIG.max_history)
+    ).read()
 
 
 def model_of(sequences: Sequences, seed: int = 0, config: PinFMConfig = CONFIG) -> PinFM:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.events.dataset import open_dataset
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.feature_set import load_features
 from tackboard.features.standard import features_for_model
 from tackboard.features.stored import read_features_table

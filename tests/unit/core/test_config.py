@@ -7,7 +7,17 @@ from typing import Any, Literal
 
 import pytest
 
-from tackboard.core.config import apply_overrides, check, explain, field_docs, flatten, from_dict, suggest, to_dict
+from tackboard.core.config import (
+    apply_overrides,
+    check,
+    explain,
+    field_docs,
+    flatten,
+    from_dict,
+    move_settings,
+    suggest,
+    to_dict,
+)
 from tackboard.core.errors import ConfigError
 
 
@@ -195,3 +205,15 @@ def test_explain_lists_every_setting_with_its_meaning() -> None:
     assert rows["inner.steps"] == ("10", "How many steps.")
     assert rows["cutoffs"] == ("[1, 5]", "Several.")
     assert rows["inner.undocumented"][1] == ""
+
+
+MOVED = {"hashing": "tables", "table_dim": "tables.dim", "backbone": "backbone.kind", "layers": "backbone.layers"}
+
+
+def test_settings_of_an_older_version_are_moved_to_their_place() -> None:
+    old = {"hashing": {"num_rows": 3}, "table_dim": 4, "backbone": "gpt", "layers": 2, "width": 8}
+    new = {"tables": {"num_rows": 3, "dim": 4}, "backbone": {"kind": "gpt", "layers": 2}, "width": 8}
+    assert move_settings(old, MOVED) == new
+    assert move_settings(new, MOVED) == new, "what is of today's version stays"
+    assert move_settings(5, MOVED) == 5
+    assert old["hashing"] == {"num_rows": 3}, "what came in is left alone"

@@ -15,11 +15,11 @@ import torch
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.errors import ConfigError
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.loader import DataConfig, TrainingSteps, ends_of_history, stored_batch
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, load_sequences, open_sequences
 from tackboard.data.window import Window
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Request

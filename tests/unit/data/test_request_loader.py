@@ -13,11 +13,11 @@ import torch
 
 from tackboard.batch import HashConfig, RequestBatch, item_rows
 from tackboard.core.errors import ConfigError, DataError
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.labels import Label, LabelConfig
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps, count_tokens
 from tackboard.data.requests import label_dataset
 from tackboard.events.dataset import open_dataset, write_dataset
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.events.world_config import WorldConfig
 from tackboard.events.world_dataset import write_world
 from tackboard.features.feature_set import FeatureSet

@@ -14,11 +14,11 @@ import pytest
 
 from tackboard.core.errors import ConfigError, CorruptFileError, DataError
 from tackboard.core.hashing import string_id
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences, open_sequences
 from tackboard.evaluation.ranking import evaluated_users
 from tackboard.events.dataset import open_dataset
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.backfill import backfill
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, differing_rows

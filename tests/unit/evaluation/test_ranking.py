@@ -30,7 +30,8 @@ from tackboard.evaluation.ranking import (
     rank_model,
     target_ranks,
 )
-from tackboard.models.interface import build_model, restore_config
+from tackboard.models.description import restore_config
+from tackboard.models.interface import build_model
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
 
@@ -115,7 +116,9 @@ def test_a_model_is_ranked_by_the_scores_a_server_would_give(
         events = np.arange(max(data.offsets[user], data.train_ends[user] - 8), data.train_ends[user])
         history = {name: column.take(events) for name, column in data.events.columns.items()}
         request = ScoreRequest(history=history, candidate_items=data.catalogue)
-        assert scorer.score(request) == pytest.approx(ranked[user], abs=1e-4)
+        # Products of vectors rank; what a server gives is these over the temperature.
+        scale = float(model.log_inverse_temperature.exp())
+        assert scorer.score(request) == pytest.approx(scale * ranked[user].numpy(), abs=1e-4)
 
 
 def test_a_history_is_the_newest_events_before_the_target(hand_made: Sequences) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.core.errors import ConfigError, DataError, TackboardError, UsageError
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Context, Events, Float, Int, Item, Request, String, User, milliseconds, sequence

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.builder import make_batch
 from tackboard.core.keyed_random import uniform
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.index import ItemFrequencies
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.models.pinfm import PinFM, PinFMConfig
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tackboard.batch import HashConfig, SequenceBatch, make_batch
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.builder import make_batch
 from tackboard.core.errors import ConfigError
 from tackboard.core.keyed_random import uniform
 from tackboard.data.index import ItemFrequencies

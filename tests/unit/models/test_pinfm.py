@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tackboard.batch import HashConfig, SequenceBatch, item_rows, make_batch
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, item_rows
+from tackboard.batch.builder import make_batch
 from tackboard.core.errors import ConfigError
 from tackboard.data.index import ItemFrequencies
 from tackboard.data.negatives import UniformNegatives
@@ -186,9 +187,8 @@ def test_a_history_alone_equals_the_same_history_in_company(
 
 def test_an_empty_history_has_a_vector_of_its_own(make_model: Model, one_history: Histories) -> None:
     model = make_model()
-    users = model.encode_users(one_history([], [], [], []))
-    scores = model.score(users, model.encode_items(item_rows(np.arange(5), HashConfig(num_hashes=3, num_rows=32))))
-    assert scores.shape == (1, 5)
+    scores = model.scores(asked(one_history([], [], [], []), range(5)))
+    assert scores.shape == (5,)
     assert torch.isfinite(scores).all()
     assert scores.detach().std() > 0
 
@@ -199,10 +199,25 @@ def test_vectors_are_unit_and_scores_cosines_over_temperature(make_model: Model,
     users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
     for vectors in (users, items):
         assert torch.allclose(vectors.norm(dim=-1), torch.ones(len(vectors)), atol=1e-5)
-    assert torch.allclose(model.score(users, items), users @ items.T / 0.5, atol=1e-5)
+    one = asked(make_histories([4]), range(5))
+    cosines = model.encode_items(one.candidate_rows()) @ model.encode_users(one.histories)[0]
+    assert torch.allclose(model.scores(one), cosines / 0.5, atol=1e-5)
     with torch.no_grad():
         model.log_inverse_temperature.fill_(50.0)
-    assert float(model.score(users, items).detach().abs().max()) <= MAX_INVERSE_TEMPERATURE * 1.0001
+    assert float(model.scores(one).detach().abs().max()) <= MAX_INVERSE_TEMPERATURE * 1.0001
+
+
+def asked(histories: SequenceBatch, items: Iterable[int]) -> RequestBatch:
+    """The request of one history, with these candidates."""
+    ids = np.union1d(histories.item_ids.numpy(), np.array([*items]))
+    places = torch.from_numpy(ids.searchsorted(histories.item_ids.numpy()))
+    candidates = torch.from_numpy(ids.searchsorted(np.array([*items])))
+    rows = item_rows(ids, HashConfig(num_hashes=3, num_rows=32))
+    whole = dataclasses.replace(
+        histories, items=places[histories.items], item_ids=torch.from_numpy(ids), item_rows=rows
+    )
+    none = torch.zeros(len(candidates), dtype=torch.int64)
+    return RequestBatch(whole, torch.zeros(1), none, candidates, none, none.float(), {}, {}, {})
 
 
 def losses_one_by_one(
@@ -221,7 +236,7 @@ def losses_one_by_one(
         past = slice(int(batch.offsets[rows[event]]), event)
         columns = (items, batch.actions, batch.surfaces, batch.times_ms)
         user = model.encode_users(one_history(*(column[past].tolist() for column in columns), **request(event)))
-        logits = model.score(user, candidates)[0]
+        logits = candidates @ user[0] * model.log_inverse_temperature.exp()
         target = int(batch.items[event])
         weights = counts.clone()
         if model.config.later_negatives:

@@ -12,14 +12,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tackboard.batch import HashConfig, SequenceBatch, item_rows, make_batch
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, item_rows
+from tackboard.batch.builder import make_batch
 from tackboard.core.config import from_dict, to_dict
 from tackboard.core.errors import ConfigError, DataError
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.types import FLOAT
 from tackboard.models import backbone, sequential
-from tackboard.models.interface import build_model, describe_model, restore_config
+from tackboard.models.description import describe_model, restore_config
+from tackboard.models.interface import build_model
 from tackboard.models.sequential import (
     SASRecLayer,
     SequentialConfig,
@@ -246,7 +248,7 @@ def test_an_empty_history_is_the_vector_zero(histories: Histories, kind: str, lo
         users = model.encode_users(batch)
         assert users.shape == (len(lengths), 8)
         assert (users.detach().abs().amax(dim=1) > 0).tolist() == [length > 0 for length in lengths]
-        assert torch.isfinite(model.score(users, model.encode_items(batch.item_rows))).all()
+        assert torch.isfinite(users @ model.encode_items(batch.item_rows).T).all()
 
 
 def test_scores_are_products_or_cosines_over_temperature(histories: Histories) -> None:
@@ -254,11 +256,15 @@ def test_scores_are_products_or_cosines_over_temperature(histories: Histories) -
     model = model_of()
     users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
     assert torch.equal(items, model.items.weight)
-    assert torch.allclose(model.score(users, items), users @ items.T)
+    candidates = torch.tensor([2, 0, 1])
+    none = torch.zeros(3, dtype=torch.int64)
+    owners = torch.tensor([0, 1, 1])
+    request = RequestBatch(batch, torch.zeros(2), owners, candidates, none, none.float(), {}, {}, {})
+    assert torch.allclose(model.scores(request), (users @ items.T)[owners, candidates])
     model = model_of(loss="sampled", temperature=0.1)
     users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
     assert torch.allclose(items.norm(dim=1), torch.ones(NUM_ITEMS), atol=1e-5)
-    assert torch.allclose(model.score(users, items), 10 * users @ items.T, atol=1e-5)
+    assert torch.allclose(model.scores(request), 10 * (users @ items.T)[owners, candidates], atol=1e-5)
 
 
 def test_a_batch_in_which_nothing_is_predicted_has_loss_zero(histories: Histories) -> None:
@@ -297,7 +303,7 @@ def test_learns_a_pattern(histories: Histories, settings: dict[str, object]) -> 
     known = histories([6] * 6, items=[item for row in rows for item in row[:6]])
     known = dataclasses.replace(known, request={"since_last": torch.full((6,), 60.0)})
     with torch.no_grad():
-        best = model.score(model.encode_users(known), model.encode_items(batch.item_rows)).argmax(dim=1)
+        best = (model.encode_users(known) @ model.encode_items(batch.item_rows).T).argmax(dim=1)
     assert best.tolist() == [row[6] for row in rows]
 
 

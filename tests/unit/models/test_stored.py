@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tackboard.batch import HashConfig
 from tackboard.core.errors import CorruptFileError
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.stored import check_finite_parameters, check_fit, load_tensors, read_shapes
 

@@ -12,7 +12,7 @@ import pytest
 from tackboard.bundle.signature import Signature
 from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
 from tackboard.features.language import (
     Bool,
     Context,
@@ -31,7 +31,7 @@ from tackboard.features.language import (
     milliseconds,
 )
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.standard import DEFAULT_READS, features_for_model, standard_features
+from tackboard.features.standard import features_for_model, standard_features
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 events, user, item, request, context = (

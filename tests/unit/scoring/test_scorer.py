@@ -14,21 +14,24 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from tackboard.batch import item_rows, make_batch
+from tackboard.batch import item_rows
+from tackboard.batch.builder import make_batch
 from tackboard.bundle.signature import KIND
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.user_code import load_code
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.source import open_sequences
-from tackboard.events.vocabulary import Vocabulary
 from tackboard.export.exporter import export_bundle
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.feature_set import FILE_NAME, FeatureSet, read_features
 from tackboard.features.standard import standard_features
 from tackboard.features.types import ID, STRING, TIME
-from tackboard.models.interface import build_model, restore_config
+from tackboard.models.description import restore_config
+from tackboard.models.interface import build_model
+from tackboard.models.pinfm import PinFM
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
 from tackboard.train.config import RunConfig, config_to_json, features_for
@@ -67,9 +70,13 @@ def scores_of_the_model(
         history["time"],
     )
     batch = make_batch(history=column, hashing=config.hashing)
+    assert isinstance(model, PinFM)
     with torch.no_grad():
-        items = model.encode_items(item_rows(request.candidate_items, config.hashing))  # type: ignore[operator]
-        return model.score(model.encode_users(batch), items)[0].numpy()  # type: ignore[operator]
+        items = model.encode_items(item_rows(request.candidate_items, config.hashing))
+        scores: NDArray[np.float32] = (
+            items @ model.encode_users(batch)[0] * model.log_inverse_temperature.exp()
+        ).numpy()
+        return scores
 
 
 @pytest.mark.parametrize("request_", [REQUEST, EMPTY], ids=["history", "no history"])
@@ -240,17 +247,17 @@ OWN_MODEL = """
 import dataclasses, torch
 from torch import nn
 from tackboard.batch import HashConfig
-from tackboard.models.interface import LossOutput
+from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.tables import HashedTables
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MineConfig:
+class MineConfig(ModelConfig):
     hashing: HashConfig = dataclasses.field(default_factory=lambda: HashConfig(num_hashes=2, num_rows=16))
     max_history: int = 8
     def build(self, vocabulary):
         return Mine(self)
 
-class Mine(nn.Module):
+class Mine(RetrievalModel):
     def __init__(self, config):
         super().__init__()
         self.items = HashedTables(config.hashing, 4)
@@ -261,8 +268,6 @@ class Mine(nn.Module):
         return self.bias.expand(batch.num_rows, -1) + 1
     def encode_items(self, item_rows):
         return self.items(item_rows)
-    def score(self, users, items):
-        return users @ items.T
 """
 
 

@@ -13,21 +13,20 @@ from tackboard.core.config import apply_overrides
 from tackboard.core.errors import ConfigError, UsageError
 from tackboard.core.trusted_code import trust_code
 from tackboard.core.user_code import load_code
-from tackboard.events.vocabulary import Vocabulary
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.train.config import RunConfig, TrainingConfig, config_from_json, config_to_json, features_for
 
 OWN_MODEL = """
 import dataclasses
-from tackboard.batch import HashConfig
+from torch import nn
+from tackboard.models.interface import ModelConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mine:
-    hashing: HashConfig = dataclasses.field(default_factory=HashConfig)
-    max_history: int = 50
+class Mine(ModelConfig):
     depth: int = 1
 
     def build(self, vocabulary):
-        raise NotImplementedError
+        return nn.Linear(self.depth, 1)
 """
 
 
@@ -149,6 +148,7 @@ def test_losses_that_would_find_nothing_are_refused_before_a_run_is_made(tiny_co
 
 
 def test_positions_that_are_never_trained_are_warned_of(tiny_config: Callable[..., RunConfig]) -> None:
-    assert "never trained" in tiny_config("data.max_length=4").warnings()[0]
-    assert tiny_config("data.max_length=4", "model.positions=rotary").warnings() == []
-    assert tiny_config("data.max_length=8").warnings() == []
+    model = tiny_config().model
+    assert "never trained" in model.warnings(4)[0]
+    assert dataclasses.replace(model, positions="rotary").warnings(4) == []
+    assert model.warnings(8) == []

@@ -20,10 +20,10 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
+from tackboard.core.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
 from tackboard.events.dataset import check_name, write_dataset
 from tackboard.events.public.archive import Download
 from tackboard.events.schema import NAMES, encode
-from tackboard.events.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
 
 ORDER_ONLY_START_MS = 946_684_800_000
 """2000-01-01 UTC: the time of the first event of every user where a dataset has an order but no times."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tackboard.events.vocabulary import UNKNOWN, Vocabulary
+from tackboard.core.vocabulary import UNKNOWN, Vocabulary
 
 
 def test_indices_do_not_depend_on_the_order_or_number_of_names() -> None:

@@ -1,4 +1,4 @@
-"""Actions and surfaces as small integers.
+"""Names that data and models share: actions and surfaces as small integers, and standard features.
 
 Index 0 is reserved for what training never saw, so a new action in production has a defined embedding instead of an
 error. The lists travel with every checkpoint and bundle; they are sorted, so that the same data gives the same
@@ -13,6 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+DEFAULT_READS = ("history.item", "history.action", "history.surface", "history.time")
+"""What a model reads that does not say what it reads."""
+SINCE_LAST = "since_last"
+"""The standard feature of a request: seconds since the newest event."""
 UNKNOWN = 0
 DEFAULT_ACTION = "event"
 """The action of an event whose log, or whose request, has no actions."""

@@ -9,8 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, feature_tensor, item_rows, make_batch
-from tackboard.core.errors import ConfigError, DataError
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.builder import feature_tensor, make_batch
+from tackboard.core.errors import DataError
 from tackboard.core.hashing import row_ids
 from tackboard.features.column import Column, sequence_column
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
@@ -40,11 +41,6 @@ def test_the_picture_of_the_module() -> None:
     assert batch.item_rows.tolist() == row_ids(batch.item_ids.numpy(), 3, 11, 4).tolist()
     assert (batch.num_rows, batch.num_events) == (2, 7)
     assert batch.users.tolist() == [70, 71]
-
-
-def test_an_item_has_the_same_rows_wherever_it_occurs() -> None:
-    alone, among = item_rows(np.array([8]), HASHING), item_rows(np.array([-9, 8, 50]), HASHING)
-    assert alone[0].tolist() == among[1].tolist()
 
 
 @pytest.mark.parametrize(("lengths", "items"), [([], []), ([0], []), ([0, 2, 0], [5, 5])])
@@ -83,18 +79,6 @@ def test_columns_of_the_history_by_name() -> None:
     assert batch.column("time") is batch.times_ms
     assert set(batch.columns) == {"action", "surface", "time"}  # the item has a place of its own
     assert batch.request == {}
-
-
-def test_a_column_that_is_not_carried_is_named_with_what_to_do() -> None:
-    history = sequence_column(np.array([1]), item=Column.of(ID, [5]), action=Column.of(INT, [1]))
-    batch = make_batch(history=history, hashing=HASHING)
-    with pytest.raises(ConfigError) as caught:
-        batch.column("gap")
-    assert "history.gap" in caught.value.got
-    assert caught.value.allowed == "carried: history.item, history.action"
-    assert "add history.gap to `reads`" in caught.value.fix
-    with pytest.raises(ConfigError, match=r"history\.time"):
-        _ = batch.times_ms
 
 
 def test_a_batch_without_users_belongs_to_nobody() -> None:
@@ -166,37 +150,3 @@ def test_a_batch_owns_its_memory() -> None:
     for tensor in (batch.times_ms, batch.actions, batch.surfaces, batch.users, batch.items, batch.request["hour"]):
         tensor.add_(1)
     assert times.tolist() == [0, 1, 2, 3]
-
-
-def test_to_moves_every_tensor() -> None:
-    moved = batch_of([2], [5, 6], request={"hour": Column.of(INT, [3])}).to(torch.device("meta"))
-    fields = [getattr(moved, name) for name in moved.__dataclass_fields__]
-    tensors = [*(field for field in fields if isinstance(field, torch.Tensor)), *moved.columns.values()]
-    tensors += moved.request.values()
-    assert len(tensors) == 9 + 3 + 1
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-
-
-@pytest.mark.parametrize("num_rows", [1, 7, 3953, 2**31 - 1])
-def test_modulo_is_the_remainder_of_any_id(num_rows: int) -> None:
-    """A plain table: ids below its rows have rows of their own; others wrap around, and no row is below 0."""
-    extremes = [-(2**63), -(2**63) + 1, 2**63 - 1, -1, -num_rows, num_rows, 0, 5]
-    rows = item_rows(np.array(extremes), HashConfig(num_hashes=1, num_rows=num_rows, method="modulo"))
-    assert rows.dtype == torch.int64
-    assert rows.tolist() == [[item % num_rows] for item in extremes]  # Python's remainder is never negative
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_hashes": 0},
-        {"num_hashes": 65},
-        {"num_rows": 0},
-        {"num_rows": 2**31},
-        {"method": "xor"},
-        {"num_hashes": 2, "method": "modulo"},
-    ],
-)
-def test_impossible_hashing_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        HashConfig(**wrong)

@@ -1,0 +1,211 @@
+"""What models read: histories, and requests with candidates, as tensors.
+
+A batch of B histories holds N events packed end to end and the M distinct items among them; an event names its item by
+position in that list. So a table row is looked up once per distinct item, however often the item occurs, and row ids
+are computed when the batch is built, never inside `forward`.
+
+    offsets  [B+1]  0 ────── 3 ───────────── 7      two histories, of 3 and of 4 events
+    items    [N]    0  1  0    2  1  3  2           positions in the distinct items
+    item_ids [M]    i₀ i₁ i₂ i₃                     M = 4
+    item_rows [M, k]                                one row in each of the k sub-tables
+    sampled  [K]    1  3                            items drawn at random as negatives, whether or not an event has them
+
+A feature is a tensor with a row for each history, request or candidate: a number, an id, a time, or a vector [·, w]. A
+list, whose length differs from row to row, is `Jagged`. This module knows nothing of logs or of how features are
+defined, so that models do not either; `builder` makes batches.
+
+Shapes: B rows (histories), N packed events, M distinct items, k hash functions; U requests, C candidates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+
+from tackboard.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Jagged:
+    """A list for each of some rows, end to end: that of row i is values[offsets[i] : offsets[i + 1]]."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    def lengths(self) -> torch.Tensor:
+        """Elements of each row's list."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+
+Feature = torch.Tensor | Jagged
+"""What a batch carries of one feature."""
+
+
+class Batch:
+    """What the trainer asks of any batch, beside handing it to the model."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How much work the batch is: events of histories, and candidates."""
+        raise TypeError(f"{type(self).__name__} does not say how many tokens it holds")
+
+    def has_targets(self) -> bool:
+        """Whether a loss finds anything in it to learn from."""
+        return True
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on `device`."""
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """The same batch in memory from which a GPU can copy by itself."""
+        return _mapped(self, torch.Tensor.pin_memory)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the batch, those of histories first."""
+        found: list[torch.Tensor] = []
+        _mapped(self, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceBatch(Batch):
+    """B histories as tensors; see the module's picture.
+
+    `columns` holds the other columns of the history by name [N], `request` the features of the request: one value per
+    history [B], or, where a loss predicts every event from what came before it, one per event [N]. `sampled` [K] are
+    positions of items drawn uniformly from the catalogue, rising, each once; `sample_rate` [] is the chance that an
+    item of the catalogue is among them.
+    """
+
+    offsets: torch.Tensor
+    users: torch.Tensor
+    items: torch.Tensor
+    columns: dict[str, torch.Tensor]
+    request: dict[str, Feature]
+    is_positive: torch.Tensor
+    item_ids: torch.Tensor
+    item_rows: torch.Tensor
+    item_log_q: torch.Tensor
+    sampled: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    sample_rate: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(()))
+
+    @property
+    def num_rows(self) -> int:
+        """B, the number of histories."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_events(self) -> int:
+        """N, the number of events."""
+        return len(self.items)
+
+    @property
+    def actions(self) -> torch.Tensor:
+        """The action of each event, as its position in the vocabulary [N]."""
+        return self.column("action")
+
+    @property
+    def surfaces(self) -> torch.Tensor:
+        """The surface of each event, as its position in the vocabulary [N]."""
+        return self.column("surface")
+
+    @property
+    def times_ms(self) -> torch.Tensor:
+        """The time of each event [N]."""
+        return self.column("time")
+
+    def column(self, name: str) -> torch.Tensor:
+        """A column of the history [N]. Only what the model's config lists in `reads` is carried."""
+        if name not in self.columns:
+            carried = ", ".join(f"history.{column}" for column in ("item", *self.columns))
+            raise ConfigError(
+                f"the model reads history.{name}, which the batch does not carry",
+                allowed=f"carried: {carried}",
+                fix=f"add history.{name} to `reads` of the model's config",
+            )
+        return self.columns[name]
+
+    def of_request(self, name: str) -> torch.Tensor:
+        """A feature of the request that is no list [B, …], or [N, …] where every event has its request."""
+        feature = self.request[name]
+        if isinstance(feature, Jagged):
+            raise ConfigError(f"the model reads {name} as a number, and it is a list", fix="read it as `Jagged`")
+        return feature
+
+    def lengths(self) -> torch.Tensor:
+        """Events of each history [B]."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """N, the number of events."""
+        return self.num_events
+
+    def has_targets(self) -> bool:
+        """Whether some event is a positive."""
+        return bool(self.is_positive.any())
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestBatch(Batch):
+    """U requests, each with its history once, and C candidates beneath them.
+
+        histories.offsets  0 ───── 5 ──── 8         two requests
+        request_of [C]     0 0 0 0 1 1 1            whose candidates these are, rising
+        candidates [C]                              positions among histories.item_ids
+
+    A history is never repeated for its candidates before it is on the device: what is computed from it is, by `expand`.
+    `labels` are 0 or 1; where `known` is False the label cannot be told yet, and a loss must leave it out. `features`
+    holds those of candidates [C], `histories.request` those of requests [U].
+    """
+
+    histories: SequenceBatch
+    request_ms: torch.Tensor
+    request_of: torch.Tensor
+    candidates: torch.Tensor
+    positions: torch.Tensor
+    weights: torch.Tensor
+    labels: dict[str, torch.Tensor]
+    known: dict[str, torch.Tensor]
+    features: dict[str, Feature]
+
+    @property
+    def num_requests(self) -> int:
+        """U, the number of requests."""
+        return self.histories.num_rows
+
+    @property
+    def num_candidates(self) -> int:
+        """C, the number of candidates."""
+        return len(self.candidates)
+
+    @property
+    def num_tokens(self) -> int:
+        """Events of histories, and candidates."""
+        return self.histories.num_events + self.num_candidates
+
+    def has_targets(self) -> bool:
+        """Whether some label of some candidate is known."""
+        return any(bool(known.any()) for known in self.known.values())
+
+    def candidate_rows(self) -> torch.Tensor:
+        """The table rows of each candidate [C, k]."""
+        return self.histories.item_rows.index_select(0, self.candidates)
+
+    def expand(self, values: torch.Tensor) -> torch.Tensor:
+        """What belongs to requests [U, …] for each of their candidates [C, …]."""
+        return values.index_select(0, self.request_of)
+
+
+def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch of the same class whose tensors are changed ones."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: _mapped(feature, change) for name, feature in batch.items()}
+    parts = {field.name: _mapped(getattr(batch, field.name), change) for field in dataclasses.fields(batch)}
+    return type(batch)(**parts)

@@ -1,0 +1,44 @@
+"""How an item id becomes rows of tables: ids in, row ids out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.core.config import check
+from tackboard.core.hashing import MAX_ROWS, row_ids
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HashConfig:
+    """How an item id becomes table rows."""
+
+    num_hashes: int = 4
+    """Hash functions, and sub-tables: an item's vector is the concatenation of one row of each."""
+    num_rows: int = 4096
+    """Rows of each sub-table."""
+    seed: int = 0
+    """Chooses the hash functions; part of the model."""
+    method: str = "mix"
+    """`mix` hashes ids; `modulo` takes the remainder: a plain table, for ids that are small numbers already."""
+
+    def __post_init__(self) -> None:
+        check(1 <= self.num_hashes <= 64, "model.hashing.num_hashes", self.num_hashes, "1 to 64")
+        check(1 <= self.num_rows <= MAX_ROWS, "model.hashing.num_rows", self.num_rows, f"1 to {MAX_ROWS}")
+        check(self.method in ("mix", "modulo"), "model.hashing.method", self.method, "mix, modulo")
+        check(
+            self.method == "mix" or self.num_hashes == 1,
+            "model.hashing.num_hashes",
+            self.num_hashes,
+            "1 with method modulo: every further table would repeat the first",
+        )
+
+
+def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:
+    """Rows of items in each sub-table: int64 [M, k]."""
+    if hashing.method == "modulo":
+        return torch.from_numpy(np.mod(item_ids, np.int64(hashing.num_rows))[:, None])
+    return torch.from_numpy(row_ids(item_ids, hashing.num_hashes, hashing.num_rows, hashing.seed))

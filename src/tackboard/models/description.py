@@ -1,0 +1,82 @@
+"""How a model is named in a file and found again: a config in, JSON out, and back.
+
+A checkpoint or bundle stores a model's config and where its class lives: in this package, or in a file of the user's.
+Decided: code is never taken from a bundle or a run. A bundle made with a user's model loads only when the operator
+names the file with `--code`; a run also where this user's own `train` recorded the file, outside the run, and the file
+has not changed since.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tackboard.core.config import from_dict, move_settings, to_dict
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.progress import say
+from tackboard.core.trusted_code import check_trusted
+from tackboard.core.user_code import load_code, sha256_of_code
+from tackboard.models.interface import ModelConfig
+
+OWN_PREFIX = "tackboard.models."
+
+
+def describe_model(config: ModelConfig) -> dict[str, Any]:
+    """A model config as JSON: its class, its values and, for a user's file, the SHA-256 of that file."""
+    cls = type(config)
+    description = {"config_class": f"{cls.__module__}:{cls.__qualname__}", "config": to_dict(config)}
+    if not cls.__module__.startswith(OWN_PREFIX):
+        module = sys.modules[cls.__module__]
+        source = Path(str(module.__file__))
+        description["config_class"] = f"{source.name}:{cls.__qualname__}"
+        description["code_file"] = str(source.resolve())
+        description["code_sha256"] = sha256_of_code(module)
+    return description
+
+
+def restore_config(description: dict[str, Any], code_file: Path | None = None, *, of_run: bool = False) -> ModelConfig:
+    """The config object that `describe_model` described.
+
+    A class outside this package is taken from `code_file`, which the operator named. Without it, the description of a
+    run (`of_run`) stands for the file it names, where this user's own training recorded that file and its SHA-256, and
+    the file still has it. Everything else is a UsageError that says what to type, and nothing was run.
+    """
+    try:
+        place, _, name = str(description["config_class"]).partition(":")
+        values = description["config"]
+    except (KeyError, TypeError):
+        raise DataError("the model description lacks config_class or config") from None
+    if place.startswith(OWN_PREFIX):
+        module: ModuleType = _own_module(place)
+    elif code_file is not None:
+        module = load_code(code_file)
+        if sha256_of_code(module) != description.get("code_sha256"):
+            say(f"warning: {code_file} is not the file this model was trained with; its scores may differ")
+    elif of_run and "code_file" in description:
+        recorded, sha256 = Path(str(description["code_file"])), str(description.get("code_sha256"))
+        check_trusted(recorded, sha256)
+        module = load_code(recorded, sha256)
+    else:
+        raise UsageError(
+            f"this model's code lives in a user's file, {place}",
+            allowed="code is never taken from a bundle",
+            fix=f"name the file: --code {place}",
+        )
+    cls = getattr(module, name, None)
+    if not isinstance(cls, type) or not issubclass(cls, ModelConfig):
+        raise DataError(
+            f"{place} has no config class {name}",
+            allowed="allowed: a frozen dataclass that derives from tackboard.models.interface.ModelConfig",
+            fix="use the file this model was trained with",
+        )
+    return from_dict(cls, move_settings(values, cls.moved_settings), "model")
+
+
+def _own_module(place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError:
+        raise DataError(f"there is no model module {place}", fix="use a newer tackboard") from None

@@ -1,0 +1,79 @@
+"""Batches: what they say of themselves, and that every tensor moves, also those of lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tackboard.batch import HashConfig, Jagged, RequestBatch, SequenceBatch
+from tackboard.batch.builder import make_batch
+from tackboard.core.errors import ConfigError
+from tackboard.features.column import Column, sequence_column
+from tackboard.features.types import ID, INT
+
+HASHING = HashConfig(num_hashes=3, num_rows=11, seed=4)
+
+
+@pytest.fixture
+def histories() -> SequenceBatch:
+    history = sequence_column(np.array([2]), item=Column.of(ID, [5, 6]), action=Column.of(INT, [1, 2]))
+    return make_batch(history=history, request={"hour": Column.of(INT, [3])}, hashing=HASHING)
+
+
+@pytest.fixture
+def requests(histories: SequenceBatch) -> RequestBatch:
+    return RequestBatch(
+        histories=histories,
+        request_ms=torch.zeros(1, dtype=torch.int64),
+        request_of=torch.zeros(3, dtype=torch.int64),
+        candidates=torch.tensor([1, 0, 1]),
+        positions=torch.arange(3),
+        weights=torch.ones(3),
+        labels={"save": torch.tensor([1.0, 0.0, 0.0])},
+        known={"save": torch.tensor([True, True, False])},
+        features={"tags": Jagged(torch.tensor([7, 8]), torch.tensor([0, 2, 2, 2]))},
+    )
+
+
+def test_a_column_that_is_not_carried_is_named_with_what_to_do(histories: SequenceBatch) -> None:
+    with pytest.raises(ConfigError) as caught:
+        histories.column("gap")
+    assert "history.gap" in caught.value.got
+    assert caught.value.allowed == "carried: history.item, history.action"
+    assert "add history.gap to `reads`" in caught.value.fix
+    with pytest.raises(ConfigError, match=r"history\.time"):
+        _ = histories.times_ms
+
+
+def test_to_moves_every_tensor(histories: SequenceBatch, requests: RequestBatch) -> None:
+    assert len(histories.tensors()) == 9 + 1 + 1
+    assert len(requests.tensors()) == 11 + 5 + 2 + 2
+    for batch in (histories, requests):
+        moved = batch.to(torch.device("meta"))
+        assert type(moved) is type(batch)
+        assert {tensor.device.type for tensor in moved.tensors()} == {"meta"}
+
+
+def test_a_batch_says_how_much_work_it_is_and_whether_there_is_any(
+    histories: SequenceBatch, requests: RequestBatch
+) -> None:
+    assert (histories.num_tokens, histories.has_targets()) == (2, False)
+    assert (requests.num_tokens, requests.has_targets()) == (5, True)
+    unknown = {"save": torch.zeros(3, dtype=torch.bool)}
+    nothing = RequestBatch(**{**vars(requests), "known": unknown})
+    assert not nothing.has_targets()
+
+
+def test_rows_of_candidates_are_those_of_their_items(requests: RequestBatch) -> None:
+    rows = requests.histories.item_rows
+    assert requests.candidate_rows().tolist() == [rows[1].tolist(), rows[0].tolist(), rows[1].tolist()]
+
+
+def test_a_list_is_no_number(histories: SequenceBatch) -> None:
+    tags = Jagged(torch.tensor([7, 8]), torch.tensor([0, 2]))
+    assert tags.lengths().tolist() == [2]
+    batch = SequenceBatch(**{**vars(histories), "request": {"tags": tags}})
+    with pytest.raises(ConfigError, match="reads tags as a number, and it is a list"):
+        batch.of_request("tags")
+    assert histories.of_request("hour").tolist() == [3]
