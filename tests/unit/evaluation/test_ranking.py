@@ -117,7 +117,7 @@ def test_a_model_is_ranked_by_the_scores_a_server_would_give(
         history = {name: column.take(events) for name, column in data.events.columns.items()}
         request = ScoreRequest(history=history, candidate_items=data.catalogue)
         # Products of vectors rank; what a server gives is these over the temperature.
-        scale = float(model.log_inverse_temperature.exp())
+        scale = float(model.log_inverse_temperature.detach().exp())
         assert scorer.score(request) == pytest.approx(scale * ranked[user].numpy(), abs=1e-4)
 
 

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.core.errors import ConfigError, DataError, TackboardError, UsageError
-from tackboard.core.vocabulary import Vocabulary
+from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Context, Events, Float, Int, Item, Request, String, User, milliseconds, sequence
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import (
-    DEFAULT_READS,
     NEVER,
     check_finite,
     check_readable,

@@ -73,9 +73,8 @@ def scores_of_the_model(
     assert isinstance(model, PinFM)
     with torch.no_grad():
         items = model.encode_items(item_rows(request.candidate_items, config.hashing))
-        scores: NDArray[np.float32] = (
-            items @ model.encode_users(batch)[0] * model.log_inverse_temperature.exp()
-        ).numpy()
+        cosines = items @ model.encode_users(batch)[0]
+        scores: NDArray[np.float32] = (cosines * model.log_inverse_temperature.exp()).numpy()
         return scores
 
 
