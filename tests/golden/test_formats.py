@@ -48,7 +48,9 @@ def test_labelled_dataset_with_buckets() -> None:
     labels = read_labels(path)
     assert labels is not None
     assert (labels.counts.requests, labels.counts.candidates, labels.counts.labels["view"].positives) == (14, 29, 9)
-    config = RequestConfig(dataset=str(path), max_history=4, tokens_per_step=30, window_buckets=2)
+    config = RequestConfig(
+        dataset=str(path), max_history=4, tokens_per_step=30, window_buckets=2, validation_share=0.0, test_share=0.0
+    )
     steps = RequestSteps(RequestSource(config), config, HashConfig(num_hashes=2, num_rows=100), seed=0)
     batch = steps[0]
     assert batch.labels["view"].tolist() == [1, 0, 1, 0, 1, 0, 0, 0]

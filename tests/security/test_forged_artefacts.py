@@ -78,7 +78,9 @@ def read_requests(folder: Path) -> None:
     """What a ranker's training reads."""
     read_dataset(folder)
     read_labels(folder)
-    config = RequestConfig(dataset=str(folder), max_history=4, tokens_per_step=30, window_buckets=2)
+    config = RequestConfig(
+        dataset=str(folder), max_history=4, tokens_per_step=30, window_buckets=2, validation_share=0.0, test_share=0.0
+    )
     assert len(RequestSteps(RequestSource(config), config, HashConfig(num_hashes=2, num_rows=100), seed=0)[0].labels)
 
 

@@ -52,9 +52,13 @@ class Batch:
         """How much work the batch is: events of histories, and candidates."""
         raise TypeError(f"{type(self).__name__} does not say how many tokens it holds")
 
+    def num_examples(self) -> int:
+        """How many answers a loss learns from."""
+        raise TypeError(f"{type(self).__name__} does not say how many examples it holds")
+
     def has_targets(self) -> bool:
         """Whether a loss finds anything in it to learn from."""
-        return True
+        return self.num_examples() > 0
 
     def to(self, device: torch.device) -> Self:
         """The same batch on `device`."""
@@ -145,9 +149,9 @@ class SequenceBatch(Batch):
         """N, the number of events."""
         return self.num_events
 
-    def has_targets(self) -> bool:
-        """Whether some event is a positive."""
-        return bool(self.is_positive.any())
+    def num_examples(self) -> int:
+        """How many events are positives."""
+        return int(self.is_positive.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +192,9 @@ class RequestBatch(Batch):
         """Events of histories, and candidates."""
         return self.histories.num_events + self.num_candidates
 
-    def has_targets(self) -> bool:
-        """Whether some label of some candidate is known."""
-        return any(bool(known.any()) for known in self.known.values())
+    def num_examples(self) -> int:
+        """How many labels of candidates are known."""
+        return sum(int(known.sum()) for known in self.known.values())
 
     def candidate_rows(self) -> torch.Tensor:
         """The table rows of each candidate [C, k]."""

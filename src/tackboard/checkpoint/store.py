@@ -2,11 +2,12 @@
 
     checkpoints/step-00000200/   <group>.safetensors … · state.json · features.json · MANIFEST.json
     checkpoints/latest           -> step-00000200
+    checkpoints/best             -> step-00000100        where a run is judged on the way
 
 A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; `latest` is replaced after
 that. Whatever instant the process is killed at, `latest` names a complete checkpoint, and so does every `step-*`. The
-newest two are kept, and an older one is removed only after the newer one stands. Decided: safetensors and JSON only.
-Nothing is unpickled.
+newest two are kept, and the best one; an older one is removed only after the newer one stands. Decided: safetensors and
+JSON only. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tackboard.core.progress import say
 from tackboard.models.stored import load_tensors
 
 KIND = "checkpoint"
-LATEST = "latest"
+LATEST, BEST = "latest", "best"
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -63,10 +64,11 @@ class CheckpointStore:
         groups: Mapping[str, Tensors],
         state: Mapping[str, Any],
         documents: Mapping[str, Mapping[str, Any]] | None = None,
+        best: int | None = None,
     ) -> Path:
         """Writes the checkpoint of `step` and points `latest` at it. An intact one of the same step is kept.
 
-        `documents` are further JSON files, by name.
+        `documents` are further JSON files, by name. `best` is the step of the best checkpoint, where there is one.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{step:08d}"
@@ -86,6 +88,7 @@ class CheckpointStore:
                 meant = [*(f"{group}.safetensors" for group in groups), *(documents or {}), "state.json"]
                 write_manifest(temporary, KIND, {"step": step}, meant=meant)
         self.point_latest(final)
+        self.point_best(best)
         self._prune(final)
         return final
 
@@ -96,6 +99,14 @@ class CheckpointStore:
     def point_latest(self, path: Path) -> None:
         """Makes `latest` name `path`, a checkpoint of this folder."""
         replace_symlink(self.folder / LATEST, path.name)
+
+    def point_best(self, step: int | None) -> None:
+        """Makes `best` name the checkpoint of a step; without one, or where that is gone, there is no `best`."""
+        path = self.folder / f"step-{step or 0:08d}"
+        if step is None or not (path / MANIFEST).is_file():
+            (self.folder / BEST).unlink(missing_ok=True)
+        else:
+            replace_symlink(self.folder / BEST, path.name)
 
     def find_latest(self) -> Path | None:
         """The newest checkpoint that verifies, or None. A damaged one is passed over with a word on stderr."""
@@ -114,8 +125,10 @@ class CheckpointStore:
 
     def _prune(self, newest: Path) -> None:
         # What lies past the newest was damaged and passed over: it must not count, or the newest itself would go.
+        best = (self.folder / BEST).resolve().name
         for path in [path for path in self.complete() if path.name <= newest.name][: -self.keep]:
-            remove_directory(path)
+            if path.name != best:
+                remove_directory(path)
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
@@ -156,15 +169,18 @@ def load_checkpoint(path: Path, groups: tuple[str, ...] | None = None) -> Checkp
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a run folder, a checkpoints folder or a checkpoint folder stands for."""
+    """The checkpoint that a run folder, a checkpoints folder or a checkpoint folder stands for.
+
+    Of a run that was judged on the way the best one, else the newest.
+    """
     if not path.exists():
         raise DataError(f"{path} does not exist", allowed="allowed: a run or checkpoint folder", fix="ls runs/")
     if (path / MANIFEST).is_file():
         return path.resolve()
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    latest = folder / LATEST
-    if (latest / MANIFEST).is_file():
-        return latest.resolve()
+    for name in (BEST, LATEST):
+        if (folder / name / MANIFEST).is_file():
+            return (folder / name).resolve()
     found = CheckpointStore(folder).find_latest()
     if found is None:
         raise DataError(f"{path} holds no complete checkpoint", allowed="allowed: a run or checkpoint folder")

@@ -40,6 +40,9 @@ OPTIONAL = {
     "order_version": int,
     "num_threads": int,
     "user_type": Literal["", "int64", "string"],
+    "validation.best_loss": float | None,
+    "validation.best_step": int | None,
+    "validation.num_worse": int,
     "model.code_file": str,
     "model.code_sha256": str,
 }

@@ -24,11 +24,11 @@ def train(
     print_config: bool = typer.Option(False, "--print-config", help="Print the resolved config and stop."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
-    """Pretrain a model: writes a run directory with checkpoints and metrics."""
+    """Train a model: writes a run directory with checkpoints and metrics."""
     from tackboard.core.config import apply_overrides
     from tackboard.core.rundir import RunDirectory
     from tackboard.recipes.registry import find_recipe
-    from tackboard.train.config import config_to_json, features_for
+    from tackboard.train.config import config_to_json
 
     config = find_recipe(recipe)
     if fast_dev_run:
@@ -40,14 +40,11 @@ def train(
     if print_config:
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
-    from tackboard.data.source import open_sequences
     from tackboard.train.resume import snapshot_of
+    from tackboard.train.start import open_source
 
     run = _find_run(config, runs, resume)
-    dataset = (snapshot_of(run) if run else None) or config.data.dataset
-    source = open_sequences(
-        dataset, config.data.positive_actions, features=features_for(config), held_out=config.data.held_out
-    )
+    source = open_source(config, snapshot_of(run) if run else None)
     _warn_of_forgotten(source.dataset.path)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run

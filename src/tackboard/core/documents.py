@@ -32,6 +32,8 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
             place = content
             for table in tables:
                 place = place.get(table) if isinstance(place, dict) else None
+            if place is None and name not in fields:
+                continue
             if not isinstance(place, dict):
                 raise DataError(f"it has no table {'.'.join(tables)}" if tables else "it is no JSON object")
             if last in place:

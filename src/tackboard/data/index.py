@@ -7,6 +7,7 @@ buckets and of items, not with that of events.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -61,9 +62,17 @@ class TrainingIndex:
 
 
 def index_training(
-    source: SequenceSource, max_length: int, *, newest_only: bool = False, quiet: bool = True
+    source: SequenceSource,
+    max_length: int,
+    *,
+    newest_only: bool = False,
+    of_part: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
+    quiet: bool = True,
 ) -> TrainingIndex:
-    """Looks through a dataset once. One without a positive event to train on raises DataError."""
+    """Looks through a dataset once. One without a positive event to train on raises DataError.
+
+    `of_part` says which users count; all, if not given.
+    """
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
     # Counted by position in the catalogue, which is as large as it will get.
     counts = np.zeros(len(source.catalogue), dtype=np.int64)
@@ -75,7 +84,10 @@ def index_training(
             table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id", "time_ms"])
             source.dataset.layout.check_users(bucket, numpy_column(table, "user_id"), source.dataset.path)
             users = source.ranges_of_users(table)
-            segments = cut_segments(users.offsets[:-1], users.train_ends, max_length, newest_only=newest_only)
+            begins, ends = users.offsets[:-1], users.train_ends
+            if of_part is not None:
+                ends = np.where(of_part(users.user_ids), ends, begins)
+            segments = cut_segments(begins, ends, max_length, newest_only=newest_only)
             num_segments += len(segments.lengths)
             longest = max(longest, int(segments.lengths.max(initial=0)))
             tokens[bucket] = segments.lengths.sum()

@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.batches import Batch
 from tackboard.batch.builder import make_batch
 from tackboard.core.config import check
+from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.config import Part, StepsConfig, of_part
 from tackboard.data.index import ItemFrequencies, index_training
 from tackboard.data.negatives import UniformNegatives
 from tackboard.data.plan import Segments, StepPlan, cut_segments
 from tackboard.data.sequences import Sequences
-from tackboard.data.source import SequenceSource
+from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.data.steps import BatchWindow, NumberedSteps
 from tackboard.data.window import Segmented, Window
 from tackboard.features.column import ranges
+from tackboard.features.feature_set import FeatureSet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What training reads, and how it is cut into steps."""
+class DataConfig(StepsConfig):
+    """Segments of histories, and how they are cut into steps."""
 
-    dataset: str
-    """Folder of the dataset: datasets/NAME, or one snapshot inside it."""
-    features: str = ""
-    """File of features of your own, file.py or file.py:name, beside the standard ones; empty for these alone."""
+    kind: ClassVar[str] = "segments"
+    batch_type: ClassVar[type[Batch]] = SequenceBatch
+
     positive_actions: tuple[str, ...] = ()
     """Actions that the loss predicts and evaluation holds out; empty means all of them."""
     held_out: int = 1
@@ -51,21 +56,37 @@ class DataConfig:
     """Events of one step at most, over all processes."""
     window_buckets: int = 16
     """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
-    num_workers: int = 1
-    """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
-    ray_address: str = ""
-    """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT, or auto; empty: not on a cluster."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(1 <= self.held_out <= 100, "data.held_out", self.held_out, "1 to 100")
         check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
         check(self.segments in ("all", "newest"), "data.segments", self.segments, "all, newest")
         check(self.uniform_negatives >= 0, "data.uniform_negatives", self.uniform_negatives, "0 or more items")
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more events")
         check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
-        check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
-        is_address = re.fullmatch(r"|auto|[^\s/:]+:\d{1,5}", self.ray_address) is not None
-        check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
+
+    def open(
+        self,
+        features: Callable[[Vocabulary], FeatureSet],
+        *,
+        dataset: str | Path | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> SequenceSource:
+        """The histories of the dataset, with the held-out event of each user set apart."""
+        return open_sequences(
+            dataset or self.dataset,
+            self.positive_actions,
+            held_out=self.held_out,
+            vocabulary=vocabulary,
+            features=features,
+        )
+
+    def steps(
+        self, source: SequenceSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
+    ) -> TrainingSteps:
+        """Step number → batch of segments of a part of the users."""
+        return TrainingSteps(source, self, hashing, seed, part=part, quiet=quiet)
 
 
 class TrainingSteps(NumberedSteps[SequenceBatch]):
@@ -80,6 +101,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         *,
         rank: int = 0,
         world_size: int = 1,
+        part: Part = "train",
         quiet: bool = True,
     ) -> None:
         self.source = source
@@ -90,7 +112,10 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self.uniform_negatives = config.uniform_negatives
         self._held: Segmented | None = None
         self._lock = threading.Lock()
-        self.index = index_training(source, config.max_length, newest_only=self.newest_only, quiet=quiet)
+        self.of_part = functools.partial(of_part, part=part, validation_share=config.validation_share)
+        self.index = index_training(
+            source, config.max_length, newest_only=self.newest_only, of_part=self.of_part, quiet=quiet
+        )
         plan = StepPlan(
             self.index.bucket_tokens,
             longest=self.index.longest,
@@ -116,6 +141,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
     def _cut(self, buckets: NDArray[np.int64]) -> tuple[Sequences, Segments]:
         sequences = self.source.read(buckets)
         begins, ends = sequences.offsets[:-1], sequences.train_ends
+        ends = np.where(self.of_part(sequences.user_ids), ends, begins)
         return sequences, cut_segments(begins, ends, self.max_length, newest_only=self.newest_only)
 
     @property

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,15 @@ import torch
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
+from tackboard.batch.batches import Batch
 from tackboard.batch.builder import feature_tensor
+from tackboard.core import keyed_random
 from tackboard.core.config import check, suggest
 from tackboard.core.documents import blaming
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.config import Part, StepsConfig, of_part
 from tackboard.data.index import LONG
 from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
@@ -46,34 +50,70 @@ from tackboard.features.views import View, Visibility
 
 EVENTS_AT_ONCE = 1 << 21
 """Events of histories that are looked at together when they are counted."""
+DRAW_STREAM = 42
+"""Keeps the draw of requests apart from every other use of the seed."""
 MAX_HISTORY = 16_000
 """Events of a user that the sequence store keeps, and the most that a request may read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RequestConfig:
-    """What a ranker's training reads, and how it is cut into steps."""
+class RequestConfig(StepsConfig):
+    """Requests with labelled candidates (`tackboard data label`), and how they are cut into steps."""
 
-    dataset: str
-    """Folder of the dataset: datasets/NAME, or one snapshot inside it. It must be labelled (`tackboard data label`)."""
+    kind: ClassVar[str] = "requests"
+    batch_type: ClassVar[type[Batch]] = RequestBatch
+
     labels: tuple[str, ...] = ()
     """Actions whose labels are read; empty means all of them."""
     max_history: int = 256
-    """Newest events before the request that are read."""
+    """Newest events before the request that are read; the model's max_history."""
+    validation_share: float = 0.1
+    """Share of the users, drawn by their ids, whose requests are not trained on but judge during training."""
+    test_share: float = 0.1
+    """Share of the users whose requests are read by nobody but `tackboard evaluate`."""
+    judged_on: str = ""
+    """Folder of another labelled dataset, whose users judge in these shares; then all users of `dataset` train."""
+    max_requests: int = 0
+    """Requests to train with, drawn by the run's seed; 0: all of them."""
     tokens_per_step: int = 65_536
     """Events of histories and candidates of one step at most, over all processes."""
     window_buckets: int = 4
     """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
-    num_workers: int = 1
-    """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        rest = 1.0 - self.validation_share
+        check(0.0 <= self.test_share <= rest, "data.test_share", self.test_share, f"0 to {rest:g}, the other users")
+        check(self.max_requests >= 0, "data.max_requests", self.max_requests, "0 or more")
         check(
             1 <= self.max_history <= MAX_HISTORY, "data.max_history", self.max_history, f"1 to {MAX_HISTORY:,} events"
         )
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more")
         check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
-        check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
+
+    def open(
+        self,
+        features: Callable[[Vocabulary], FeatureSet] | None,
+        *,
+        dataset: str | Path | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> RequestSource:
+        """The labelled requests of the dataset and the histories before them."""
+        named = self if dataset is None else dataclasses.replace(self, dataset=str(dataset))
+        return RequestSource(named, vocabulary=vocabulary, features=features)
+
+    def steps(
+        self, source: RequestSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
+    ) -> RequestSteps:
+        """Step number → batch of requests of a part of the users."""
+        if part != "train" and self.judged_on:
+            known = source.features
+            source = self.open(lambda _names: known, dataset=self.judged_on, vocabulary=source.vocabulary)
+        return RequestSteps(source, self, hashing, seed, part=part, quiet=quiet)
+
+    def shares(self, part: Part) -> tuple[float, float]:
+        """The shares of users that validate and that test, of the dataset in which a part lies."""
+        return (0.0, 0.0) if part == "train" and self.judged_on else (self.validation_share, self.test_share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +146,24 @@ class RequestTable:
             labels={name: _flat(table, LABEL + name).fill_null(-1).to_numpy(zero_copy_only=False) for name in labels},
         )
 
+    def take(self, chosen: NDArray[np.bool_]) -> RequestTable:
+        """The requests that are True, and their candidates."""
+        if chosen.all():
+            return self
+        counts = np.diff(self.offsets)
+        of_candidates = np.repeat(chosen, counts)
+        return RequestTable(
+            user_ids=self.user_ids[chosen],
+            times=self.times[chosen],
+            offsets=offsets_of(counts[chosen]),
+            item_ids=self.item_ids[of_candidates],
+            positions=self.positions[of_candidates],
+            weights=self.weights[of_candidates],
+            labels={name: label[of_candidates] for name, label in self.labels.items()},
+        )
 
-class RequestSource:
+
+class RequestSource(SequenceSource):
     """A labelled snapshot: its events, its requests, and what a model reads of both."""
 
     def __init__(
@@ -125,18 +181,16 @@ class RequestSource:
                 fix=f"tackboard data label {config.dataset} --label ACTION=WINDOW",
             )
         chosen = features or (lambda names: standard_features(names, config.max_history))
-        self.events = SequenceSource(
+        super().__init__(
             dataset, Path(config.dataset), held_out=0, vocabulary=vocabulary, features=chosen, of_requests=True
         )
-        self.dataset = dataset
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
-        self.features = self.events.features
         self.max_history = config.max_history
-        self.counters = ReadCounters()
-        """Of the requests; those of the events are the events' own."""
+        self.request_counters = ReadCounters()
+        """Of the requests; `counters` are those of the events."""
         others = [name for name in self.features.plan.features if name != HISTORY]
         self._plan = self.features.plan.trimmed(others) if others else None
-        self._entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
+        self._of_entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
 
     def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
         """The requests of the users of some buckets, which rise."""
@@ -144,7 +198,7 @@ class RequestSource:
         spans = [self.dataset.layout.rows_of("requests", int(bucket)) for bucket in buckets]
         with contextlib.closing(RowReader(self.dataset.path / REQUESTS)) as reader:
             table = reader.read(spans, names)
-            self.counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
+            self.request_counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
         with blaming(self.dataset.path / REQUESTS):
             return RequestTable.from_arrow(table, self.labels)
 
@@ -158,7 +212,7 @@ class RequestSource:
             item_ids=requests.item_ids,
             request_of=np.repeat(np.arange(len(requests.times), dtype=np.int64), np.diff(requests.offsets)),
         )
-        users, items = self._entities
+        users, items = self._of_entities
         columns = BatchExecutor(self._plan, events=sequences.events, users=users, items=items).compute(rows)
         check_finite(self.features, columns)
         return columns
@@ -166,6 +220,10 @@ class RequestSource:
     def is_of_candidates(self, name: str) -> bool:
         """Whether a feature has a value per candidate."""
         return bool(self.features.plan.nodes[self.features.plan.features[name]].level == CANDIDATE)
+
+
+Choose = Callable[[RequestTable], NDArray[np.bool_]]
+"""Which of some requests count [R]."""
 
 
 class Histories:
@@ -206,10 +264,15 @@ class RequestWindow:
         buckets: NDArray[np.int64],
         deal: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]],
         hashing: HashConfig,
+        choose: Choose | None = None,
     ) -> None:
-        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`)."""
-        self._sequences = source.events.read(buckets)
-        self._requests = source.read_requests(buckets)
+        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`).
+
+        `choose` says which of the requests count; all, if not given.
+        """
+        self._sequences = source.read(buckets)
+        found = source.read_requests(buckets)
+        self._requests = found if choose is None else found.take(choose(found))
         self._histories = Histories(
             self._sequences.events.received, self._sequences.user_ids, self._sequences.offsets, source.max_history
         )
@@ -270,11 +333,16 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         *,
         rank: int = 0,
         world_size: int = 1,
+        part: Part = "train",
         quiet: bool = True,
     ) -> None:
         self.source = source
         self.hashing = hashing
-        tokens, longest = count_tokens(source, quiet=quiet)
+        self._part, self._shares, self._seed = part, config.shares(part), seed
+        self._highest_draw: np.uint64 | None = None
+        if part == "train" and config.max_requests:
+            self._highest_draw = self._draw_of_request(config.max_requests)
+        tokens, longest = count_tokens(source, self.chosen, quiet=quiet)
         plan = StepPlan(
             tokens,
             longest=longest,
@@ -291,27 +359,52 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         def deal(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             return self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
 
-        return RequestWindow(self.source, self.plan.buckets_of(epoch, number), deal, self.hashing)
+        return RequestWindow(self.source, self.plan.buckets_of(epoch, number), deal, self.hashing, self.chosen)
+
+    def chosen(self, requests: RequestTable) -> NDArray[np.bool_]:
+        """Which requests belong to these steps."""
+        chosen = of_part(requests.user_ids, self._part, *self._shares)
+        if self._highest_draw is not None:
+            chosen &= self._draws(requests) <= self._highest_draw
+        return chosen
+
+    def _draws(self, requests: RequestTable) -> NDArray[np.uint64]:
+        return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
+
+    def _draw_of_request(self, number: int) -> np.uint64 | None:
+        """The draw of request number `number` of these steps, in the order of draws; None where there are fewer."""
+        draws = [
+            self._draws(table)[self.chosen(table)]
+            for bucket in range(self.source.num_buckets)
+            for table in [self.source.read_requests(np.array([bucket]))]
+        ]
+        every = np.concatenate(draws)
+        return None if number >= len(every) else np.partition(every, number - 1)[number - 1]
 
 
-def count_tokens(source: RequestSource, *, quiet: bool = True) -> tuple[NDArray[np.int64], int]:
+def count_tokens(
+    source: RequestSource, choose: Choose | None = None, *, quiet: bool = True
+) -> tuple[NDArray[np.int64], int]:
     """Tokens of the requests of each bucket, and of the largest request. One pass, a bucket at a time."""
     layout = source.dataset.layout
     tokens, longest = np.zeros(layout.num_buckets, dtype=np.int64), 0
     num_events = source.dataset.num_events
     with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(layout.num_buckets):
-            spans = source.events.spans_of([bucket])
-            table = source.events.read_columns(spans, ["user_id", "received_ms"])
+            table = source.read_columns(source.spans_of([bucket]), ["user_id", "received_ms"])
             users = numpy_column(table, "user_id")
             starts = starts_of_users(users)
             offsets = np.append(starts, len(users)).astype(np.int64)
             histories = Histories(numpy_column(table, "received_ms"), users[starts], offsets, source.max_history)
-            lengths = histories.tokens(source.read_requests(np.array([bucket])))
+            requests = source.read_requests(np.array([bucket]))
+            lengths = histories.tokens(requests if choose is None else requests.take(choose(requests)))
             tokens[bucket], longest = lengths.sum(), max(longest, int(lengths.max(initial=0)))
             progress.advance(table.num_rows)
     if not tokens.any():
-        raise DataError(f"{source.dataset.path} holds no requests", fix="label a snapshot in which something was shown")
+        raise DataError(
+            f"{source.dataset.path} holds no requests for this part of the users",
+            fix="label a snapshot in which something was shown, or change data.validation_share and data.test_share",
+        )
     return tokens, longest
 
 

@@ -11,7 +11,9 @@ from typing import Any
 from tackboard.core.config import check, from_dict, to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.config import StepsConfig
 from tackboard.data.loader import DataConfig
+from tackboard.data.request_loader import RequestConfig
 from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.features.feature_set import FeatureSet, load_features
 from tackboard.features.standard import features_for_model
@@ -29,6 +31,11 @@ class TrainingConfig:
     """Optimiser steps."""
     checkpoint_every: int = 200
     """Steps between checkpoints; one is also written at the end and on SIGTERM."""
+    validate_every: int = 0
+    """Steps between judgements by the loss on the users of data.validation_share, each with a checkpoint; the best one
+    is kept and is what `evaluate` and `export` take. 0: none."""
+    patience: int = 0
+    """Judgements in a row without a better one after which training ends; 0: it goes on to the last step."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
@@ -47,6 +54,10 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check(self.steps >= 1, "training.steps", self.steps, "1 or more")
         check(self.checkpoint_every >= 1, "training.checkpoint_every", self.checkpoint_every, "1 or more")
+        check(self.validate_every >= 0, "training.validate_every", self.validate_every, "0 or more")
+        check(self.patience >= 0, "training.patience", self.patience, "0 or more")
+        has_use = not self.patience or bool(self.validate_every)
+        check(has_use, "training.patience", self.patience, "0 without training.validate_every")
         check(self.log_every >= 1, "training.log_every", self.log_every, "1 or more")
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
         check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")
@@ -57,15 +68,31 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StartConfig:
+    """Parameters that a model begins with, in place of random ones."""
+
+    run: str = ""
+    """Run or checkpoint whose parameters are taken by their names; empty: all are random."""
+    prefix: str = ""
+    """What the names of these parameters begin with in this model: `pinfm.` where it holds the run's model under that
+    name. All that begin so must be in the run."""
+
+
+DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that decides a run's result."""
 
     name: str
     """Names the run directory."""
-    data: DataConfig
-    """What it reads."""
+    data: Any
+    """What it reads: DataConfig for segments of histories, RequestConfig for labelled requests."""
     model: Any
     """The model's config: PinFMConfig, or a dataclass of your own (examples/own_model.py)."""
+    start: StartConfig = dataclasses.field(default_factory=StartConfig)
+    """What it begins with."""
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     """How parameters move."""
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
@@ -85,43 +112,85 @@ class RunConfig:
             self.name,
             "letters, digits, . _ -",
         )
+        if not isinstance(self.data, StepsConfig):
+            raise ConfigError(f"data is {type(self.data).__name__}", allowed="allowed: DataConfig or RequestConfig")
         if not isinstance(self.model, ModelConfig):
             raise ConfigError(
                 f"model is {type(self.model).__name__}",
                 allowed="allowed: a frozen dataclass that derives from tackboard.models.interface.ModelConfig",
                 fix="see examples/own_model.py",
             )
-        if self.model.needs_drawn_negatives and not self.data.uniform_negatives:
+        if self.data.batch_type is not self.model.batch_type:
             raise ConfigError(
-                "data.uniform_negatives = 0, and the model has no other negatives",
-                allowed="allowed: 1 or more; the number of items or more takes all of them",
-                fix="--set data.uniform_negatives=1024",
+                f"{type(self.data).__name__} gives a {self.data.batch_type.__name__}, and the model "
+                f"{type(self.model).__name__} reads a {self.model.batch_type.__name__}",
+                allowed="allowed: the data that the model reads: DataConfig (segments) or RequestConfig (requests)",
+                fix="give the recipe the other data config, or another model",
             )
-        least = self.model.least_max_length
-        if self.data.max_length < least:
+        if isinstance(self.data, DataConfig):
+            _check_segments(self.data, self.model)
+        elif isinstance(self.data, RequestConfig) and self.data.max_history != self.model.max_history:
             raise ConfigError(
-                f"data.max_length = {self.data.max_length}",
-                allowed=f"allowed: at least {least}: the future-token loss predicts what comes after its anchor",
-                fix=f"--set data.max_length={least}, or lower model.future_token_anchor",
+                f"data.max_history = {self.data.max_history}",
+                allowed=f"allowed: model.max_history = {self.model.max_history}: a server reads as many",
+                fix=f"--set data.max_history={self.model.max_history}",
             )
-        limit = self.model.max_history
-        if self.data.max_length > limit:
+        if self.training.validate_every and not self.data.validation_share:
             raise ConfigError(
-                f"data.max_length = {self.data.max_length}",
-                allowed=f"allowed: at most model.max_history = {limit}",
-                fix=f"--set data.max_length={limit}, or raise model.max_history",
+                f"training.validate_every = {self.training.validate_every}, and nobody is held out to judge",
+                allowed="allowed: with data.validation_share above 0",
+                fix="--set data.validation_share=0.05",
             )
+
+    def warnings(self) -> list[str]:
+        """What is allowed and hardly ever meant."""
+        return self.model.warnings(self.data.max_length) if isinstance(self.data, DataConfig) else []
+
+
+def _check_segments(data: DataConfig, model: ModelConfig) -> None:
+    """Raises ConfigError where segments of this kind would leave a model without negatives, targets or places."""
+    if model.needs_drawn_negatives and not data.uniform_negatives:
+        raise ConfigError(
+            "data.uniform_negatives = 0, and the model has no other negatives",
+            allowed="allowed: 1 or more; the number of items or more takes all of them",
+            fix="--set data.uniform_negatives=1024",
+        )
+    if data.max_length < model.least_max_length:
+        least = model.least_max_length
+        raise ConfigError(
+            f"data.max_length = {data.max_length}",
+            allowed=f"allowed: at least {least}: the future-token loss predicts what comes after its anchor",
+            fix=f"--set data.max_length={least}, or lower model.future_token_anchor",
+        )
+    if data.max_length > model.max_history:
+        limit = model.max_history
+        raise ConfigError(
+            f"data.max_length = {data.max_length}",
+            allowed=f"allowed: at most model.max_history = {limit}",
+            fix=f"--set data.max_length={limit}, or raise model.max_history",
+        )
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:
     """A run's config as JSON; `model` becomes the description that `restore_config` reads."""
-    return to_dict(config) | {"model": describe_model(config.model)}
+    data = {"kind": config.data.kind, **to_dict(config.data)}
+    return to_dict(config) | {"data": data, "model": describe_model(config.model)}
 
 
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
     """The config that `config_to_json` wrote for a run. `code_file` is the file of a user's own model, if named."""
     model = restore_config(data["model"], code_file, of_run=True)
-    return from_dict(RunConfig, data | {"model": model})
+    return from_dict(RunConfig, data | {"data": _read_data(data), "model": model})
+
+
+def _read_data(data: dict[str, Any]) -> StepsConfig:
+    """The data config of a run; those of older versions do not say their kind: they had segments."""
+    settings = data.get("data")
+    kind = settings.get("kind", DataConfig.kind) if isinstance(settings, dict) else DataConfig.kind
+    if kind not in DATA_CONFIGS:
+        raise ConfigError(f"data.kind = {kind!r}", allowed=f"allowed: {', '.join(DATA_CONFIGS)}")
+    rest = {key: value for key, value in settings.items() if key != "kind"} if isinstance(settings, dict) else settings
+    return from_dict(DATA_CONFIGS[kind], rest, "data")
 
 
 def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from tackboard.core.config import check
-from tackboard.core.errors import DataError
+from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.hashing import string_id
 from tackboard.models.tables import table_modules, table_parameter_names
 from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
@@ -43,6 +43,9 @@ class OptimizerConfig:
     """Share of the peak rate where the cosine ends."""
     schedule_steps: int = 0
     """Step at which the cosine ends, where the rate then stays; 0 takes training.steps."""
+    multipliers: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Rates of parameters whose names begin so, over the rates of all others: {"pinfm.": 0.1}. The longest beginning
+    counts; 0 freezes them, and modules that are frozen as a whole drop nothing out."""
     clip_norm: float = 1.0
     """Largest global norm of the dense gradient."""
     clip_table_element: float = 1.0
@@ -55,6 +58,13 @@ class OptimizerConfig:
         check(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "0 or more")
         check(0 <= self.final_share <= 1, "optimizer.final_share", self.final_share, "0 to 1")
         check(self.schedule_steps >= 0, "optimizer.schedule_steps", self.schedule_steps, "0 or more")
+        for prefix, share in self.multipliers.items():
+            check(0 <= share <= 1000, f"optimizer.multipliers.{prefix}", share, "0 to 1000")
+
+    def multiplier(self, name: str) -> float:
+        """The rate of a parameter or module, over that of others."""
+        prefixes = [prefix for prefix in self.multipliers if name.startswith(prefix)]
+        return self.multipliers[max(prefixes, key=len)] if prefixes else 1.0
 
 
 def learning_rate_share(step: int, total_steps: int, config: OptimizerConfig) -> float:
@@ -126,6 +136,20 @@ class Optimizers:
         self.config = config
         self.total_steps = total_steps
         self.seed = seed
+        names = [name for name, _ in model.named_parameters()]
+        for prefix in config.multipliers:
+            if not any(name.startswith(prefix) for name in names):
+                raise ConfigError(
+                    f"optimizer.multipliers names {prefix!r}, and no parameter begins so",
+                    allowed=f"parameters begin with: {', '.join(sorted({name.split('.')[0] for name in names}))}",
+                )
+        for name, parameter in model.named_parameters():
+            if config.multiplier(name) == 0.0:
+                parameter.requires_grad_(False)
+        self.frozen = [
+            module for name, module in model.named_modules() if name and config.multiplier(f"{name}.") == 0.0
+        ]
+        """Modules none of whose parameters move."""
         self.tables = {
             name: RowWiseAdagrad(module.weight, config.clip_table_element, leaf=module.gradient_leaf)
             for name, module in table_modules(model).items()
@@ -133,10 +157,21 @@ class Optimizers:
         }
         tables = table_parameter_names(model)
         self.dense = {name: p for name, p in model.named_parameters() if name not in tables and p.requires_grad}
-        matrices = [p for p in self.dense.values() if p.dim() >= 2]
-        others = [p for p in self.dense.values() if p.dim() < 2]
+        shares = dict.fromkeys([1.0, *config.multipliers.values()])
+        groups = [
+            {"params": chosen, "weight_decay": decay, "share": share}
+            for share in shares
+            for is_matrix, decay in ((True, config.weight_decay), (False, 0.0))
+            for chosen in [
+                [
+                    parameter
+                    for name, parameter in self.dense.items()
+                    if (parameter.dim() >= 2) is is_matrix and config.multiplier(name) == share
+                ]
+            ]
+        ]
         self.adamw = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            groups,
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
             # One kernel for all parameters; on a CPU the loop, whose bits runs have been resumed with.
@@ -147,10 +182,10 @@ class Optimizers:
         """Sets the rates and the rounding of `step`, clears dense gradients; returns the share of the peak rate."""
         share = learning_rate_share(step, self.total_steps, self.config)
         for name, table in self.tables.items():
-            table.learning_rate = share * self.config.table_learning_rate
+            table.learning_rate = share * self.config.table_learning_rate * self.config.multiplier(f"{name}.")
             table.rounding_key = rounding_key(self.seed, step, string_id(name))
         for group in self.adamw.param_groups:
-            group["lr"] = share * self.config.dense_learning_rate
+            group["lr"] = share * self.config.dense_learning_rate * group["share"]
         self.adamw.zero_grad(set_to_none=True)
         return share
 

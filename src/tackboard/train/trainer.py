@@ -1,9 +1,12 @@
-"""The training loop: a config and a run directory in, checkpoints and metrics out.
+"""The training loop: a config, a run directory and a source of data in, checkpoints and metrics out.
 
-What a step does, in order: read the batch of a numbered data step; compute the loss; stop here if it is not finite;
-backward, in which the tables move; look at the dense gradient, and roll back if it is bad; move the dense parameters.
-The state of a run is (step, next data step, parameters, optimiser sums, the guard's memory) and nothing else: order
-and dropout are functions of the seed and the step. That is why a killed run, resumed, ends in the same bits.
+It knows numbered steps, `model.loss(batch)` and how many tokens a batch holds; what is in a batch is between the data
+config, which makes it, and the model, which reads it. What a step does, in order: read the batch of a numbered data
+step; compute the loss; stop here if it is not finite; backward, in which the tables move; look at the dense gradient,
+and roll back if it is bad; move the dense parameters.
+The state of a run is (step, next data step, parameters, optimiser sums, the guard's memory, how judgements went) and
+nothing else: order and dropout are functions of the seed and the step. That is why a killed run, resumed, ends in the
+same bits. A judgement is made before the checkpoint of its step, which tells it: so it is never lost or made twice.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from typing import Any
 
 import torch
 
-from tackboard.batch import HashConfig, SequenceBatch, item_rows
+from tackboard.batch import HashConfig, item_rows
+from tackboard.batch.batches import Batch
 from tackboard.checkpoint.store import CheckpointStore
 from tackboard.checkpoint.trained import load_trained
 from tackboard.core.documents import blaming
@@ -32,9 +36,9 @@ from tackboard.core.machine import has_nvidia_driver, usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.cluster import ClusterSteps
-from tackboard.data.loader import TrainingSteps
 from tackboard.data.prefetch import on_device
 from tackboard.data.source import SequenceSource
+from tackboard.data.steps import NumberedSteps
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.description import describe_model
 from tackboard.models.interface import build_model, compile_parts
@@ -43,6 +47,8 @@ from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
+from tackboard.train.start import take_parameters
+from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
 """Of the order in which data is read; 1 had no windows, which shows only in datasets of more than one."""
@@ -63,10 +69,14 @@ class Trainer:
         run: RunDirectory,
         source: SequenceSource,
         *,
+        steps: NumberedSteps[Any] | None = None,
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
-        """`on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say."""
+        """`source` is what the config's data opened, `steps` its numbered steps, where they were made already.
+
+        `on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say.
+        """
         self.config = config
         self.run = run
         self.source = source
@@ -87,12 +97,17 @@ class Trainer:
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard)
-        self.steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
-        self.batches: TrainingSteps | ClusterSteps = self.steps
+        hashing = config.model.hashing
+        self.steps: NumberedSteps[Any] = steps or config.data.steps(source, hashing, config.seed, quiet=quiet)
+        self.batches: NumberedSteps[Any] | ClusterSteps = self.steps
         if config.data.ray_address:
-            self.batches = ClusterSteps(self.steps, config.data.ray_address)
+            self.batches = ClusterSteps(self.steps, config.data.ray_address)  # type: ignore[arg-type]
+        self.validation = Validation(config.training.patience)
+        self.judges: NumberedSteps[Any] | None = None
+        if config.training.validate_every:
+            self.judges = config.data.steps(source, hashing, config.seed, part="validation", quiet=quiet)
         self.store = CheckpointStore(run.checkpoints)
-        for warning in [*config.model.warnings(config.data.max_length), *_shared_rows(config.model.hashing, source)]:
+        for warning in [*config.warnings(), *_shared_rows(config.model.hashing, source)]:
             say(f"warning: {warning}")
         self.step = 0
         self.data_step = 0
@@ -134,14 +149,15 @@ class Trainer:
             raise _StopNow
         with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
             progress.advance(self.step)
-            while self.step < total:
+            while self.step < total and not self.validation.is_over:
                 for data_step, batch in on_device(
                     self.batches.iterate(self._upcoming(), self.config.data.num_workers), self.device
                 ):
                     if not self._one_step(data_step, batch):
                         break  # Data is skipped, or the state went back: other steps lie ahead now.
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
-                    if self.step % every == 0 or self.step == total:
+                    is_judged = self._validate()
+                    if is_judged or self.step % every == 0 or self.step == total:
                         self.save()
                         if self.on_checkpoint is not None:
                             with self.uncompiled():
@@ -149,8 +165,23 @@ class Trainer:
                     if stop:
                         self.save()
                         raise self._preempted(stop[0])
+                    if self.validation.is_over:
+                        self.run.log_event("stopped_early", step=self.step, best_step=self.validation.best_step)
+                        break
                 progress.advance(self.step - progress.done)
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
+
+    def _validate(self) -> bool:
+        """Judges the model where that is due; returns whether it was."""
+        every = self.config.training.validate_every
+        if self.judges is None or self.step % every:
+            return False
+        with self.uncompiled(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
+            loss = mean_loss(self.model, self.judges, self.device)
+        is_better = self.validation.note(self.step, loss)
+        self.run.log_event("validated", step=self.step, loss=loss, best_step=self.validation.best_step)
+        say(f"step {self.step:,}: validation loss {loss:.4f}{', the best so far' if is_better else ''}")
+        return True
 
     def _preempted(self, number: int) -> Preempted:
         return Preempted(
@@ -176,7 +207,7 @@ class Trainer:
             number += 1
         return numbers
 
-    def _one_step(self, data_step: int, batch: SequenceBatch) -> bool:
+    def _one_step(self, data_step: int, batch: Batch) -> bool:
         """Does one step; False where the run must look at `_upcoming` again."""
         started = time.perf_counter()
         # Dropout is a function of (seed, step): a resumed run draws what the killed one drew.
@@ -186,9 +217,11 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         self.model.train()
+        for module in self.optimizers.frozen:
+            module.eval()
         share = self.optimizers.prepare(self.step)
-        if not bool(batch.is_positive.any()):
-            self.data_step = data_step + 1  # Nothing to predict here: go on behind it.
+        if not batch.has_targets():
+            self.data_step = data_step + 1  # Nothing to learn from here: go on behind it.
             return False
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             loss, metrics = self.model.loss(batch)
@@ -208,12 +241,12 @@ class Trainer:
         self.is_compiling = False
         self.step += 1
         self.data_step = data_step + 1
-        self.num_tokens += batch.num_events
+        self.num_tokens += batch.num_tokens
         self.last_loss = value
         if self.step % self.config.training.log_every == 0 or self.step == self.config.training.steps:
             seconds = time.perf_counter() - started
             figures = {"loss": value, "grad_norm": norm, "lr_share": share, "tokens": self.num_tokens} | metrics
-            self.run.log_metrics(self.step, **figures, tokens_per_s=round(batch.num_events / seconds, 1))
+            self.run.log_metrics(self.step, **figures, tokens_per_s=round(batch.num_tokens / seconds, 1))
         return True
 
     def _skip(self, data_step: int, reason: str) -> None:
@@ -233,9 +266,11 @@ class Trainer:
         path = self.store.find_latest()
         if path is None:
             self.run.cut_metrics_after(self.step)  # There are some where every checkpoint was damaged.
+            num_taken = take_parameters(self.model, self.config.start)
             self.run.log_event(
                 "start",
                 parameters=sum(p.numel() for p in self.model.parameters()),
+                parameters_taken=num_taken,
                 features=self.source.features.hash,
                 trimming=dict(self.source.trimming),
             )
@@ -247,6 +282,7 @@ class Trainer:
                 say(f"warning: threads were {before}, now {self.num_threads}: the result will differ in rounding")
             # A kill between the two renames of a save, or a damaged checkpoint, leaves `latest` at another one.
             self.store.point_latest(path)
+            self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)
             self.run.log_event("resume", step=self.step)
 
@@ -260,7 +296,8 @@ class Trainer:
             "optimizer": {name: tensor.cpu() for name, tensor in self.optimizers.state().items()},
         }
         try:
-            self.store.save(self.step, groups, self._state(), {FILE_NAME: self.source.features.to_json()})
+            best = self.validation.best_step
+            self.store.save(self.step, groups, self._state(), {FILE_NAME: self.source.features.to_json()}, best=best)
         except OSError as error:
             raise (
                 storage_error(
@@ -284,6 +321,7 @@ class Trainer:
             "num_threads": self.num_threads,
             "last_loss": self.last_loss if self.step else None,
             "guard": self.guard.state(),
+            **({"validation": self.validation.state()} if self.judges is not None else {}),
             "config": config_to_json(self.config),
             "model": describe_model(self.config.model),
             "vocabulary": {"actions": list(vocabulary.actions), "surfaces": list(vocabulary.surfaces)},
@@ -322,6 +360,7 @@ class Trainer:
         with blaming(path / "optimizer.safetensors"):
             self.optimizers.load_state(checkpoint.tensors["optimizer"])
         self.guard.load_state(checkpoint.state["guard"])
+        self.validation.load_state(checkpoint.state.get("validation", {}))
         self.step = int(checkpoint.state["step"])
         self.data_step = int(checkpoint.state["data_step"])
         self.num_tokens = int(checkpoint.state["num_tokens"])

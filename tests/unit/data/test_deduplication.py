@@ -47,15 +47,17 @@ def counters_of(root: Path, num_candidates: int) -> tuple[DeduplicationCounters,
     name = f"with-{num_candidates}"
     write_dataset(root, name, events, impressions=impressions)
     label_dataset(open_dataset(root / name), LabelConfig(labels=(Label("click", 500),)), quiet=True)
-    config = RequestConfig(dataset=str(root / name), max_history=16, tokens_per_step=20_000)
+    config = RequestConfig(
+        dataset=str(root / name), max_history=16, tokens_per_step=20_000, validation_share=0.0, test_share=0.0
+    )
     source = RequestSource(config)
     steps = RequestSteps(source, config, HashConfig(num_hashes=2, num_rows=100), seed=0)
-    before = source.events.counters.num_bytes
+    before = source.counters.num_bytes
     counters = DeduplicationCounters()
     # One step more or less would change how often an item is looked up: count per request, not per step.
     for step in range(steps.plan.steps_per_epoch):
         counters.add(steps[step])
-    return counters, source.events.counters.num_bytes - before
+    return counters, source.counters.num_bytes - before
 
 
 def test_histories_are_read_copied_and_looked_up_per_request_not_per_candidate(tmp_path: Path) -> None:

@@ -42,7 +42,13 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(path: Path, **settings: Any) -> RequestConfig:
-    defaults: dict[str, Any] = {"max_history": 10, "tokens_per_step": 400, "window_buckets": 2}
+    defaults: dict[str, Any] = {
+        "max_history": 10,
+        "validation_share": 0.0,
+        "test_share": 0.0,
+        "tokens_per_step": 400,
+        "window_buckets": 2,
+    }
     return RequestConfig(dataset=str(path), **(defaults | settings))
 
 

@@ -1,0 +1,92 @@
+"""What the two data configs share: where the data lies, how it becomes numbered steps, who is held out.
+
+A data config is a run's way from a dataset to numbered steps: `open` gives the source, `steps` the numbered batches of
+one part of its users. Users are dealt to parts by their id alone, so the same user is in the same part of every
+snapshot, on every machine, whatever else changes:
+
+    draw of the user's id   0 ──── validation_share ──── + test_share ──────────────── 1
+                              validation               test              train
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.batch import HashConfig
+from tackboard.batch.batches import Batch
+from tackboard.core import keyed_random
+from tackboard.core.config import check
+from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.source import SequenceSource
+from tackboard.data.steps import NumberedSteps
+from tackboard.features.feature_set import FeatureSet
+
+Part = Literal["train", "validation", "test"]
+PART_STREAM = 41
+"""Keeps the draw of parts apart from every other use of a seed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepsConfig(abc.ABC):
+    """What a run reads, whatever its batches hold."""
+
+    kind: ClassVar[str]
+    """Its name in a run's config."""
+    batch_type: ClassVar[type[Batch]]
+    """The batches of its steps."""
+
+    dataset: str
+    """Folder of the dataset: datasets/NAME, or one snapshot inside it."""
+    features: str = ""
+    """File of features of your own, file.py or file.py:name, beside the standard ones; empty for these alone."""
+    validation_share: float = 0.0
+    """Share of the users, drawn by their ids, whose data is not trained on but judges during training."""
+    num_workers: int = 1
+    """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
+    ray_address: str = ""
+    """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT, or auto; empty: not on a cluster."""
+
+    def __post_init__(self) -> None:
+        check(0.0 <= self.validation_share < 1.0, "data.validation_share", self.validation_share, "0 to below 1")
+        check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
+        is_address = re.fullmatch(r"|auto|[^\s/:]+:\d{1,5}", self.ray_address) is not None
+        check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
+
+    @abc.abstractmethod
+    def open(
+        self,
+        features: Callable[[Vocabulary], FeatureSet],
+        *,
+        dataset: Any = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> SequenceSource:
+        """Opens and verifies the dataset, or another one in its place; `features` gives what the model reads.
+
+        `vocabulary` is that of the model, where it knows one already.
+        """
+
+    @abc.abstractmethod
+    def steps(
+        self, source: Any, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
+    ) -> NumberedSteps[Any]:
+        """The numbered batches of a part of the users of `source`, which `open` gave."""
+
+
+def of_part(
+    user_ids: NDArray[np.int64], part: Part, validation_share: float, test_share: float = 0.0
+) -> NDArray[np.bool_]:
+    """Whether each user belongs to a part."""
+    if not validation_share and not test_share:
+        return np.full(len(user_ids), part == "train")
+    draw = keyed_random.uniform(0, PART_STREAM, user_ids)
+    if part == "validation":
+        return np.asarray(draw < validation_share)
+    is_train = draw >= validation_share + test_share
+    return is_train if part == "train" else ~is_train & (draw >= validation_share)

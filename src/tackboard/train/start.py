@@ -1,0 +1,65 @@
+"""What a run starts with: a config in; its data opened for its model, and parameters of another run, out.
+
+A model that begins with another run's parameters also takes that run's vocabulary: rows of its embeddings mean the
+actions and surfaces of the run they were learned in. Names that only the new data has count as unknown.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tackboard.checkpoint.store import find_checkpoint
+from tackboard.checkpoint.trained import load_trained, read_state
+from tackboard.core.errors import UsageError
+from tackboard.core.progress import say
+from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.source import SequenceSource
+from tackboard.train.config import RunConfig, StartConfig, features_for
+
+
+def open_source(config: RunConfig, dataset: str | Path | None = None) -> SequenceSource:
+    """The data of a run, opened for its model; `dataset` stands in for the config's, a snapshot of it, say."""
+    vocabulary = None
+    if config.start.run:
+        vocabulary = Vocabulary.from_dict(read_state(find_checkpoint(Path(config.start.run)))["vocabulary"])
+    source: SequenceSource = config.data.open(features_for(config), dataset=dataset, vocabulary=vocabulary)
+    return source
+
+
+@torch.no_grad()
+def take_parameters(model: nn.Module, start: StartConfig) -> int:
+    """Gives `model` the parameters of another run; returns how many numbers were taken.
+
+    One that the run lacks, or has in another shape, raises UsageError; then none was taken. What the run has beyond
+    them stays there.
+    """
+    if not start.run:
+        return 0
+    checkpoint = load_trained(find_checkpoint(Path(start.run)))
+    stored = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
+    wanted = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(start.prefix)}
+    if not wanted:
+        beginnings = sorted({name.partition(".")[0] for name in model.state_dict()})
+        raise UsageError(f"start.prefix = {start.prefix}", allowed=f"parameters begin with: {', '.join(beginnings)}")
+    for name, tensor in wanted.items():
+        source = name.removeprefix(start.prefix)
+        shape = tuple(stored[source].shape) if source in stored else None
+        if shape != tuple(tensor.shape):
+            found = "which has no such parameter" if shape is None else f"where it is {_size(shape)}"
+            raise UsageError(
+                f"{name} ({_size(tuple(tensor.shape))}) cannot start from {source} of {start.run}, {found}",
+                allowed="allowed: a run of a model with the same settings as the part that takes its parameters",
+                fix="give the model the settings of that run, or name another start.run or start.prefix",
+            )
+    for name, tensor in wanted.items():
+        tensor.copy_(stored[name.removeprefix(start.prefix)])
+    taken = sum(tensor.numel() for tensor in wanted.values())
+    say(f"{taken:,} parameters taken from {checkpoint.path}")
+    return taken
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) or "1"

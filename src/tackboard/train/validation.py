@@ -1,0 +1,73 @@
+"""Judging during training: held-out batches in, one loss out; which step was best, and whether to go on.
+
+The loss is the model's own on the users of `data.validation_share`, without dropout, the mean over what each batch
+teaches (positives, or known labels). Batches are numbered steps like those of training, and random numbers of a loss
+begin at the same place at every judgement, so two judgements of the same parameters are the same number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tackboard.core.errors import DataError
+from tackboard.data.prefetch import on_device
+from tackboard.data.steps import NumberedSteps
+
+
+class Validation:
+    """The judgements of a run so far."""
+
+    def __init__(self, patience: int = 0) -> None:
+        """`patience` is how many judgements in a row may be no better; 0: any number."""
+        self.patience = patience
+        self.best_loss = math.inf
+        self.best_step: int | None = None
+        self.num_worse = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether patience has come to its end."""
+        return bool(self.patience) and self.num_worse >= self.patience
+
+    def note(self, step: int, loss: float) -> bool:
+        """Takes in a judgement; returns whether it is the best. A loss that is no number is none."""
+        is_better = loss < self.best_loss
+        self.num_worse = 0 if is_better else self.num_worse + 1
+        if is_better:
+            self.best_loss, self.best_step = loss, step
+        return is_better
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        best = self.best_loss if self.best_step is not None else None
+        return {"best_loss": best, "best_step": self.best_step, "num_worse": self.num_worse}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` gave; nothing, from a checkpoint without judgements."""
+        best = state.get("best_loss")
+        self.best_loss = math.inf if best is None else float(best)
+        self.best_step = state.get("best_step")
+        self.num_worse = int(state.get("num_worse", 0))
+
+
+@torch.no_grad()
+def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device) -> float:
+    """The mean loss of a model over one pass of `judges`."""
+    model.eval()
+    torch.default_generator.manual_seed(0)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(0)
+    total, num_examples = 0.0, 0
+    for _, batch in on_device(judges.iterate(range(judges.plan.first_step(1))), device):
+        if batch.has_targets():
+            size = batch.num_examples()
+            total += size * float(model.loss(batch).loss)
+            num_examples += size
+    if not num_examples:
+        raise DataError(
+            "the users of data.validation_share have nothing to judge by", fix="raise data.validation_share"
+        )
+    return total / num_examples
