@@ -35,6 +35,7 @@ from tackboard.core.progress import say
 from tackboard.data.index import ItemFrequencies
 from tackboard.data.loader import stored_batch
 from tackboard.data.sequences import Sequences
+from tackboard.evaluation.requests import damped_means
 from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.column import offsets_of, ranges
@@ -261,23 +262,12 @@ def additive_means(
     mean = float(examples.labels.mean()) if len(examples) else 0.5
     items, known = item_ids[examples.events], item_ids[asked.events]
     rest = examples.labels - mean
-    of_items = _damped(items, rest, known, damping)
+    of_items = damped_means(items, rest, known, damping)
     total = mean + of_items
     if with_users:
-        rest = rest - _damped(items, rest, items, damping)
-        total = total + _damped(examples.users, rest, asked.users, damping)
+        rest = rest - damped_means(items, rest, items, damping)
+        total = total + damped_means(examples.users, rest, asked.users, damping)
     return np.asarray(total)
-
-
-def _damped(keys: Indices, values: NDArray[np.floating], asked: Indices, damping: float) -> NDArray[np.float64]:
-    """The damped mean of `values` by key, for each key of `asked`; 0 for one that has none."""
-    distinct, places = np.unique(keys, return_inverse=True)
-    sums = np.bincount(places, values, minlength=len(distinct))
-    means = np.append(sums / (np.bincount(places, minlength=len(distinct)) + damping), 0.0)
-    found = np.searchsorted(distinct, asked)
-    found[found == len(distinct)] = 0
-    is_known = (distinct[found] == asked) if len(distinct) else np.zeros(len(asked), dtype=np.bool_)
-    return np.asarray(means[np.where(is_known, found, len(distinct))])
 
 
 def before_judging(sequences: Sequences) -> Examples:

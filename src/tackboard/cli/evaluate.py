@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tackboard.data.request_loader import RequestSource
+    from tackboard.data.source import SequenceSource
+    from tackboard.train.config import RunConfig
 
 
 def evaluate(
@@ -21,12 +26,19 @@ def evaluate(
     ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """HR@k and NDCG@k of a trained model, popularity, item-to-item and, on a synthetic world, the oracle."""
+    """How good a trained model is, beside what needs no model.
+
+    Of a model that retrieves: HR@k and NDCG@k over the whole catalogue, beside popularity, item-to-item and, on a
+    synthetic world, the oracle. Of a ranker: AUC and log-loss on the requests of held-out users, beside item means.
+    """
     from tackboard.evaluation.ranking import better_baseline
 
     result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users, code_file=code)
     if json_output:
         typer.echo(json.dumps(result))
+        return
+    if "num_candidates" in result:
+        _print_requests(result)
         return
     names = [key for key in result["rows"][0] if key != "name"]
     typer.echo(
@@ -40,6 +52,16 @@ def evaluate(
         typer.echo(_gap_sentence(result["gap_closed"]))
     if better := better_baseline(result["rows"]):
         typer.echo(f"{better} ranks better than the model here (HR@10); docs/training.md says what to try")
+
+
+def _print_requests(result: dict[str, Any]) -> None:
+    names = [key for key in result["rows"][0] if key not in ("name", "label")]
+    counts = f"{result['num_candidates']:,} candidates of {result['num_users']:,} users"
+    typer.echo(f"{counts}; {result['protocol']}; step {result['step']:,}")
+    width = max(len(f"{row['label']}, {row['name']}") for row in result["rows"]) + 2
+    typer.echo(" " * width + "".join(f"{name:>18}" for name in names))
+    for row in result["rows"]:
+        typer.echo(f"{row['label']}, {row['name']}".ljust(width) + "".join(f"{row[name]:18.4f}" for name in names))
 
 
 def _gap_sentence(closed: float) -> str:
@@ -70,9 +92,8 @@ def evaluate_run(
     from tackboard.core.machine import usable_cores
     from tackboard.core.progress import say
     from tackboard.core.vocabulary import Vocabulary
-    from tackboard.data.source import load_sequences, snapshot_path
-    from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
-    from tackboard.evaluation.truth import oracle
+    from tackboard.data.request_loader import RequestSource
+    from tackboard.data.source import snapshot_path
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
@@ -91,23 +112,55 @@ def evaluate_run(
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
     check_fit(config.model, vocabulary, parameters, checkpoint.path / STATE)
-    source = dataset or snapshot_path(trained_on)
-    sequences = load_sequences(
-        source,
-        config.data.positive_actions,
-        vocabulary=vocabulary,
-        features=lambda _vocabulary: features,
-        held_out=config.data.held_out,
+    source = config.data.open(
+        lambda _vocabulary: features, dataset=dataset or snapshot_path(trained_on), vocabulary=vocabulary
     )
-    found = sequences.source.dataset
     for name, present, known in (
-        ("action", found.actions, vocabulary.actions),
-        ("surface", found.surfaces, vocabulary.surfaces),
+        ("action", source.dataset.actions, vocabulary.actions),
+        ("surface", source.dataset.surfaces, vocabulary.surfaces),
     ):
         if f"history.{name}" in features.reads() and (unseen := sorted(set(present) - set(known))):
             say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
     model = build_model(config.model, vocabulary)
     model.load_state_dict(parameters)
+    if isinstance(source, RequestSource):
+        trained = source
+        if dataset is not None:
+            trained = config.data.open(lambda _: features, dataset=snapshot_path(trained_on), vocabulary=vocabulary)
+        result = _judge_requests(model, config, source, trained, max_users=max_users, quiet=quiet)
+    else:
+        result = _judge_rankings(model, config, source, filter_seen, max_users=max_users, quiet=quiet)
+    step = int(checkpoint.state["step"])
+    result |= {"checkpoint": str(checkpoint.path), "step": step}
+    folder = checkpoint.path.parent.parent / "eval"
+    folder.mkdir(exist_ok=True)
+    for name in (f"step-{step:08d}.json", "metrics.json"):
+        write_json_atomic(folder / name, result)
+    return result
+
+
+def _judge_rankings(
+    model: Any,
+    config: RunConfig,
+    source: SequenceSource,
+    filter_seen: bool | None,
+    *,
+    max_users: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """The whole catalogue ranked for every held-out event."""
+    from tackboard.core.errors import UsageError
+    from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
+    from tackboard.evaluation.truth import oracle
+    from tackboard.models.interface import can_retrieve
+
+    if not can_retrieve(model):
+        raise UsageError(
+            f"{type(model).__name__} gives no vectors of users and items, so it cannot rank the whole catalogue",
+            allowed="a model that was trained on segments is judged so: encode_users and encode_items",
+            fix="derive the model from RetrievalModel, or train it on labelled requests",
+        )
+    sequences = source.read()
     rivals = baselines(sequences)
     rivals["model"] = rank_model(model, sequences, config.model.hashing, config.model.max_history)
     if (truth := oracle(sequences)) is not None:
@@ -121,10 +174,32 @@ def evaluate_run(
         max_users=max_users,
         quiet=quiet,
     )
-    step = int(checkpoint.state["step"])
-    result |= {"gap_closed": gap_closed(result["rows"]), "checkpoint": str(checkpoint.path), "step": step}
-    folder = checkpoint.path.parent.parent / "eval"
-    folder.mkdir(exist_ok=True)
-    for name in (f"step-{step:08d}.json", "metrics.json"):
-        write_json_atomic(folder / name, result)
-    return result
+    return result | {"gap_closed": gap_closed(result["rows"])}
+
+
+def _judge_requests(
+    model: Any,
+    config: RunConfig,
+    source: RequestSource,
+    trained: RequestSource,
+    *,
+    max_users: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """The requests of the users of data.test_share scored; of another dataset than the one trained on, those of all."""
+    import dataclasses
+
+    from tackboard.core.errors import UsageError
+    from tackboard.evaluation.requests import evaluate_requests
+
+    data, is_other = config.data, source is not trained
+    if not data.test_share and not is_other:
+        raise UsageError(
+            "data.test_share = 0: the run held out nobody to test on",
+            fix="name other labelled requests: --dataset DATASET, or train with --set data.test_share=0.1",
+        )
+    training = data.steps(trained, config.model.hashing, config.seed)
+    if is_other:
+        data = dataclasses.replace(data, validation_share=0.0, test_share=1.0, judged_on="")
+    steps = data.steps(source, config.model.hashing, config.seed, part="test")
+    return evaluate_requests(model, steps, training, max_requests=max_users, quiet=quiet)

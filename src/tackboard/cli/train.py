@@ -46,11 +46,12 @@ def train(
     run = _find_run(config, runs, resume)
     source = open_source(config, snapshot_of(run) if run else None)
     _warn_of_forgotten(source.dataset.path)
+    steps = config.data.steps(source, config.model.hashing, config.seed, quiet=False)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
         # What cannot fit is refused before a byte of it is allocated.
-        estimate = estimate_run(config, source, runs)
+        estimate = estimate_run(config, source, runs, steps)
         if dry_run:
             _report(estimate, json_output)
             return
@@ -59,7 +60,7 @@ def train(
     is_new = run is None
     run = run or RunDirectory.new(runs, config.name)
     # Settings that cannot be show here, before a run is left behind.
-    trainer = Trainer(config, run, source, quiet=False)
+    trainer = Trainer(config, run, source, steps=steps, quiet=False)
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)

@@ -302,9 +302,14 @@ class PinFM(RetrievalModel):
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One unit vector per history [B, D]: the prediction of what comes after its last event."""
+        return self.encode_requests(batch)[1]
+
+    def encode_requests(self, batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each history: the hidden vector behind its last event [B, D], and the unit vector made of it."""
         since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
-        return self._project(self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch))
+        hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)
+        return hidden_BD, self._project(hidden_BD)
 
     def encode_before(self, batch: SequenceBatch, events_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what came before each of `events_P` in its row: the hidden vector [P, D], and the unit vector made of it.
@@ -318,7 +323,11 @@ class PinFM(RetrievalModel):
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         """One unit vector per item [M, D]."""
-        return functional.normalize(self.psi(self.item_tables(item_rows)), dim=-1)
+        return self.project_items(self.item_tables(item_rows))
+
+    def project_items(self, items_ME: torch.Tensor) -> torch.Tensor:
+        """One unit vector per item [M, D], from what the tables hold of it."""
+        return functional.normalize(self.psi(items_ME), dim=-1)
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
         """Cosine over temperature [C]."""

@@ -5,11 +5,17 @@ Its sizes were chosen on worlds of other seeds than the demo's (docs/log.md).
 
 from __future__ import annotations
 
+from typing import Any
+
 from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
+from tackboard.data.request_loader import RequestConfig
 from tackboard.models.pinfm import PinFMConfig
-from tackboard.train.config import RunConfig, TrainingConfig
+from tackboard.models.ranker import HeadConfig, RankerConfig
+from tackboard.train.config import RunConfig, StartConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
+
+FEATURES = "tackboard.recipes.demo_features"
 
 
 def demo() -> RunConfig:
@@ -18,20 +24,41 @@ def demo() -> RunConfig:
         name="demo",
         data=DataConfig(
             dataset="datasets/demo",
-            features="tackboard.recipes.demo_features",
+            features=FEATURES,
             positive_actions=("click", "save", "share"),
             max_length=64,
             tokens_per_step=4096,
         ),
-        model=PinFMConfig(
-            hashing=HashConfig(num_hashes=4, num_rows=2048),
-            table_dim=32,
-            width=128,
-            max_history=64,
-            # In this world the gap before an event says little about the next one; on real logs it says much.
-            num_time_buckets=0,
-            request_features=("recency", "actions_1d", "saves_7d"),
-        ),
+        model=PinFMConfig(**_model()),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=40),
         training=TrainingConfig(steps=300, checkpoint_every=100),
     )
+
+
+def demo_ranker() -> RunConfig:
+    """A ranker on the same model: will this be clicked? Begin it as pretrained with `--set start.run=runs/NAME`.
+
+    The dataset has to be labelled first: `tackboard data label datasets/demo --label click=1h`.
+    """
+    return RunConfig(
+        name="demo-ranker",
+        data=RequestConfig(
+            dataset="datasets/demo", features=FEATURES, labels=("click",), max_history=64, tokens_per_step=8192
+        ),
+        model=RankerConfig(**_model(), head=HeadConfig(label="click")),
+        start=StartConfig(prefix="pinfm."),
+        optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=20, multipliers={"pinfm.": 0.1}),
+        training=TrainingConfig(steps=200, checkpoint_every=100, validate_every=50, validation_steps=20, patience=2),
+    )
+
+
+def _model() -> dict[str, Any]:
+    return {
+        "hashing": HashConfig(num_hashes=4, num_rows=2048),
+        "table_dim": 32,
+        "width": 128,
+        "max_history": 64,
+        # In this world the gap before an event says little about the next one; on real logs it says much.
+        "num_time_buckets": 0,
+        "request_features": ("recency", "actions_1d", "saves_7d"),
+    }

@@ -14,6 +14,7 @@ from tackboard.train.config import RunConfig
 
 RECIPES = {
     "demo": "tackboard.recipes.demo:demo",
+    "demo-ranker": "tackboard.recipes.demo:demo_ranker",
     "ml-1m": "tackboard.recipes.public:ml_1m",
     "kakao-brunch": "tackboard.recipes.public:kakao_brunch",
     "deskdrop": "tackboard.recipes.public:deskdrop",

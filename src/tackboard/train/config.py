@@ -34,6 +34,8 @@ class TrainingConfig:
     validate_every: int = 0
     """Steps between judgements by the loss on the users of data.validation_share, each with a checkpoint; the best one
     is kept and is what `evaluate` and `export` take. 0: none."""
+    validation_steps: int = 100
+    """Steps of held-out data that a judgement reads at most, the same ones each time."""
     patience: int = 0
     """Judgements in a row without a better one after which training ends; 0: it goes on to the last step."""
     log_every: int = 10
@@ -55,6 +57,7 @@ class TrainingConfig:
         check(self.steps >= 1, "training.steps", self.steps, "1 or more")
         check(self.checkpoint_every >= 1, "training.checkpoint_every", self.checkpoint_every, "1 or more")
         check(self.validate_every >= 0, "training.validate_every", self.validate_every, "0 or more")
+        check(self.validation_steps >= 1, "training.validation_steps", self.validation_steps, "1 or more")
         check(self.patience >= 0, "training.patience", self.patience, "0 or more")
         has_use = not self.patience or bool(self.validate_every)
         check(has_use, "training.patience", self.patience, "0 without training.validate_every")

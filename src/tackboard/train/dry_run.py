@@ -11,8 +11,8 @@ import torch
 
 from tackboard.core.errors import UsageError
 from tackboard.core.machine import total_memory_bytes
-from tackboard.data.loader import TrainingSteps
 from tackboard.data.source import SequenceSource
+from tackboard.data.steps import NumberedSteps
 from tackboard.models.interface import build_model
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig
@@ -22,8 +22,13 @@ KEPT_CHECKPOINTS = 3
 """Two are kept, and a third stands while it is written."""
 
 
-def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[str, Any]:
-    """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError."""
+def estimate_run(
+    config: RunConfig, source: SequenceSource, runs: Path, steps: NumberedSteps[Any] | None = None
+) -> dict[str, Any]:
+    """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError.
+
+    `steps` are those of the config's data over `source`, where they were made already.
+    """
     device = choose_device(config.training.device)
     with torch.device("meta"):
         model = build_model(config.model, source.vocabulary)
@@ -32,7 +37,7 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[
     num_table = sum(size for name, size in sizes.items() if name in tables)
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
-    steps = TrainingSteps(source, config.data, config.model.hashing, config.seed)
+    steps = steps or config.data.steps(source, config.model.hashing, config.seed)
     # Tables as they are stored, and buffers; one Adagrad sum per row; weight, gradient and two AdamW moments per dense
     # parameter.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
@@ -71,7 +76,10 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[
         "dense_parameters": num_dense,
         "state_bytes": memory,
         "checkpoint_bytes": checkpoint,
-        "first_loss_expected": round(math.log(max(2, len(source.catalogue))), 2),
+        # Of a model that knows nothing: every item is as likely as any other, and a yes as a no.
+        "first_loss_expected": round(
+            math.log(max(2, len(source.catalogue) if config.data.kind == "segments" else 2)), 2
+        ),
     }
 
 

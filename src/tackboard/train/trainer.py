@@ -177,7 +177,7 @@ class Trainer:
         if self.judges is None or self.step % every:
             return False
         with self.uncompiled(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
-            loss = mean_loss(self.model, self.judges, self.device)
+            loss = mean_loss(self.model, self.judges, self.device, self.config.training.validation_steps)
         is_better = self.validation.note(self.step, loss)
         self.run.log_event("validated", step=self.step, loss=loss, best_step=self.validation.best_step)
         say(f"step {self.step:,}: validation loss {loss:.4f}{', the best so far' if is_better else ''}")

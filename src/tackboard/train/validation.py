@@ -54,14 +54,14 @@ class Validation:
 
 
 @torch.no_grad()
-def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device) -> float:
-    """The mean loss of a model over one pass of `judges`."""
+def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int) -> float:
+    """The mean loss of a model over one pass of `judges`, or over the first `max_steps` of it."""
     model.eval()
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
         torch.cuda.manual_seed(0)
     total, num_examples = 0.0, 0
-    for _, batch in on_device(judges.iterate(range(judges.plan.first_step(1))), device):
+    for _, batch in on_device(judges.iterate(range(min(max_steps, judges.plan.first_step(1)))), device):
         if batch.has_targets():
             size = batch.num_examples()
             total += size * float(model.loss(batch).loss)

@@ -1,0 +1,130 @@
+"""How well a model answers labelled requests: held-out requests in; AUC and log-loss beside means of items out.
+
+Every candidate of the requests of held-out users whose label is known is an example; its score is read as log odds.
+`auc` compares any two examples, `auc_within_users` a user's own only, which is closer to ranking. What needs no model
+is shown beside it: the item's mean in training, drawn towards the mean of all where an item was seen rarely.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError
+from tackboard.core.progress import Progress
+from tackboard.data.prefetch import on_device
+from tackboard.data.request_loader import RequestSteps
+from tackboard.metrics.binary import auc, auc_of_users, log_losses, logit
+
+METRICS = ("auc", "auc_within_users", "log_loss")
+DAMPING = 10.0
+"""Further examples that every item has, in the mean of all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """Scores of candidates [E], whose they are, and their labels: 1, 0, or -1 if not known."""
+
+    scores: NDArray[np.float64]
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+    labels: dict[str, NDArray[np.int8]]
+
+    def known(self, label: str) -> Answers:
+        """Those whose label is known."""
+        chosen = self.labels[label] >= 0
+        labels = {label: self.labels[label][chosen]}
+        return Answers(self.scores[chosen], self.users[chosen], self.items[chosen], labels)
+
+
+@torch.no_grad()
+def answer(model: Any, steps: RequestSteps, *, max_requests: int | None = None, quiet: bool = True) -> Answers:
+    """The scores of a model for one pass over the requests of `steps`, or over the first so many."""
+    model.eval()
+    device = next(model.parameters()).device
+    parts: list[list[NDArray[Any]]] = []
+    labels: dict[str, list[NDArray[np.int8]]] = {name: [] for name in steps.source.labels}
+    numbers, num_requests = range(steps.plan.first_step(1)), 0
+    with Progress("scoring requests", total=len(numbers), unit="steps", quiet=quiet) as progress:
+        for _, batch in on_device(steps.iterate(numbers), device):
+            scores = model.scores(batch).double().cpu().numpy()
+            users = batch.expand(batch.histories.users).cpu().numpy()
+            parts.append([scores, users, batch.histories.item_ids[batch.candidates].cpu().numpy()])
+            for name, found in labels.items():
+                label = torch.where(batch.known[name], batch.labels[name], -1.0)
+                found.append(label.cpu().numpy().astype(np.int8))
+            progress.advance(1)
+            num_requests += batch.num_requests
+            if max_requests is not None and num_requests >= max_requests:
+                break
+    scores, users, items = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Answers(scores, users, items, {name: np.concatenate(found) for name, found in labels.items()})
+
+
+def metrics_of(answers: Answers, label: str) -> dict[str, float]:
+    """The metrics of scores for one label; examples of both kinds are needed."""
+    chosen = answers.known(label)
+    truth = chosen.labels[label] == 1
+    if not len(truth) or truth.all() or not truth.any():
+        raise DataError(
+            f"the held-out requests have no {label} of both kinds",
+            allowed="needed: some that are 1 and some that are 0",
+            fix="hold out more users: data.test_share",
+        )
+    _, users = np.unique(chosen.users, return_inverse=True)
+    within = auc_of_users(chosen.scores, truth, users.astype(np.int64))
+    values = (
+        auc(chosen.scores, truth),
+        float(np.nanmean(within)) if not np.isnan(within).all() else float("nan"),
+        float(log_losses(chosen.scores, truth).mean()),
+    )
+    return {name: round(float(value), 6) for name, value in zip(METRICS, values, strict=True)}
+
+
+def evaluate_requests(
+    model: Any, steps: RequestSteps, training: RequestSteps, *, max_requests: int | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """The table of a model and of item means, for each label. `training` are the steps that it was trained on."""
+    answers = answer(model, steps, max_requests=max_requests, quiet=quiet)
+    rows = []
+    for label in steps.source.labels:
+        means = dataclasses.replace(answers, scores=logit(item_means(training, label, answers.items)))
+        for name, given in (("item mean", means), ("model", answers)):
+            rows.append({"name": name, "label": label, **metrics_of(given, label)})
+    return {
+        "protocol": "requests of held-out users, candidates whose label is known",
+        "num_users": len(np.unique(answers.users)),
+        "num_candidates": len(answers.scores),
+        "rows": rows,
+    }
+
+
+def item_means(steps: RequestSteps, label: str, asked: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The chance of a yes for each of the items `asked`, from the requests of `steps`."""
+    items, values = [], []
+    for bucket in range(steps.source.num_buckets):
+        table = steps.source.read_requests(np.array([bucket]))
+        table = table.take(steps.chosen(table))
+        known = table.labels[label] >= 0
+        items.append(table.item_ids[known])
+        values.append(table.labels[label][known].astype(np.float64))
+    every = np.concatenate(values)
+    mean = float(every.mean()) if len(every) else 0.5
+    return mean + damped_means(np.concatenate(items), every - mean, asked, DAMPING)
+
+
+def damped_means(
+    keys: NDArray[np.int64], values: NDArray[np.floating], asked: NDArray[np.int64], damping: float
+) -> NDArray[np.float64]:
+    """The mean of `values` by key as if each key had `damping` further ones of 0, for each key of `asked`; 0: none."""
+    distinct, places = np.unique(keys, return_inverse=True)
+    sums = np.bincount(places, values, minlength=len(distinct))
+    means = np.append(sums / (np.bincount(places, minlength=len(distinct)) + damping), 0.0)
+    found = np.searchsorted(distinct, asked)
+    found[found == len(distinct)] = 0
+    is_known = (distinct[found] == asked) if len(distinct) else np.zeros(len(asked), dtype=np.bool_)
+    return np.asarray(means[np.where(is_known, found, len(distinct))])
