@@ -222,3 +222,52 @@ def tiny_bundle(trained_run: RunDirectory, tmp_path_factory: pytest.TempPathFact
     bundle = tmp_path_factory.mktemp("bundles") / "tiny"
     export_bundle(find_checkpoint(trained_run.path), bundle, name="tiny", version="3", tables="fp32")
     return bundle
+
+
+@pytest.fixture(scope="session")
+def labelled_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small world whose requests are labelled click and save, in several buckets. Do not change it."""
+    from tackboard.data.labels import Label, LabelConfig
+    from tackboard.data.requests import label_dataset
+    from tackboard.events.dataset import open_dataset
+    from tackboard.events.world_config import WorldConfig
+    from tackboard.events.world_dataset import write_world
+
+    root = tmp_path_factory.mktemp("labelled")
+    world = WorldConfig(num_users=60, num_items=40, num_topics=4, median_events=10.0, max_events=30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 200)
+        write_world(world, root, "asked")
+    labels = LabelConfig(labels=(Label("click", 3_600_000), Label("save", 86_400_000)))
+    label_dataset(open_dataset(root / "asked"), labels, quiet=True)
+    return root / "asked"
+
+
+@pytest.fixture(scope="session")
+def ranker_config(labelled_dataset: Path) -> Callable[..., RunConfig]:
+    """`ranker_config("training.steps=3", …)`: a ranker's run of seconds, with the model of `tiny_config` inside."""
+    return lambda *overrides: _ranker_config(labelled_dataset, overrides)
+
+
+def _ranker_config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
+    import dataclasses
+
+    from tackboard.core.config import apply_overrides
+    from tackboard.data.request_loader import RequestConfig
+    from tackboard.models.ranker import HeadConfig, RankerConfig
+
+    tiny = _config(dataset, ())
+    config = dataclasses.replace(
+        tiny,
+        name="ranker",
+        data=RequestConfig(
+            dataset=str(dataset),
+            max_history=8,
+            tokens_per_step=400,
+            window_buckets=2,
+            validation_share=0.2,
+            test_share=0.2,
+        ),
+        model=RankerConfig.on(tiny.model, HeadConfig(label="click")),
+    )
+    return apply_overrides(config, overrides)

@@ -57,6 +57,11 @@ class RankerConfig(PinFMConfig):
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
     """What answers the question."""
 
+    @classmethod
+    def on(cls, pinfm: PinFMConfig, head: HeadConfig) -> RankerConfig:
+        """A head on a model of these settings: what a run of that model learned can be taken over."""
+        return cls(**{field.name: getattr(pinfm, field.name) for field in dataclasses.fields(pinfm)}, head=head)
+
     @property
     def needs_drawn_negatives(self) -> bool:
         """No: what was shown and not chosen is what it learns from."""

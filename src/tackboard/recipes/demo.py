@@ -5,8 +5,6 @@ Its sizes were chosen on worlds of other seeds than the demo's (docs/log.md).
 
 from __future__ import annotations
 
-from typing import Any
-
 from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.data.request_loader import RequestConfig
@@ -15,8 +13,6 @@ from tackboard.models.ranker import HeadConfig, RankerConfig
 from tackboard.train.config import RunConfig, StartConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
 
-FEATURES = "tackboard.recipes.demo_features"
-
 
 def demo() -> RunConfig:
     """Four hash functions over 2,048 rows each, two layers of width 128; every action but `hide` is positive."""
@@ -24,12 +20,20 @@ def demo() -> RunConfig:
         name="demo",
         data=DataConfig(
             dataset="datasets/demo",
-            features=FEATURES,
+            features="tackboard.recipes.demo_features",
             positive_actions=("click", "save", "share"),
             max_length=64,
             tokens_per_step=4096,
         ),
-        model=PinFMConfig(**_model()),
+        model=PinFMConfig(
+            hashing=HashConfig(num_hashes=4, num_rows=2048),
+            table_dim=32,
+            width=128,
+            max_history=64,
+            # In this world the gap before an event says little about the next one; on real logs it says much.
+            num_time_buckets=0,
+            request_features=("recency", "actions_1d", "saves_7d"),
+        ),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=40),
         training=TrainingConfig(steps=300, checkpoint_every=100),
     )
@@ -40,25 +44,18 @@ def demo_ranker() -> RunConfig:
 
     The dataset has to be labelled first: `tackboard data label datasets/demo --label click=1h`.
     """
+    base = demo()
     return RunConfig(
         name="demo-ranker",
         data=RequestConfig(
-            dataset="datasets/demo", features=FEATURES, labels=("click",), max_history=64, tokens_per_step=8192
+            dataset="datasets/demo",
+            features=base.data.features,
+            labels=("click",),
+            max_history=64,
+            tokens_per_step=8192,
         ),
-        model=RankerConfig(**_model(), head=HeadConfig(label="click")),
+        model=RankerConfig.on(base.model, HeadConfig(label="click")),
         start=StartConfig(prefix="pinfm."),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=20, multipliers={"pinfm.": 0.1}),
         training=TrainingConfig(steps=200, checkpoint_every=100, validate_every=50, validation_steps=20, patience=2),
     )
-
-
-def _model() -> dict[str, Any]:
-    return {
-        "hashing": HashConfig(num_hashes=4, num_rows=2048),
-        "table_dim": 32,
-        "width": 128,
-        "max_history": 64,
-        # In this world the gap before an event says little about the next one; on real logs it says much.
-        "num_time_buckets": 0,
-        "request_features": ("recency", "actions_1d", "saves_7d"),
-    }

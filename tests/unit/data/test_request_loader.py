@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,42 @@ def test_the_newest_of_very_long_histories_are_read(tmp_path: Path) -> None:
         assert row["times"] == expected.tolist()
         assert row["items"] == (expected // 1000 % 5000).tolist()
     assert max(len(row["times"]) for row in found.values()) == 16_000
+
+
+def requests_of(steps: RequestSteps) -> list[tuple[int, int]]:
+    found = [key for step in range(steps.plan.first_step(1)) for key in rows_of(steps[step])]
+    assert len(set(found)) == len(found)
+    return sorted(found)
+
+
+def test_parts_hold_every_request_once(labelled: Path) -> None:
+    config = config_of(labelled, validation_share=0.3, test_share=0.3)
+    source = config.open(None)
+    parts = [requests_of(config.steps(source, HASHING, 5, part=part)) for part in ("train", "validation", "test")]
+    assert all(parts)
+    assert sorted(itertools.chain(*parts)) == requests_of(make_steps(labelled))
+    users = [{user for user, _ in part} for part in parts]
+    assert not users[0] & users[1] and not users[0] & users[2] and not users[1] & users[2]
+
+
+def test_another_dataset_may_judge(labelled: Path) -> None:
+    config = config_of(labelled, validation_share=0.3, test_share=0.7, judged_on=str(labelled))
+    source = config.open(None)
+    assert requests_of(config.steps(source, HASHING, 5)) == requests_of(make_steps(labelled)), "all of them train"
+    judges = [requests_of(config.steps(source, HASHING, 5, part=part)) for part in ("validation", "test")]
+    assert all(judges)
+    assert sorted(itertools.chain(*judges)) == requests_of(make_steps(labelled))
+
+
+@pytest.mark.parametrize("count", [1, 50, 10_000_000])
+def test_some_requests_are_drawn_by_the_seed(labelled: Path, count: int) -> None:
+    config = config_of(labelled, max_requests=count)
+    source = config.open(None)
+    every = requests_of(make_steps(labelled))
+    drawn = requests_of(config.steps(source, HASHING, 5))
+    assert len(drawn) == min(count, len(every))
+    assert set(drawn) <= set(every)
+    fewer = requests_of(config_of(labelled, max_requests=max(1, count // 2)).steps(source, HASHING, 5))
+    assert set(fewer) <= set(drawn), "a smaller draw is part of a larger one"
+    if 1 < count < len(every):
+        assert requests_of(config.steps(source, HASHING, 6)) != drawn

@@ -1,0 +1,185 @@
+"""Rankers go the whole way by the commands: one of a user's own file, and ours on a pretrained model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Answer
+else:
+    Answer = Any
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "own_ranker.py"
+OURS = """
+from tackboard.data.request_loader import RequestConfig
+from tackboard.models.ranker import HeadConfig, RankerConfig
+from tackboard.train.config import RunConfig, StartConfig, TrainingConfig
+from tackboard.train.optimizers import OptimizerConfig
+from recipe_inside import recipe as pretrained
+
+def recipe():
+    inside = {name: getattr(pretrained().model, name) for name in pretrained().model.__dataclass_fields__}
+    return RunConfig(
+        name="ours",
+        data=RequestConfig(dataset="datasets/tiny", labels=("click",), max_history=12, tokens_per_step=512),
+        model=RankerConfig(**inside, head=HeadConfig(label="click")),
+        start=StartConfig(run="runs/latest", prefix="pinfm."),
+        optimizer=OptimizerConfig(multipliers={"pinfm.": 0.1}),
+        training=TrainingConfig(steps=4, checkpoint_every=2, validate_every=2, num_threads=1, device="cpu"),
+    )
+"""
+REQUEST = {
+    "history": [
+        {"item": 100_000 + number, "action": "click", "surface": "home", "time_ms": 1_736_200_000_000 + 60_000 * number}
+        for number in range(5)
+    ],
+    "candidates": [100_000 + number for number in range(40)],
+}
+
+
+@pytest.fixture(scope="module")
+def labelled(workspace: Path, tackboard: Callable[..., Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of its own with the workspace's dataset, labelled."""
+    folder = tmp_path_factory.mktemp("ranked")
+    settings = [word for s in ("num_users=60", "num_items=80", "num_topics=5") for word in ("--set", s)]
+    for arguments in (
+        ["data", "synth", "--name", "tiny", *settings, "--set", "median_events=12", "--set", "max_events=30"],
+        ["data", "label", "datasets/tiny", "--label", "click=1h"],
+    ):
+        answer = tackboard(*arguments, cwd=folder)
+        assert answer.code == 0, answer.err
+    (folder / "request.json").write_text(json.dumps(REQUEST))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(labelled: Path, tackboard: Callable[..., Answer]) -> Path:
+    """The same folder with the example's run and bundle."""
+    settings = [
+        "data.dataset=datasets/tiny",
+        "training.steps=6",
+        "training.validate_every=2",
+        "data.tokens_per_step=512",
+    ]
+    options = [word for setting in settings for word in ("--set", setting)]
+    trained = tackboard("train", f"{EXAMPLE}:recipe", "--runs", "own-runs", *options, "--json", cwd=labelled)
+    assert trained.code == 0, trained.err
+    exported = tackboard("export", "own-runs/latest", "--out", "own-bundle", cwd=labelled)
+    assert exported.code == 0, exported.err
+    return labelled
+
+
+def scores_of(answer: Answer) -> dict[int, float]:
+    assert answer.code == 0, answer.err
+    return {entry["item"]: entry["score"] for entry in json.loads(answer.out)["ranked"]}
+
+
+def test_the_example_is_short() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) <= 80
+
+
+def test_it_is_judged_on_requests_of_held_out_users(own: Path, tackboard: Callable[..., Answer]) -> None:
+    answer = tackboard("evaluate", "own-runs/latest", "--json", cwd=own)
+    assert answer.code == 0, answer.err
+    result = json.loads(answer.out)
+    assert [(row["label"], row["name"]) for row in result["rows"]] == [("click", "item mean"), ("click", "model")]
+    assert 0 < result["num_users"] < 20, "a tenth of sixty users, by their ids"
+    assert all(0 <= row["auc"] <= 1 and row["log_loss"] > 0 for row in result["rows"])
+    shown = tackboard("evaluate", "own-runs/latest", cwd=own)
+    assert "click, item mean" in shown.out and "auc_within_users" in shown.out
+    elsewhere = tackboard("evaluate", "own-runs/latest", "--dataset", "datasets/tiny", "--json", cwd=own)
+    assert json.loads(elsewhere.out)["num_users"] > result["num_users"], "of a dataset that is named, all users"
+
+
+@pytest.fixture(scope="module")
+def port(own: Path) -> Iterator[str]:
+    """The example's bundle, served."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment.pop("TACKBOARD_TOKEN", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tackboard", "serve", "own-bundle", "--port", "0", "--code", str(EXAMPLE)],
+        cwd=own,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("serving model on http://127.0.0.1:"), line
+        yield line.rsplit(":", 1)[1].strip()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_server_gives_the_offline_scores(own: Path, port: str, tackboard: Callable[..., Answer]) -> None:
+    served = scores_of(tackboard("score", "request.json", "--url", f"127.0.0.1:{port}", "--json", cwd=own))
+    offline = ["score", "request.json", "--offline", "--bundle", "own-bundle", "--code", str(EXAMPLE), "--json"]
+    expected = scores_of(tackboard(*offline, cwd=own))
+    assert set(served) == set(REQUEST["candidates"])
+    assert len(set(served.values())) > 30
+    assert max(abs(served[item] - expected[item]) for item in expected) <= 1e-5 * max(map(abs, expected.values()))
+
+
+def test_ours_begins_as_pretrained_and_goes_the_same_way(
+    labelled: Path, workspace: Path, tackboard: Callable[..., Answer]
+) -> None:
+    (labelled / "recipe_inside.py").write_text((workspace / "recipe.py").read_text())
+    (labelled / "ours.py").write_text(
+        OURS.replace("from recipe_inside import recipe as pretrained", (workspace / "recipe.py").read_text()).replace(
+            "def recipe() -> RunConfig:", "def pretrained() -> RunConfig:", 1
+        )
+    )
+    for arguments in (
+        ["train", "recipe_inside.py:recipe"],
+        ["train", "ours.py:recipe", "--runs", "ranked-runs", "--json"],
+        ["evaluate", "ranked-runs/latest"],
+        ["export", "ranked-runs/latest", "--out", "ranked-bundle"],
+        ["score", "request.json", "--offline", "--bundle", "ranked-bundle"],
+    ):
+        answer = tackboard(*arguments, cwd=labelled)
+        assert answer.code == 0, answer.err
+    events = (labelled / "ranked-runs" / "latest" / "events.jsonl").read_text()
+    start = json.loads(next(line for line in events.splitlines() if '"start"' in line))
+    assert 0 < start["parameters_taken"] < start["parameters"]
+    assert (labelled / "ranked-runs" / "latest" / "checkpoints" / "best").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('data.labels=["clic"]', "did you mean click?"),
+        ("data.max_history=5", "a server reads as many"),
+        ("data.test_share=1.5", "the other users"),
+        ("start.run=runs/nowhere", "does not exist"),
+        ("data.dataset=datasets/none", "datasets/none"),
+    ],
+)
+def test_what_is_wrong_is_said_in_three_lines(
+    labelled: Path, tackboard: Callable[..., Answer], setting: str, said: str
+) -> None:
+    answer = tackboard(
+        "train", f"{EXAMPLE}:recipe", "--set", "data.dataset=datasets/tiny", "--set", setting, cwd=labelled
+    )
+    assert answer.code in (2, 3)
+    assert said in answer.err and len(answer.err.splitlines()) <= 3
+
+
+def test_requests_that_are_not_labelled_say_what_to_type(workspace: Path, tackboard: Callable[..., Answer]) -> None:
+    answer = tackboard("train", f"{EXAMPLE}:recipe", "--set", "data.dataset=datasets/tiny", "--dry-run", cwd=workspace)
+    assert answer.code == 3
+    assert "tackboard data label datasets/tiny --label" in answer.err

@@ -1,0 +1,122 @@
+"""The small ranker: one encoding per request, a loss of known labels alone, and a pattern that it learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tackboard.batch import HashConfig, RequestBatch
+from tackboard.core.errors import ConfigError
+from tackboard.core.vocabulary import Vocabulary
+from tackboard.models.interface import build_model, can_retrieve
+from tackboard.models.ranker import HeadConfig, Ranker
+from tackboard.train.config import RunConfig
+from tackboard.train.optimizers import OptimizerConfig, Optimizers
+from tackboard.train.start import open_source
+
+Config = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def batch(ranker_config: Config) -> RequestBatch:
+    config = ranker_config()
+    found: RequestBatch = config.data.steps(open_source(config), config.model.hashing, 0)[0]
+    return found
+
+
+def make(ranker_config: Config, *settings: str) -> Ranker:
+    torch.manual_seed(1)
+    vocabulary = Vocabulary(actions=("click", "hide", "save", "share"), surfaces=("home", "related", "search"))
+    model = build_model(ranker_config(*settings).model, vocabulary)
+    assert isinstance(model, Ranker)
+    return model.eval()
+
+
+@pytest.mark.parametrize("reads", ["outputs", "hidden"])
+def test_a_candidate_scores_the_same_alone_and_among_others(
+    ranker_config: Config, batch: RequestBatch, reads: str
+) -> None:
+    model = make(ranker_config, f"model.head.reads={reads}")
+    with torch.no_grad():
+        together = model.scores(batch)
+        assert together.shape == (batch.num_candidates,)
+        order = torch.randperm(batch.num_candidates).sort().values[::2]  # every other candidate of the same requests
+        fewer = dataclasses.replace(batch, candidates=batch.candidates[order], request_of=batch.request_of[order])
+        assert torch.allclose(model.scores(fewer), together[order], atol=1e-6)
+    assert together.std() > 0
+
+
+def test_a_history_is_encoded_once_however_many_candidates_it_has(ranker_config: Config, batch: RequestBatch) -> None:
+    model, seen = make(ranker_config), []
+    model.pinfm.decoder.register_forward_pre_hook(lambda _module, inputs: seen.append(len(inputs[0])))
+    with torch.no_grad():
+        model.scores(batch)
+    assert seen == [batch.histories.num_events + batch.num_requests], "an event or a start token each"
+    assert batch.num_candidates > 2 * batch.num_requests
+
+
+def test_what_is_not_known_yet_teaches_nothing(ranker_config: Config, batch: RequestBatch) -> None:
+    model = make(ranker_config)
+    known = {"click": batch.known["click"].clone(), "save": batch.known["save"]}
+    known["click"][::3] = False
+    some = dataclasses.replace(batch, known=known)
+    flipped = torch.where(known["click"], batch.labels["click"], 1.0 - batch.labels["click"])
+    other = dataclasses.replace(some, labels={**batch.labels, "click": flipped})
+    assert float(model.loss(some).loss.detach()) == float(model.loss(other).loss.detach())
+    scores, labels = model.scores(batch).detach(), batch.labels["click"]
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")[known["click"]]
+    assert float(model.loss(some).loss.detach()) == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
+def test_weights_weigh(ranker_config: Config, batch: RequestBatch) -> None:
+    model = make(ranker_config)
+    is_first = torch.arange(batch.num_candidates) == 0
+    heavy = dataclasses.replace(batch, weights=torch.where(is_first, 1e6, 1.0))
+    score, label = model.scores(batch)[:1].detach(), batch.labels["click"][:1]
+    alone = torch.nn.functional.binary_cross_entropy_with_logits(score, label)
+    assert float(model.loss(heavy).loss.detach()) == pytest.approx(float(alone), rel=1e-2)
+
+
+def test_it_learns_what_is_wanted(ranker_config: Config, batch: RequestBatch) -> None:
+    """Items with an odd id are clicked: after some steps nearly all are told apart."""
+    model = make(ranker_config, "model.dropout=0.0").train()
+    odd = (batch.histories.item_ids[batch.candidates] % 2).float()
+    taught = dataclasses.replace(batch, labels={"click": odd}, known={"click": torch.ones_like(odd, dtype=torch.bool)})
+    settings = OptimizerConfig(dense_learning_rate=0.02, warmup_steps=0, final_share=1.0)
+    optimizers = Optimizers(model, settings, total_steps=60)
+    for step in range(60):
+        optimizers.prepare(step)
+        model.loss(taught).loss.backward()
+        optimizers.step()
+    model.eval()
+    with torch.no_grad():
+        assert float(((model.scores(taught) > 0) == (odd > 0.5)).float().mean()) > 0.9
+
+
+def test_the_label_is_named_or_the_only_one(ranker_config: Config, batch: RequestBatch) -> None:
+    unnamed = make(ranker_config, "model.head.label=")
+    with pytest.raises(ConfigError, match="labels of the data: click, save"):
+        unnamed.loss(batch)
+    only = dataclasses.replace(batch, labels={"save": batch.labels["save"]}, known={"save": batch.known["save"]})
+    named = make(ranker_config, "model.head.label=save")
+    assert float(unnamed.loss(only).loss.detach()) == float(named.loss(batch).loss.detach())
+
+
+def test_a_ranker_scores_and_does_not_retrieve(ranker_config: Config) -> None:
+    assert not can_retrieve(make(ranker_config))
+    assert not ranker_config("model.in_batch_negatives=false").model.needs_drawn_negatives
+
+
+@pytest.mark.parametrize("wrong", [{"reads": "all"}, {"dropout": 1.0}, {"dropout": -0.1}])
+def test_impossible_heads_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"model.head.{next(iter(wrong))}"):
+        HeadConfig(**wrong)
+
+
+def test_hashing_is_that_of_the_model_inside(ranker_config: Config) -> None:
+    config = ranker_config().model
+    assert config.hashing == HashConfig(num_hashes=2, num_rows=16)

@@ -1,0 +1,144 @@
+"""What a run starts with: parameters by name, the vocabulary they belong to, and what moves how fast."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.core.errors import ConfigError, UsageError
+from tackboard.core.rundir import RunDirectory
+from tackboard.core.vocabulary import Vocabulary
+from tackboard.models.interface import build_model
+from tackboard.train.config import RunConfig, StartConfig, config_from_json, config_to_json
+from tackboard.train.start import open_source, take_parameters
+from tackboard.train.trainer import Trainer
+
+Config = Callable[..., RunConfig]
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
+
+
+def tensors_of(run: RunDirectory) -> dict[str, torch.Tensor]:
+    checkpoint = load_checkpoint(find_checkpoint(run.path))
+    return checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
+
+
+def train(config: RunConfig, folder: Path) -> Trainer:
+    run = RunDirectory.create(folder / "runs", config.name, config_to_json(config))
+    trainer = Trainer(config, run, open_source(config))
+    trainer.train(quiet=True)
+    return trainer
+
+
+def test_a_ranker_begins_with_the_parameters_of_a_pretrained_model(
+    ranker_config: Config, trained_run: RunDirectory
+) -> None:
+    config = ranker_config()
+    source = open_source(dataclasses.replace(config, start=StartConfig(run=str(trained_run.path))))
+    stored = load_checkpoint(find_checkpoint(trained_run.path))
+    assert source.vocabulary == Vocabulary.from_dict(stored.state["vocabulary"]), "not the new dataset's own"
+    model = build_model(config.model, source.vocabulary)
+    head = model.head.mlp[0].weight.clone()  # type: ignore[union-attr, index]
+    taken = take_parameters(model, StartConfig(run=str(trained_run.path), prefix="pinfm."))
+    parameters = model.state_dict()
+    for name, tensor in tensors_of(trained_run).items():
+        assert torch.equal(parameters[f"pinfm.{name}"], tensor)
+    assert torch.equal(parameters["head.mlp.0.weight"], head), "the head is as it was drawn"
+    assert taken == sum(tensor.numel() for tensor in tensors_of(trained_run).values())
+    assert take_parameters(model, StartConfig()) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "prefix", "said"),
+    [
+        ("model.width=16", "pinfm.", "where it is"),
+        ("model.request_time=true", "pinfm.", "has no such parameter"),
+        ("training.steps=6", "", "has no such parameter"),
+        ("training.steps=6", "encoder.", "start.prefix = encoder."),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_taken(
+    ranker_config: Config, trained_run: RunDirectory, setting: str, prefix: str, said: str
+) -> None:
+    vocabulary = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
+    model = build_model(ranker_config(setting).model, vocabulary)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UsageError, match=said):
+        take_parameters(model, StartConfig(run=str(trained_run.path), prefix=prefix))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("share", [0.1, 0.0])
+def test_a_pretrained_part_moves_as_fast_as_its_multiplier_says(
+    ranker_config: Config, trained_run: RunDirectory, tmp_path: Path, share: float
+) -> None:
+    start = StartConfig(run=str(trained_run.path), prefix="pinfm.")
+    base = dataclasses.replace(ranker_config("training.steps=3"), start=start)
+    slow = dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, multipliers={"pinfm.": share}))
+    before = {f"pinfm.{name}": tensor for name, tensor in tensors_of(trained_run).items()}
+
+    def moved(config: RunConfig, folder: str) -> float:
+        parameters = train(config, tmp_path / folder).model.state_dict()
+        return sum(float((parameters[name] - tensor).abs().sum()) for name, tensor in before.items())
+
+    whole, part = moved(base, "whole"), moved(slow, "part")
+    assert whole > 0
+    assert part == 0 if share == 0 else 0.03 * whole < part < 0.3 * whole
+
+
+def test_a_frozen_part_drops_nothing_out(ranker_config: Config, tmp_path: Path) -> None:
+    config = ranker_config("training.steps=1", "model.dropout=0.5")
+    frozen = dataclasses.replace(config.optimizer, multipliers={"pinfm.": 0.0})
+    trainer = train(dataclasses.replace(config, optimizer=frozen), tmp_path)
+    assert not any(module.training for module in trainer.model.pinfm.modules())
+    assert trainer.model.head.training
+    assert not any(parameter.requires_grad for parameter in trainer.model.pinfm.parameters())
+
+
+def test_a_multiplier_that_no_parameter_has_is_refused(ranker_config: Config, tmp_path: Path) -> None:
+    config = ranker_config()
+    wrong = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, multipliers={"pinm.": 0.1}))
+    with pytest.raises(ConfigError, match="no parameter begins so") as caught:
+        train(wrong, tmp_path)
+    assert caught.value.allowed == "parameters begin with: head, pinfm"
+
+
+def test_a_resumed_run_does_not_start_again(ranker_config: Config, trained_run: RunDirectory, tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        ranker_config("training.steps=4"), start=StartConfig(run=str(trained_run.path), prefix="pinfm.")
+    )
+    whole = train(config, tmp_path / "whole").model.state_dict()
+    run = RunDirectory.create(tmp_path / "again", config.name, config_to_json(config))
+    stopped = Trainer(config, run, open_source(config))
+    stopped.on_checkpoint = lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt) if trainer.step == 2 else None
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train(quiet=True)
+    again = Trainer(config, RunDirectory.open(run.path), open_source(config))
+    again.train(quiet=True)
+    assert all(torch.equal(whole[name], tensor) for name, tensor in again.model.state_dict().items())
+
+
+def test_a_config_round_trips_with_its_kind_of_data(ranker_config: Config, tiny_config: Config) -> None:
+    for config, kind in ((ranker_config(), "requests"), (tiny_config(), "segments")):
+        written = config_to_json(config)
+        assert written["data"]["kind"] == kind
+        assert config_from_json(written) == config
+    older = config_to_json(tiny_config())
+    del older["data"]["kind"]
+    assert config_from_json(older) == tiny_config(), "a config without a kind is one of segments"
+    with pytest.raises(ConfigError, match=r"data.kind = 'rows'"):
+        config_from_json({**older, "data": {"kind": "rows"}})
+
+
+def test_data_and_model_must_speak_of_the_same_batch(ranker_config: Config, tiny_config: Config) -> None:
+    with pytest.raises(ConfigError, match="DataConfig gives a SequenceBatch, and the model RankerConfig reads"):
+        dataclasses.replace(ranker_config(), data=tiny_config().data)
+    with pytest.raises(ConfigError, match="RequestConfig gives a RequestBatch, and the model PinFMConfig reads"):
+        dataclasses.replace(ranker_config(), model=tiny_config().model)
+    with pytest.raises(ConfigError, match=r"data.max_history = 4"):
+        ranker_config("data.max_history=4")
