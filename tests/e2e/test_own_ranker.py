@@ -25,14 +25,12 @@ from tackboard.data.request_loader import RequestConfig
 from tackboard.models.ranker import HeadConfig, RankerConfig
 from tackboard.train.config import RunConfig, StartConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
-from recipe_inside import recipe as pretrained
 
 def recipe():
-    inside = {name: getattr(pretrained().model, name) for name in pretrained().model.__dataclass_fields__}
     return RunConfig(
         name="ours",
         data=RequestConfig(dataset="datasets/tiny", labels=("click",), max_history=12, tokens_per_step=512),
-        model=RankerConfig(**inside, head=HeadConfig(label="click")),
+        model=RankerConfig.on(pretrained().model, HeadConfig(label="click")),
         start=StartConfig(run="runs/latest", prefix="pinfm."),
         optimizer=OptimizerConfig(multipliers={"pinfm.": 0.1}),
         training=TrainingConfig(steps=4, checkpoint_every=2, validate_every=2, num_threads=1, device="cpu"),
@@ -138,14 +136,11 @@ def test_the_server_gives_the_offline_scores(own: Path, port: str, tackboard: Ca
 def test_ours_begins_as_pretrained_and_goes_the_same_way(
     labelled: Path, workspace: Path, tackboard: Callable[..., Answer]
 ) -> None:
-    (labelled / "recipe_inside.py").write_text((workspace / "recipe.py").read_text())
-    (labelled / "ours.py").write_text(
-        OURS.replace("from recipe_inside import recipe as pretrained", (workspace / "recipe.py").read_text()).replace(
-            "def recipe() -> RunConfig:", "def pretrained() -> RunConfig:", 1
-        )
-    )
+    pretrained = (workspace / "recipe.py").read_text()
+    (labelled / "recipe.py").write_text(pretrained)
+    (labelled / "ours.py").write_text(pretrained.replace("def recipe()", "def pretrained()") + OURS)
     for arguments in (
-        ["train", "recipe_inside.py:recipe"],
+        ["train", "recipe.py:recipe"],
         ["train", "ours.py:recipe", "--runs", "ranked-runs", "--json"],
         ["evaluate", "ranked-runs/latest"],
         ["export", "ranked-runs/latest", "--out", "ranked-bundle"],
