@@ -98,8 +98,8 @@ def test_code_of_another_model_is_refused(own: Path, tackboard: Callable[..., An
 def test_an_error_in_the_users_code_names_its_line(
     workspace: Path, tackboard: Callable[..., Answer], tmp_path: Path
 ) -> None:
-    source = EXAMPLE.read_text().replace("users @ items.T", "users @ items")
-    line = next(number for number, text in enumerate(source.splitlines(), 1) if "users @ items" in text)
+    source = EXAMPLE.read_text().replace("weights @ events", "weights @ events.T")
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if "weights @ events.T" in text)
     (tmp_path / "mine.py").write_text(source)
     settings = ["--set", f"data.dataset={workspace / 'datasets' / 'tiny'}", "--set", "model.width=4"]
     answer = tackboard("train", "mine.py:recipe", "--fast-dev-run", *settings, cwd=tmp_path)

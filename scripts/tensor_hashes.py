@@ -1,0 +1,60 @@
+"""SHA-256 over type, shape and bytes of every tensor of a checkpoint: to show that a change moved no number.
+
+    python scripts/tensor_hashes.py RUN > before.json                 at the commit before
+    python scripts/tensor_hashes.py RUN --against before.json         after; exit code 1 where a tensor differs
+    python scripts/tensor_hashes.py RUN --against before.json --names scripts/tensor_names.json
+
+RUN is a run or checkpoint folder, of a run that was trained with the same settings, machine and number of threads.
+`--names` is a map of old names to new ones, where a change renamed some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+
+
+def hashes_of(path: Path) -> dict[str, str]:
+    """The digest of every tensor, by group and name."""
+    found = {}
+    for group, tensors in load_checkpoint(find_checkpoint(path)).tensors.items():
+        for name, tensor in tensors.items():
+            digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest.update(tensor.contiguous().flatten().view(-1).numpy().tobytes())
+            found[f"{group}/{name}"] = digest.hexdigest()
+    return dict(sorted(found.items()))
+
+
+def differences(before: dict[str, str], after: dict[str, str], names: dict[str, str]) -> list[str]:
+    """What differs between two sets of digests, in words."""
+    renamed = {names.get(name, name): digest for name, digest in before.items()}
+    words = [f"{name}: only before" for name in renamed.keys() - after.keys()]
+    words += [f"{name}: only after" for name in after.keys() - renamed.keys()]
+    words += [f"{name}: other bytes" for name in renamed.keys() & after.keys() if renamed[name] != after[name]]
+    return sorted(words)
+
+
+def main(arguments: list[str]) -> int:
+    """Prints digests, or compares them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--names", type=Path)
+    options = parser.parse_args(arguments)
+    found = hashes_of(options.run)
+    if options.against is None:
+        print(json.dumps(found, indent=1))
+        return 0
+    names = json.loads(options.names.read_text()) if options.names else {}
+    words = differences(json.loads(options.against.read_text()), found, names)
+    print("\n".join(words) or f"{len(found)} tensors are equal")
+    return 1 if words else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
