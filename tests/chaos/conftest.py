@@ -71,8 +71,11 @@ class Runs:
         return self.done[0]
 
     def digest(self) -> str:
-        """SHA-256 over every parameter, every optimiser sum and the counters of the finished run's last checkpoint."""
-        return digest_of(self.finished / "checkpoints" / "latest")
+        """SHA-256 over every parameter, every optimiser sum and the counters of the finished run's last checkpoint.
+
+        Those of the one that was judged best, too.
+        """
+        return " ".join(digest_of(self.finished / "checkpoints" / name) for name in ("latest", "best"))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Metric lines of the finished run, without the figures that depend on the clock."""
@@ -170,7 +173,7 @@ def digest_of(checkpoint: Path) -> str:
         for name, tensor in sorted(loaded.tensors[group].items()):
             whole.update(f"{group}/{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             whole.update(tensor.numpy().tobytes())
-    counters = {key: loaded.state[key] for key in ("step", "data_step", "num_tokens", "last_loss", "guard")}
+    counters = {key: loaded.state[key] for key in ("step", "data_step", "num_tokens", "last_loss", "guard", "validation")}
     whole.update(json.dumps(counters, sort_keys=True).encode())
     return whole.hexdigest()
 

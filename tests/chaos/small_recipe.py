@@ -1,4 +1,4 @@
-"""The run that the chaos tests kill: twelve steps of a tiny model, a checkpoint every three."""
+"""The run that the chaos tests kill: twelve steps of a tiny model, a checkpoint every three, judged every four."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def recipe() -> RunConfig:
             max_length=16,
             tokens_per_step=128,
             window_buckets=2,
+            validation_share=0.2,
         ),
         model=PinFMConfig(
             hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=4, width=8, max_history=16, dropout=0.1
         ),
         optimizer=OptimizerConfig(warmup_steps=4),
-        training=TrainingConfig(steps=12, checkpoint_every=3, log_every=1, num_threads=1),
+        training=TrainingConfig(steps=12, checkpoint_every=3, validate_every=4, log_every=1, num_threads=1),
     )

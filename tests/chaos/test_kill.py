@@ -1,6 +1,6 @@
 """A run that is killed, at whatever instant, and taken up again ends in the same bits as one that was not.
 
-Twenty instants for each number of loader workers: twelve between the named points of the checkpoint writer, eight at
+Twenty-one instants for each number of loader workers: thirteen between the named points of the checkpoint writer, eight at
 random. `make test` takes five of them, `make test-slow` all, and every named point besides.
 """
 
@@ -36,6 +36,7 @@ NAMED = [
     ("step-00000006:before-rename", 1),
     ("step-00000009:after-rename", 1),
     ("latest:before-rename", 4),
+    ("best:before-rename", 2),
 ]
 """(point, which time the writer stands there). `latest` counts one more than checkpoints: runs/latest is the first."""
 NUM_RANDOM = 8
@@ -43,8 +44,8 @@ WORKERS = (0, 1, 3)
 
 
 def instants() -> list[Any]:
-    """All 60; without the slow mark: four named points and one random instant, over all numbers of workers."""
-    quick = {(1, 0), (7, 1), (9, 0), (11, 3), (12, 3)}
+    """All 63; without the slow mark: four named points and one random instant, over all numbers of workers."""
+    quick = {(1, 0), (7, 1), (9, 0), (12, 3), (13, 3)}
     return [
         pytest.param(
             number,
@@ -105,7 +106,7 @@ def test_the_named_points_surround_every_move_of_the_writer(reference: Reference
     for name in ("state.json", "MANIFEST.json"):
         moves = ("before-write", "after-write", "after-fsync", "after-rename")
         assert {f"{name}:{move}" for move in moves} <= set(passed)
-    for name in ("step-00000003", "latest"):
+    for name in ("step-00000003", "latest", "best"):
         assert {f"{name}:before-rename", f"{name}:after-rename"} <= set(passed)
     assert {"step-00000000:before-removal", "step-00000000:during-removal"} <= set(passed)
 
