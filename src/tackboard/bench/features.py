@@ -17,9 +17,6 @@ online requests the median, and on the clock the 99th percentile too.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +27,9 @@ from tackboard.bench.features_compare import TOLERANCE, differences
 from tackboard.bench.features_data import FULL, QUICK, Sizes, batch_world, online_world, read_table
 from tackboard.bench.features_set import features
 from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
-from tackboard.core.errors import TackboardError, one_line
+from tackboard.core.errors import TackboardError
 from tackboard.core.files import write_text_atomic
+from tackboard.core.processes import ask, last_json_object
 from tackboard.core.progress import say
 from tackboard.core.rundir import describe_environment
 from tackboard.flow.outcome import describe_hardware, hardware_words
@@ -134,22 +132,14 @@ def _contend(name: str, *, part: str, folder: Path, sizes: Sizes, python: Path) 
     say(f"{part}: {WORDS[name]}")
     repeats = sizes.batch_repeats if part == "batch" else sizes.online_repeats
     repeats = max(2, repeats // FEWER_REPEATS.get(name, 1) // sizes.rounds)
-    done = subprocess.run(
-        [
-            *(sys.executable if name == OURS else str(python), "-m", "tackboard.bench.features_rival"),
-            *(name, part, str(folder), str(repeats)),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "ignore"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0:
-        reason = one_line((done.stderr.strip().splitlines() or ["no reason given"])[-1])[:300]
-        if name == OURS:
-            raise TackboardError(f"our own side of the {part} bench failed: {reason}")
-        return {"failed": reason}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    command = [sys.executable if name == OURS else str(python), "-m", "tackboard.bench.features_rival"]
+    environment = {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "ignore"}
+    done = ask([*command, name, part, str(folder), str(repeats)], environment=environment)
+    if done.code == 0:
+        return last_json_object(done.output)
+    if name == OURS:
+        raise TackboardError(f"our own side of the {part} bench failed: {done.reason}")
+    return {"failed": done.reason}
 
 
 def _figures(name: str, part: str, folder: Path, runs: Sequence[Mapping[str, Any]], num_rows: int) -> dict[str, Any]:
@@ -215,12 +205,12 @@ def _versions(rivals_python: Path) -> dict[str, str]:
         "import importlib.metadata as m, json\n"
         "print(json.dumps({n: m.version(n) for n in ('polars', 'pandas', 'feast', 'numpy', 'pyarrow')}))"
     )
-    done = subprocess.run([str(rivals_python), "-I", "-c", code], capture_output=True, text=True)
-    if done.returncode != 0:
+    done = ask([str(rivals_python), "-I", "-c", code])
+    if done.code != 0:
         raise TackboardError(
             f"the rivals' environment {rivals_python} does not work", fix="remove .rivals, then: make rivals"
         )
-    return dict(json.loads(done.stdout))
+    return last_json_object(done.output)
 
 
 # ---- for people ----

@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -32,10 +30,10 @@ from tackboard.bench.layouts import measure_layouts
 from tackboard.bench.loader_check import Reference
 from tackboard.bench.loader_data import POSITIVE, Setting, prepare, write_made_up
 from tackboard.bench.loader_mixing import measure_mixing
-from tackboard.bench.loader_processes import run_watched
 from tackboard.bench.turns import Neighbours, judged, take_turns
-from tackboard.core.errors import TackboardError, one_line
+from tackboard.core.errors import TackboardError
 from tackboard.core.machine import THREAD_VARIABLES
+from tackboard.core.processes import ask, last_json_object
 from tackboard.core.progress import say
 from tackboard.core.rundir import describe_environment
 from tackboard.events.dataset import open_dataset
@@ -182,18 +180,16 @@ class Runner:
 
     def run(self, entry: Entry, tasks: str, *, watch: bool = False) -> dict[str, Any]:
         """What a contender's process says, or why it failed; `peak_bytes` of its process tree with `watch`."""
-        python = Path(sys.executable) if entry.module == OURS else self._rivals_python
-        command = [str(python), "-m", "tackboard.bench.loader_rival", entry.module, entry.variant]
+        python = sys.executable if entry.module == OURS else str(self._rivals_python)
+        command = [python, "-m", "tackboard.bench.loader_rival", entry.module, entry.variant]
         quiet = {"PYTHONWARNINGS": "ignore", "HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
-        env = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), **quiet, "PYTHONPATH": str(ROOT / "src")}
-        code, output, errors, peak = run_watched([*command, str(self.folder), tasks], env, watch=watch)
-        if code != 0:
-            reason = one_line((errors.strip().splitlines() or ["no reason given"])[-1])[:300]
-            if entry.module == OURS:
-                raise TackboardError(f"our own side of the loader bench failed: {reason}")
-            return {"failed": reason}
-        found = dict(json.loads(output.splitlines()[-1]))
-        return found | {"peak_bytes": peak} if watch else found
+        environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **quiet, "PYTHONPATH": str(ROOT / "src")}
+        done = ask([*command, str(self.folder), tasks], environment=environment, sample_memory=watch)
+        if done.code == 0:
+            return last_json_object(done.output) | ({"peak_bytes": done.peak_bytes} if watch else {})
+        if entry.module == OURS:
+            raise TackboardError(f"our own side of the loader bench failed: {done.reason}")
+        return {"failed": done.reason}
 
     def speed(self, entries: Mapping[str, Entry], repeats: int, *, checked: bool = True) -> dict[str, Any]:
         """The figures of contenders, which take turns; of one whose batches are not ours, how they differ."""
@@ -304,8 +300,8 @@ def rival_versions(rivals_python: Path) -> dict[str, str] | str:
         "names = ('datasets', 'ray', 'pandas', 'numpy', 'pyarrow')\n"
         "print(json.dumps({n: m.version(n) for n in names} | {'torch': torch.__version__}))"
     )
-    status, output, _, _ = run_watched([str(rivals_python), "-I", "-c", code], os.environ, watch=False)
-    return dict(json.loads(output)) if status == 0 else RIVALS_ABSENT
+    done = ask([str(rivals_python), "-I", "-c", code])
+    return last_json_object(done.output) if done.code == 0 else RIVALS_ABSENT
 
 
 def _asked(setting: Setting) -> dict[str, Any]:

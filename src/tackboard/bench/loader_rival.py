@@ -8,7 +8,7 @@ batches of an epoch as `SequenceBatch`. Tasks:
 
     speed      CPU seconds of all processes for whole epochs, after one that is not counted
     check      what is in the batches: a digest of every segment, and some batches whole, in NAME_VARIANT_check.npz
-    memory     one epoch; memory is looked at from outside, see `loader_processes`
+    memory     one epoch; memory is looked at from outside, see `ask` in core/processes.py
     workers2   one epoch prepared by two workers, on the clock, their start included; workers0 the same without
 
 Decided: what a contender does before its first epoch (opening, our pass over the dataset for the index, starting Ray)
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.bench.loader_processes import cpu_seconds, resident_bytes
+from tackboard.core.processes import own_cpu_seconds, pss_bytes
 
 MODULES = {
     "tackboard": "tackboard.bench.loader_ours",
@@ -59,9 +59,9 @@ def main(arguments: list[str]) -> None:
     for library in LIBRARIES.get(name, ()):
         importlib.import_module(library)
     module = importlib.import_module(MODULES[name])
-    idle, before = resident_bytes(os.getpid()), cpu_seconds()
+    idle, before = pss_bytes(os.getpid()), own_cpu_seconds()
     contender = module.Contender(Path(folder), variant)
-    figures = {"idle_bytes": idle, "setup_cpu_seconds": cpu_seconds() - before}
+    figures = {"idle_bytes": idle, "setup_cpu_seconds": own_cpu_seconds() - before}
     for task in tasks.split(","):
         if task == "check":
             figures |= write_check(contender.epoch(0), Path(folder) / f"{name}_{variant}_check.npz")
@@ -72,26 +72,26 @@ def main(arguments: list[str]) -> None:
 
 def measure_speed(contender: Any) -> dict[str, Any]:
     """CPU and wall seconds of whole epochs."""
-    start = cpu_seconds()
+    start = own_cpu_seconds()
     for _ in contender.epoch(0):
-        if cpu_seconds() - start > WARM_UP_SECONDS:
+        if own_cpu_seconds() - start > WARM_UP_SECONDS:
             break
     counts = {"num_examples": 0, "num_tokens": 0, "num_steps": 0}
-    epochs, wall_start, start = 0, time.perf_counter(), cpu_seconds()
-    while epochs < MOST_EPOCHS and (cpu_seconds() - start < LEAST_SECONDS or not epochs):
+    epochs, wall_start, start = 0, time.perf_counter(), own_cpu_seconds()
+    while epochs < MOST_EPOCHS and (own_cpu_seconds() - start < LEAST_SECONDS or not epochs):
         epochs += 1
         _count(contender.epoch(epochs), counts)
     return counts | {
-        "num_epochs": epochs, "cpu_seconds": cpu_seconds() - start, "wall_seconds": time.perf_counter() - wall_start
+        "num_epochs": epochs, "cpu_seconds": own_cpu_seconds() - start, "wall_seconds": time.perf_counter() - wall_start
     }  # fmt: skip
 
 
 def measure_once(contender: Any, num_workers: int = 0) -> dict[str, Any]:
     """One epoch from a cold start."""
     counts = {"num_examples": 0, "num_tokens": 0, "num_steps": 0}
-    wall_start, start = time.perf_counter(), cpu_seconds()
+    wall_start, start = time.perf_counter(), own_cpu_seconds()
     _count(contender.epoch(0, num_workers), counts)
-    return counts | {"cpu_seconds": cpu_seconds() - start, "wall_seconds": time.perf_counter() - wall_start}
+    return counts | {"cpu_seconds": own_cpu_seconds() - start, "wall_seconds": time.perf_counter() - wall_start}
 
 
 def measure_workers(contender: Any) -> dict[str, Any]:

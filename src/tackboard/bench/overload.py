@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,14 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
-from tackboard.core.errors import TackboardError, one_line
+from tackboard.core.errors import TackboardError
 from tackboard.core.files import write_text_atomic
+from tackboard.core.processes import ask, last_json_object, signals_interrupt
 from tackboard.core.progress import say
 from tackboard.core.rundir import describe_environment
 from tackboard.flow.client import connect, draw_requests, require_client, send, whole_request
+from tackboard.flow.command import Command, run_command
 from tackboard.flow.demo import MODEL, DemoConfig, build_commands, wait_until_ready
 from tackboard.flow.outcome import describe_hardware, hardware_words
-from tackboard.flow.process import Child, run_command, signals_interrupt
 from tackboard.report.svg import percentile
 
 DEADLINE_MS = 200
@@ -57,7 +57,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
         dataset, bundle = _build(config)
         port_file = folder / "port"
         arguments = ("serve", str(bundle), "--port", "0", "--port-file", str(port_file))
-        with Child(arguments, folder / "logs" / "serve.log") as server:
+        with Command(arguments, folder / "logs" / "serve.log") as server:
             clients = _Clients(server, wait_until_ready(server, port_file), folder, dataset, config.num_candidates)
             with Neighbours() as neighbours:
                 ramp_seconds = min(seconds, RAMP_SECONDS)
@@ -100,15 +100,14 @@ def _build(config: DemoConfig) -> tuple[Path, Path]:
     data = run_command("data", commands["data"], log=logs / "data.log")
     train = (*commands["train"], "--set", "training.steps=5")
     run = str(run_command("train", train, log=logs / "train.log").require("run"))
-    export = [run if word == "RUN" else word for word in commands["export"]]
-    bundle = run_command("export", export, log=logs / "export.log").require("bundle")
+    bundle = run_command("export", build_commands(config, run)["export"], log=logs / "export.log").require("bundle")
     return Path(data.require("dataset")), Path(bundle)
 
 
 class _Clients:
     """Sends the same requests to one server at different rates."""
 
-    def __init__(self, server: Child, port: int, folder: Path, dataset: Path, num_candidates: int) -> None:
+    def __init__(self, server: Command, port: int, folder: Path, dataset: Path, num_candidates: int) -> None:
         self._server = server
         self._port = port
         self._file = folder / "requests.json"
@@ -133,19 +132,11 @@ class _Clients:
         self._num_loads += 1
         words = [self._port, self._file, rate_per_s, seconds, DEADLINE_MS, self._num_loads]
         started, cpu_seconds = time.perf_counter(), self._server.cpu_seconds()
-        done = subprocess.run(
-            [sys.executable, "-m", "tackboard.bench.overload_client", *map(str, words)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            reason = one_line((done.stderr.strip().splitlines() or ["no reason given"])[-1])[:300]
-            raise TackboardError(f"the clients of the overload bench failed: {reason}")
+        done = ask([sys.executable, "-m", "tackboard.bench.overload_client", *map(str, words)])
+        if done.code != 0:
+            raise TackboardError(f"the clients of the overload bench failed: {done.reason}")
         server_share = (self._server.cpu_seconds() - cpu_seconds) / (time.perf_counter() - started)
-        return figures_of(json.loads(done.stdout.splitlines()[-1]), rate_per_s) | {
-            "server_cores": round(server_share, 2)
-        }
+        return figures_of(last_json_object(done.output), rate_per_s) | {"server_cores": round(server_share, 2)}
 
 
 def figures_of(found: Mapping[str, Any], rate_per_s: float) -> dict[str, Any]:

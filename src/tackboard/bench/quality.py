@@ -2,7 +2,7 @@
 
 In: a publisher's files and a study. Out: one object with a table. The work is a table of cells (quality_cells.py), each
 done once and kept, so a study can be spread over many calls and machines: quality_plan.py says what a study is,
-quality_cell.py what a cell does, quality_pool.py runs them, quality_report.py shows what came out.
+quality_cell.py what a cell does, flow/jobs.py runs them, quality_report.py shows what came out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from tackboard.bench.quality_cell import step_of
 from tackboard.bench.quality_cells import Result, Work
 from tackboard.bench.quality_data import find_bench, find_files, prepared_name, read_facts
 from tackboard.bench.quality_methods import find_method
 from tackboard.bench.quality_plan import Context, Options, Plan, find_study
-from tackboard.bench.quality_pool import Pool, Report
 from tackboard.core.errors import UsageError
 from tackboard.core.rundir import describe_environment
+from tackboard.flow.jobs import JobRunner, Report
 from tackboard.flow.outcome import describe_hardware
 from tackboard.train.trainer import choose_device
 
@@ -54,7 +55,9 @@ def measure(
     plan = study(context)
     folder = Work.open(work)
     # Chosen once: a process that finds the GPU out of reach must fail, not go on for days without it.
-    report = Pool(folder, jobs=jobs, device=str(choose_device(device)), end=end).run(plan.cells)
+    chosen = str(choose_device(device))
+    steps = [step_of(folder, cell, chosen) for cell in plan.cells]
+    report = JobRunner(jobs=jobs, end=end, noun="cell").run(steps)
     return describe(context, plan, report)
 
 
@@ -103,7 +106,7 @@ def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
         "num_left": len(report.left),
         "is_stopped": report.is_stopped,
         "failures": [
-            {"cell": one.cell.label, "code": one.code, "log": str(one.log), "reason": one.reason}
+            {"cell": one.step.label, "code": one.code, "log": str(one.step.log), "reason": one.reason}
             for one in report.failures
         ],
         "devices": _distinct(results, lambda result: result.values.get("device")),

@@ -18,17 +18,13 @@ the program: 75 says that the state is saved and the cell is not done.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib
-import os
 import re
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +36,8 @@ from tackboard.bench.quality_cells import Cell, Result, Work, save_array
 from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
 from tackboard.core import keyed_random
 from tackboard.core.config import suggest
-from tackboard.core.errors import DataError, Preempted, TackboardError, UsageError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import read_json, remove_directory, write_json_atomic
-from tackboard.core.locks import try_lock, wait_for_lock
 from tackboard.core.machine import peak_rss_bytes
 from tackboard.core.progress import say
 from tackboard.core.rundir import RunDirectory
@@ -50,6 +45,7 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.evaluation.baselines import ItemToItem, Popularity
 from tackboard.evaluation.ranking import ScoreUsers, evaluated_users, rank_model, target_ranks
+from tackboard.flow.jobs import Step, run_step
 from tackboard.metrics.ranking import RankingMetrics
 from tackboard.models.interface import build_model
 from tackboard.train.config import RunConfig, config_to_json, features_for
@@ -60,9 +56,6 @@ CHOOSE_BY = "ndcg@10"
 USER_STREAM = 32
 """Keeps the draw of ranked users apart from every other use of a seed."""
 NUM_RECENT = 200
-PARENT_VARIABLE = "TACKBOARD_CELL_OF"
-"""The variable by which a process that runs cells tells theirs its own number."""
-WATCH_EVERY_S = 0.5
 
 Arrays = Mapping[str, NDArray[Any]]
 Outcome = tuple[dict[str, Any], Arrays]
@@ -440,53 +433,23 @@ class Fit:
 # ---- the process ----
 
 
-@contextlib.contextmanager
-def stop_is_preemption(end: float | None = None) -> Iterator[None]:
-    """SIGTERM outside training, where nothing is lost by stopping at once, raises Preempted too.
+def step_of(work: Work, cell: Cell, device: str) -> Step:
+    """A cell as a step of the job runner."""
 
-    It is sent at `end`, by `time.monotonic`, if that comes before the block is left.
-    """
+    def figures() -> list[str]:
+        metrics = found.values.get("metrics", {}) if (found := work.find(cell)) is not None else {}
+        return [f"{name} {metrics[name]:.4f}" for name in ("hr@10", "ndcg@10") if name in metrics]
 
-    def stop(number: int, _frame: Any) -> None:
-        raise Preempted(f"stopped by signal {number}")
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    timer = threading.Timer(0 if end is None else max(0.0, end - time.monotonic()), _stop_myself)
-    try:
-        if end is not None:
-            timer.start()
-        yield
-        if end is not None:
-            # Joined, so that a signal on its way still finds our handler.
-            timer.cancel()
-            timer.join()
-    finally:
-        timer.cancel()
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _stop_myself() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _watch(parent: int) -> None:
-    """Stops this process when the one that started it is gone, killed say: nobody would wait for its result."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_EVERY_S)
-    _stop_myself()
-
-
-@contextlib.contextmanager
-def _alone(work: Work, cell: Cell) -> Iterator[None]:
-    """Waits for another process that works on the same cell; what it finishes is found then."""
-    path = work.log(cell).with_suffix(".lock")
-    with try_lock(path) as is_first:
-        if is_first:
-            yield
-            return
-    say("waiting: another process works on this cell")
-    with wait_for_lock(path):
-        yield
+    return Step(
+        name=cell.name,
+        label=cell.label,
+        log=work.log(cell),
+        command=lambda threads: [sys.executable, "-m", _HERE, *map(str, (work.root, work.spec(cell), device, threads))],
+        run=lambda: run_cell(work, cell, Machine(device=device, num_threads=torch.get_num_threads())),
+        is_finished=lambda: work.find(cell) is not None,
+        figures=figures,
+        after=step_of(work, cell.after, device) if cell.after is not None else None,
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -494,17 +457,7 @@ def main(arguments: list[str]) -> int:
     folder, spec, device, num_threads = arguments
     work, cell = Work(Path(folder)), Cell.from_description(read_json(Path(spec)))
     machine = Machine(device=device, num_threads=int(num_threads))
-    try:
-        with stop_is_preemption():
-            if parent := os.environ.get(PARENT_VARIABLE):
-                threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
-            with _alone(work, cell):
-                result = run_cell(work, cell, machine)
-    except TackboardError as error:
-        say(f"{'' if isinstance(error, Preempted) else 'error: '}{error}")
-        return error.exit_code
-    say(f"done: {result.path}")
-    return 0
+    return run_step(lambda: run_cell(work, cell, machine).path, lock=work.log(cell).with_suffix(".lock"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ setting somewhere would throw away days of results. The commit that made a resul
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import json
 import time
@@ -32,11 +31,11 @@ from numpy.typing import NDArray
 from tackboard.core.errors import DataError, TackboardError, UsageError
 from tackboard.core.files import new_directory, read_json, remove_leftovers, write_bytes_atomic, write_json_atomic
 from tackboard.core.rundir import describe_environment
+from tackboard.flow.jobs import step_name
 from tackboard.train.config import RunConfig, config_from_json, config_to_json
 
 MARKER = "quality.json"
 KIND = "tackboard quality work"
-HASH_DIGITS = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +67,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The label with the hash of the description."""
-        text = json.dumps(self.describe(), sort_keys=True)
-        return f"{self.label}-{hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]}"
+        return step_name(self.label, self.describe())
 
     def describe(self) -> dict[str, Any]:
         """The complete description as JSON."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tackboard.core.errors import UsageError
+from tackboard.core.processes import Process
 
 START_S = 20.0
 
@@ -44,12 +43,7 @@ class RedisServer:
     def start(self) -> None:
         """Starts it, again after `kill`, and waits until it answers."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self._process = subprocess.Popen(
-            [*command, "--save", "", *self._options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._process = Process([*command, "--save", "", *self._options], own_group=False)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
@@ -63,12 +57,9 @@ class RedisServer:
     def kill(self) -> None:
         """Ends it at once, as a crash would."""
         self._process.kill()
-        self._process.wait()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.kill()

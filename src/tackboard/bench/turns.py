@@ -12,10 +12,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tackboard.bench.loader_processes import TICK_SECONDS, cpu_seconds
+from tackboard.core.processes import TICK_SECONDS, own_cpu_seconds
 
 T = TypeVar("T")
 STAT = Path("/proc/stat")
@@ -41,13 +40,11 @@ class Neighbours:
         """Their part of the CPU time of all cores, 0 to 1, once the block has ended; None where nobody can tell."""
 
     def __enter__(self) -> Self:
-        self._started_s, self._busy_s, self._own_s = time.perf_counter(), machine_busy_seconds(), cpu_seconds()
+        self._started_s, self._busy_s, self._own_s = time.perf_counter(), machine_busy_seconds(), own_cpu_seconds()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        busy_s, own_s = machine_busy_seconds(), cpu_seconds()
+    def __exit__(self, *_error: object) -> None:
+        busy_s, own_s = machine_busy_seconds(), own_cpu_seconds()
         if busy_s is not None and self._busy_s is not None:
             others_s = busy_s - self._busy_s - (own_s - self._own_s)
             wall_s = time.perf_counter() - self._started_s

@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tackboard.core.machine import has_nvidia_driver, total_memory_bytes, usable_cores
+from tackboard.core.processes import ask, last_json_object
 
 NEEDED = (
     "torch",
@@ -172,15 +172,12 @@ def read_pins(root: Path | None) -> dict[str, str]:
 def ask_torch() -> dict[str, Any]:
     """Version, CUDA version, threads and devices as torch reports them in a process of its own, or `error`."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+        done = ask([sys.executable, "-c", TORCH_PROBE], timeout_s=TORCH_TIMEOUT_S)
+    except TimeoutError:
         return {"error": f"importing torch took longer than {TORCH_TIMEOUT_S} s"}
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer if isinstance(answer, dict) else {"error": "torch gave no answer"}
+    if done.code != 0:
+        return {"error": done.reason}
+    return last_json_object(done.output) or {"error": "torch gave no answer"}
 
 
 def examine(facts: Facts) -> list[Finding]:

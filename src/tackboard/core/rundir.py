@@ -14,7 +14,6 @@ import json
 import math
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -33,6 +32,7 @@ from tackboard.core.files import (
     write_json_atomic,
     write_text_atomic,
 )
+from tackboard.core.processes import ask
 from tackboard.core.progress import say
 
 STATUSES = ("running", "done", "preempted")
@@ -168,16 +168,12 @@ def git_commit() -> str | None:
     """The commit this package's source is at, with `+` where files differ from it; None outside a checkout."""
     source = Path(__file__).parent
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(source), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
+        answer = ask(
+            ["git", "-C", str(source), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"], timeout_s=5
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
-    return answer.stdout.strip() or None
+    return answer.output.strip() or None
 
 
 def _version(package: str) -> str | None:

@@ -23,6 +23,7 @@ from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.core.files import read_json, write_json_atomic, write_text_atomic
 from tackboard.core.locks import try_lock
 from tackboard.core.machine import peak_rss_bytes
+from tackboard.core.processes import POLL_S, signals_interrupt
 from tackboard.core.rundir import describe_environment
 from tackboard.features.serving_log import KEY_BYTES
 from tackboard.flow.client import (
@@ -37,10 +38,10 @@ from tackboard.flow.client import (
     scores_in_order,
     send,
 )
+from tackboard.flow.command import Command, Finished, StageError, run_command
 from tackboard.flow.demo_report import write_report
 from tackboard.flow.display import Display
 from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hardware
-from tackboard.flow.process import POLL_S, Child, Finished, StageError, run_command, signals_interrupt
 
 MARKER = "demo.json"
 KIND = "tackboard demo"
@@ -149,8 +150,8 @@ def claim_folder(out: Path) -> Iterator[None]:
         yield
 
 
-def build_commands(config: DemoConfig) -> dict[str, tuple[str, ...]]:
-    """The commands that need nothing from an earlier answer; `evaluate` and `export` take the run as well."""
+def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str, ...]]:
+    """The commands that need nothing from an earlier answer, but for `run` in `evaluate` and `export`."""
     out = config.out
     small_world = ("--set", "num_users=300", "--set", "num_items=400") if config.quick else ()
     short_run = ("--set", "training.steps=20", "--set", "training.log_every=1") if config.quick else ()
@@ -164,8 +165,8 @@ def build_commands(config: DemoConfig) -> dict[str, tuple[str, ...]]:
             *short_run,
             *("--runs", str(out / "runs"), "--json"),
         ),
-        "evaluate": ("evaluate", "RUN", "--json"),
-        "export": ("export", "RUN", "--out", str(out / "bundle"), "--name", MODEL, "--json"),
+        "evaluate": ("evaluate", run, "--json"),
+        "export": ("export", run, "--out", str(out / "bundle"), "--name", MODEL, "--json"),
         "serve": (
             *("serve", str(out / "bundle"), "--port", "0", "--port-file", str(out / "port")),
             *("--log-features", str(out / "served"), "--log-key", str(out / "log.key")),
@@ -222,16 +223,15 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
     watch = TrainingWatch(config.out / "runs", display)
     stages["train"] = train = run_command("train", commands["train"], log=logs / "train.log", watch=watch)
     run = str(train.require("run"))
+    commands = build_commands(config, run)
     display.end(f"{train.require('step'):,} steps, loss {train.require('final_loss'):.3f}, {run}")
     display.begin("evaluate")
-    arguments = [run if word == "RUN" else word for word in commands["evaluate"]]
-    stages["evaluate"] = evaluate = run_command("evaluate", arguments, log=logs / "evaluate.log")
+    stages["evaluate"] = evaluate = run_command("evaluate", commands["evaluate"], log=logs / "evaluate.log")
     model = next(row for row in evaluate.require("rows") if row["name"] == "model")
     oracle = next(row for row in evaluate.require("rows") if row["name"] == "oracle")
     display.end(f"HR@10 {model['hr@10']:.3f}, the oracle's is {oracle['hr@10']:.3f}")
     display.begin("export")
-    arguments = [run if word == "RUN" else word for word in commands["export"]]
-    stages["export"] = export = run_command("export", arguments, log=logs / "export.log")
+    stages["export"] = export = run_command("export", commands["export"], log=logs / "export.log")
     display.end(f"{export.require('bytes') / 1e6:.1f} MB in {export.require('bundle')}")
     return stages
 
@@ -245,7 +245,7 @@ def _serve(
     port_file = config.out / "port"
     scores: dict[str, list[NDArray[np.float32]]] = {}
     exchanges: list[Exchange] = []
-    with Child(arguments, config.out / "logs" / "serve.log") as server:
+    with Command(arguments, config.out / "logs" / "serve.log") as server:
         client = connect(wait_until_ready(server, port_file))
         try:
             for wire in WIRES:
@@ -273,18 +273,10 @@ def _serve(
             raise server.failure("serve")
         for number, (left, right) in enumerate(zip(scores["binary"], scores["JSON"], strict=True)):
             _require_equal(largest_difference(left, right), f"request {number}: binary and JSON scores")
-        stage = Finished(
-            name="serve",
-            arguments=arguments,
-            answer={},
-            seconds=server.seconds,
-            cpu_seconds=server.cpu_seconds(),
-            peak_rss_bytes=server.peak_rss_bytes,
-        )
-    return stage, exchanges, scores["binary"]
+    return server.finished("serve"), exchanges, scores["binary"]
 
 
-def wait_until_ready(server: Child, port_file: Path) -> int:
+def wait_until_ready(server: Command, port_file: Path) -> int:
     """The port of the server once it is ready. Raises StageError if it ends or takes too long."""
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:

@@ -14,8 +14,8 @@ from tackboard.core.files import read_json, write_text_atomic
 from tackboard.core.manifest import read_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.features.feature_set import read_features
+from tackboard.flow.command import typed
 from tackboard.flow.outcome import TARGET_GAP_CLOSED, Outcome, hardware_words
-from tackboard.flow.process import typed
 from tackboard.report.page import Figure, Page, Section
 from tackboard.report.svg import Bars, Line, Tone, bar_chart, histogram, line_chart, percentile
 

@@ -5,7 +5,6 @@ Everything goes to stderr, so that stdout stays free for the one JSON object tha
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from tackboard.core.progress import say
@@ -47,9 +46,7 @@ class Display:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 

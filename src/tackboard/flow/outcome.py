@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.core.machine import total_memory_bytes, usable_cores
-from tackboard.flow.process import Finished
+from tackboard.flow.command import Finished
 from tackboard.report.svg import percentile
 
 TARGET_GAP_CLOSED = 0.40

@@ -17,12 +17,12 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tackboard.core.processes import Process
 from tackboard.serve.admission import describe_error
 from tackboard.serve.errors import RequestError
 from tackboard.serve.parsing import Body, Parsed, RequestParser
@@ -36,7 +36,7 @@ class ParserProcess:
 
     def __init__(self, parser: RequestParser) -> None:
         self._parser = parser
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._connection: Connection | None = None
         self._in_use = threading.Lock()
         self._stopped = False
@@ -92,14 +92,12 @@ class ParserProcess:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
             # The same path as ours and not the current folder, which may hold anything; no threads for arithmetic.
-            path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            self._process = subprocess.Popen(
+            path = os.pathsep.join(filter(None, sys.path))
+            self._process = Process(
                 [sys.executable, "-P", "-m", "tackboard.serve.parser_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                environment={"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                own_group=False,
+                keep_open=[theirs.fileno()],
             )
             return Connection(ours.detach())
 
@@ -108,7 +106,6 @@ class ParserProcess:
             self._connection.close()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
         self._connection = self._process = None
 
 

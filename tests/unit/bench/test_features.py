@@ -1,7 +1,6 @@
 """The features bench: what it measures without rivals, what it says of them, and that a wrong rival gets no time."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tackboard.bench import features
 from tackboard.bench.features import aims, batch_figures, measure, online_figures, table_lines, write_result
 from tackboard.bench.turns import judged
 from tackboard.core.errors import TackboardError
+from tackboard.core.processes import Answer
 
 FIGURES = {"us_median": 500.0, "us_p99": 900.0, "us_cpu_median": 480.0, "repeats": 400}
 BATCH = {
@@ -102,12 +102,8 @@ def test_without_rivals_only_ours_is_measured(tmp_path: Path, capsys: pytest.Cap
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the next process exits with."""
-    answer: dict[str, Any] = {"returncode": 0, "stdout": json.dumps({"wall_us": [1.0], "cpu_us": [1.0]}), "stderr": ""}
-
-    def run(*_args: Any, **_keywords: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess([], **answer)
-
-    monkeypatch.setattr(subprocess, "run", run)
+    answer: dict[str, Any] = {"code": 0, "output": json.dumps({"wall_us": [1.0], "cpu_us": [1.0]})}
+    monkeypatch.setattr(features, "ask", lambda *_words, **_options: Answer(**answer))
     return answer
 
 
@@ -129,13 +125,13 @@ def test_a_rival_whose_values_differ_gets_no_time(
 
 
 def test_a_rival_that_fails_says_why_and_ours_is_an_error(tmp_path: Path, answers: dict[str, Any]) -> None:
-    answers |= {"returncode": 1, "stderr": "Traceback\nValueError: no"}
+    answers |= {"code": 1, "errors": "Traceback\nValueError: no"}
     assert contend("polars", tmp_path) == {"failed": "ValueError: no"}
     with pytest.raises(TackboardError, match="our own side of the online bench failed: ValueError: no"):
         contend("tackboard", tmp_path)
 
 
 def test_a_broken_environment_is_named(tmp_path: Path, answers: dict[str, Any]) -> None:
-    answers |= {"returncode": 1}
+    answers |= {"code": 1}
     with pytest.raises(TackboardError, match="make rivals"):
         features._versions(tmp_path / "python")

@@ -9,6 +9,7 @@ import pytest
 from tackboard.bench import loader
 from tackboard.bench.loader import CONTENDERS, Runner, aims, measure, memory_figures, rival_versions, speed_figures
 from tackboard.core.errors import TackboardError
+from tackboard.core.processes import Answer
 
 RUN = {
     "num_examples": 1000, "num_tokens": 50_000, "cpu_seconds": 0.5, "wall_seconds": 0.6, "num_epochs": 2,
@@ -82,7 +83,7 @@ def test_a_rival_with_other_batches_gets_no_time(loader_folder: Path, monkeypatc
 
 
 def test_a_process_that_fails(loader_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "run_watched", lambda *_a, **_k: (1, "", "Traceback\nValueError: no", 0))
+    monkeypatch.setattr(loader, "ask", lambda *_a, **_k: Answer(1, errors="Traceback\nValueError: no"))
     runner = Runner(loader_folder, Path("python"))
     assert runner.run(CONTENDERS["ray"], "speed") == {"failed": "ValueError: no"}
     with pytest.raises(TackboardError, match="our own side of the loader bench failed: ValueError: no"):

@@ -1,6 +1,6 @@
 """The whole harness on made-up ratings: cells, a table, nothing done twice; and what it refuses."""
 
-from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import torch
 
 from tackboard.bench import quality
 from tackboard.bench.quality import measure
-from tackboard.bench.quality_cells import Cell
+from tackboard.bench.quality_cell import step_of
+from tackboard.bench.quality_cells import Cell, Work
 from tackboard.bench.quality_plan import Options
-from tackboard.bench.quality_pool import Report
 from tackboard.bench.quality_report import table_lines
 from tackboard.core.errors import DataError, TackboardError, UsageError
+from tackboard.flow.jobs import Step
 
 SMALL = ("training.steps=4", "training.checkpoint_every=2", "model.width=8", "model.num_layers=1",
          "pinfm-history:model.table_dim=2")  # fmt: skip
@@ -74,12 +75,11 @@ def test_names_that_do_not_exist(
 def test_the_device_is_chosen_once(fake_ml_1m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Spy(quality.Pool):
-        def run(self, cells: Sequence[Cell]) -> Report:
-            asked.append(self.device)
-            return super().run([])
+    def spy(work: Work, cell: Cell, device: str) -> Step:
+        asked.append(device)
+        return dataclasses.replace(step_of(work, cell, device), is_finished=lambda: True)
 
-    monkeypatch.setattr(quality, "Pool", Spy)
+    monkeypatch.setattr(quality, "step_of", spy)
     for is_there in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
         options = Options(quick=True, methods=("popularity",))

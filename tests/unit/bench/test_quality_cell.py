@@ -15,13 +15,25 @@ import numpy as np
 import pytest
 
 from tackboard.bench import quality_cell
-from tackboard.bench.quality_cell import CUTOFFS, Fit, Judge, Machine, RecentlySeen, chosen_users, metrics_of, run_cell
+from tackboard.bench.quality_cell import (
+    CUTOFFS,
+    Fit,
+    Judge,
+    Machine,
+    RecentlySeen,
+    chosen_users,
+    metrics_of,
+    run_cell,
+    step_of,
+)
 from tackboard.bench.quality_cells import Cell, Work
 from tackboard.bench.quality_data import find_bench
 from tackboard.bench.quality_methods import METHODS
 from tackboard.bench.quality_plan import Context, Options
 from tackboard.core.errors import DataError, Preempted, UsageError
+from tackboard.core.processes import PARENT_VARIABLE
 from tackboard.data.source import open_sequences
+from tackboard.flow.jobs import JobRunner
 
 CPU = Machine(device="cpu", num_threads=1)
 SMALL = ("training.steps=6", "training.checkpoint_every=2", "model.width=8", "sasrec-history:model.ffn_width=8",
@@ -191,26 +203,28 @@ def test_process_of_its_own(context: Context) -> None:
     assert "error: " in context.work.log(bad).read_text() and context.work.find(bad) is None
 
 
-def test_cell_that_another_process_works_on_is_waited_for(context: Context) -> None:
-    cell = cell_of(context, "popularity", "baseline")
-    program = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); "
-    lock = context.work.log(cell).with_suffix(".lock")
-    other = subprocess.Popen([sys.executable, "-c", program + "sys.stdin.read()", str(lock)], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)  # fmt: skip
-    assert other.stdout is not None and other.stdout.readline()
-    run = start(context, cell)
-    while "waiting" not in context.work.log(cell).read_text():
-        assert run.poll() is None, context.work.log(cell).read_text()
-        time.sleep(0.01)
-    other.communicate()
-    assert run.wait() == 0 and context.work.find(cell) is not None
+def test_step_of_a_cell(context: Context) -> None:
+    validation = cell_of(context, "pinfm-history", "validate")
+    cell = dataclasses.replace(cell_of(context, "popularity", "baseline"), after=validation)
+    step = step_of(context.work, cell, "cpu")
+    assert (step.name, step.label, step.log) == (cell.name, cell.label, context.work.log(cell))
+    assert step.after is not None and step.after.name == validation.name and step.after.after is None
+    folder, spec, device, threads = step.command(3)[3:]
+    assert (folder, device, threads) == (str(context.work.root), "cpu", "3")
+    assert json.loads(Path(spec).read_text()) == cell.describe()
+    alone = step_of(context.work, cell_of(context, "popularity", "baseline"), "cpu")
+    assert not alone.is_finished() and alone.figures() == []
+    report = JobRunner(jobs=0).run([alone])
+    assert report.num_done == 1 and alone.is_finished()
+    assert [word.split()[0] for word in alone.figures()] == ["hr@10", "ndcg@10"]
+    assert JobRunner().run([alone]).num_found == 1
 
 
 def test_process_ends_with_the_one_that_started_it(
     context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cell = cell_of(context, "popularity", "baseline")
-    monkeypatch.setenv(quality_cell.PARENT_VARIABLE, "1")  # Not us: as if that one were gone.
+    monkeypatch.setenv(PARENT_VARIABLE, "1")  # Not us: as if that one were gone.
     lock = context.work.log(cell).with_suffix(".lock")
     with lock.open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)

@@ -16,9 +16,9 @@ from tackboard.bench.skeleton import (
     table_rows,
     write_result,
 )
+from tackboard.flow.command import Finished
 from tackboard.flow.demo import DemoConfig
 from tackboard.flow.outcome import Exchange, Outcome
-from tackboard.flow.process import Finished
 
 
 @pytest.fixture

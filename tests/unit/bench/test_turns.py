@@ -76,7 +76,7 @@ def test_a_busy_neighbour_flips_no_verdict() -> None:
 
 def test_our_own_work_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel counts for this process and its children is not taken for a neighbour's."""
-    busy = turns.cpu_seconds
+    busy = turns.own_cpu_seconds
     monkeypatch.setattr(turns, "machine_busy_seconds", lambda: busy() + 100.0)
     with Neighbours() as neighbours:
         cpu_of(3_000_000)

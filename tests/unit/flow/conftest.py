@@ -11,9 +11,9 @@ import pytest
 from tackboard.core.keyed_random import normal
 from tackboard.core.manifest import write_manifest
 from tackboard.features.language import Events, FeatureSet
-from tackboard.flow import process
+from tackboard.flow import command
+from tackboard.flow.command import Finished
 from tackboard.flow.outcome import Exchange, Outcome
-from tackboard.flow.process import Finished
 
 ROWS: list[dict[str, Any]] = [
     {"name": "popularity", "hr@1": 0.011, "hr@5": 0.05, "hr@10": 0.09, "hr@50": 0.24, "ndcg@5": 0.03, "ndcg@10": 0.04},
@@ -27,7 +27,7 @@ ROWS: list[dict[str, Any]] = [
 def fake_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the pipeline start `fake_tackboard.py` wherever it would start `tackboard`."""
     here = Path(__file__).parent
-    monkeypatch.setattr(process, "PROGRAM", (sys.executable, str(here / "fake_tackboard.py")))
+    monkeypatch.setattr(command, "PROGRAM", (sys.executable, str(here / "fake_tackboard.py")))
     monkeypatch.setenv("PYTHONPATH", str(here.parents[2] / "src"))
 
 

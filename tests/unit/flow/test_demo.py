@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tackboard.core.errors import UsageError
+from tackboard.flow.command import StageError
 from tackboard.flow.demo import OWN_NAMES, DemoConfig, TrainingWatch, build_commands, claim_folder, run_demo
 from tackboard.flow.display import Display
-from tackboard.flow.process import StageError
 
 pytestmark = pytest.mark.usefixtures("fake_commands")
 
@@ -117,10 +117,10 @@ def test_interrupted_while_serving_it_leaves_no_process(
     monkeypatch.setenv("FAKE_HANG", "serve")
     fake = Path(__file__).parent / "fake_tackboard.py"
     program = (
-        "import signal, sys\nfrom pathlib import Path\nfrom tackboard.flow import process\n"
+        "import signal, sys\nfrom pathlib import Path\nfrom tackboard.flow import command\n"
         # A shell that starts us in the background makes children ignore Ctrl-C; a user's terminal does not.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"process.PROGRAM = (sys.executable, {str(fake)!r})\nprocess.GRACE_S = 1\n"
+        f"command.PROGRAM = (sys.executable, {str(fake)!r})\n"
         "from tackboard.flow.demo import DemoConfig, run_demo\n"
         "run_demo(DemoConfig(out=Path('demo'), num_users=2, num_compared=1), live=False)\n"
     )

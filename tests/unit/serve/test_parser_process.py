@@ -145,7 +145,7 @@ def test_one_that_dies_is_followed_by_another(
     assert first
     os.kill(first, signal.SIGKILL)
     assert process._process
-    process._process.wait(5)
+    assert process._process.wait(5) == -signal.SIGKILL
     assert process.parse(body_of(envelope)).score_request.candidate_items.tolist() == [1, 2]
     second = process.pid
     assert second

@@ -1,0 +1,308 @@
+"""Child processes: started, asked to stop, ended, reaped and measured, and signals as this process takes them.
+
+A command comes in. A running `Process` goes out, or with `ask` the whole `Answer` of a short one. Decided: by default a
+process gets a group of its own, and the whole group ends with it, so nothing stays behind; Ctrl-C then reaches this
+process alone, which passes it on. Processes are reaped by wait4, so the kernel says what the process and its workers
+used. No other module starts a process (`tests/rules/test_processes.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from types import FrameType
+from typing import Any, Self
+
+from tackboard.core.errors import Preempted, one_line
+
+POLL_S = 0.1
+SAMPLE_S = 0.05
+GRACE_S = 15.0
+WATCH_EVERY_S = 0.5
+PARENT_VARIABLE = "TACKBOARD_PARENT"
+"""The variable by which a process tells its number to the children that are to end with it; see `watch_parent`."""
+TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+class Process:
+    """A running command. Leaving its `with` block ends it. Methods may be called by several threads."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        own_group: bool = True,
+        sample_memory: bool = False,
+        keep_open: Sequence[int] = (),
+    ) -> None:
+        """`log` is appended to; `environment` is added to ours; `keep_open` are file descriptors that are inherited.
+
+        With `sample_memory`, `poll` also looks at the memory of the whole process tree.
+        """
+        self.log = log or Path(os.devnull)
+        self.code: int | None = None
+        """The exit code once `poll` has seen the end; -N after death by signal N."""
+        self.peak_rss_bytes = 0
+        self._own_group, self._samples_memory = own_group, sample_memory
+        self._seconds = self._cpu_seconds = 0.0
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        with self.log.open("ab") as output:
+            self._begin = output.seek(0, os.SEEK_END)
+            self._process = Popen(
+                command,
+                stdin=DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(environment or {})},
+                start_new_session=own_group,
+                pass_fds=keep_open,
+            )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Time on the clock since the start, until the end."""
+        return self._seconds if self.code is not None else time.monotonic() - self._started
+
+    def cpu_seconds(self) -> float:
+        """CPU time used so far, by the command and its descendants."""
+        return self._cpu_seconds if self.code is not None else sum(map(process_cpu_seconds, process_tree(self.pid)))
+
+    def poll(self) -> int | None:
+        """The exit code if the command has ended, else None."""
+        with self._lock:
+            if self.code is None:
+                if self._samples_memory:
+                    self.peak_rss_bytes = max(self.peak_rss_bytes, tree_rss_bytes(self.pid))
+                self._reap()
+            return self.code
+
+    def wait(self, within_s: float = math.inf) -> int | None:
+        """The exit code once the command has ended; None if that takes longer than `within_s`."""
+        deadline, pause_s = time.monotonic() + within_s, 0.001
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_S / 2)
+        return code
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the command, if it still runs."""
+        with self._lock:  # Nobody reaps it meanwhile, so the number cannot belong to another process.
+            if self.code is None:
+                os.kill(self.pid, number)
+
+    def kill(self) -> int:
+        """Ends the command at once, with its group where it has its own; returns the exit code."""
+        while (code := self.poll()) is None:
+            self.send(signal.SIGKILL)
+            self.wait(1.0)
+        return code
+
+    def stop(self, grace_s: float = GRACE_S) -> int:
+        """Asks the command to end (SIGTERM), ends it by force after `grace_s`; returns the exit code."""
+        try:
+            self.send(signal.SIGTERM)
+            self.wait(grace_s)
+        finally:
+            # Also reached by a second Ctrl-C: then nobody waits any longer, but nothing stays behind either.
+            code = self.kill()
+        return code
+
+    def printed(self) -> str:
+        """What the command has printed so far, without what earlier ones wrote to the same log."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(self._begin)
+            return file.read().decode(errors="replace")
+
+    def _reap(self) -> None:
+        try:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            self.code = 0  # Somebody made this process ignore SIGCHLD; then the kernel tells nothing about the end.
+        else:
+            if pid == 0:
+                return
+            self.code = os.waitstatus_to_exitcode(status)
+            self._cpu_seconds = usage.ru_utime + usage.ru_stime
+            self.peak_rss_bytes = max(self.peak_rss_bytes, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+        self._seconds = time.monotonic() - self._started
+        self._process.returncode = self.code
+        if self._own_group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a short command ended, and what it printed."""
+
+    code: int
+    output: str = ""
+    errors: str = ""
+    peak_bytes: int = 0
+    """Largest memory of the process tree, by the share that each process has of its pages, if it was sampled."""
+
+    @property
+    def reason(self) -> str:
+        """Why the command failed, in one line: the last line of its errors."""
+        return one_line((self.errors.strip().splitlines() or [f"exit code {self.code}"])[-1])[:300]
+
+
+def ask(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    sample_memory: bool = False,
+) -> Answer:
+    """Runs a command to its end. Raises OSError if there is none, TimeoutError if it takes longer than `timeout_s`."""
+    deadline, peak_bytes = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 0
+    env = {**os.environ, **(environment or {})}
+    with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, env=env) as process:
+        try:
+            while True:
+                try:
+                    output, errors = process.communicate(timeout=SAMPLE_S if sample_memory else timeout_s)
+                    return Answer(process.returncode, output, errors, peak_bytes)
+                except TimeoutExpired:
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(f"{command[0]} took longer than {timeout_s} s") from None
+                    peak_bytes = max(peak_bytes, sum(map(pss_bytes, process_tree(process.pid))))
+        finally:
+            process.kill()
+
+
+def last_json_object(text: str) -> dict[str, Any]:
+    """The last line that is a JSON object. Other lines may follow it: stdout and stderr often share one log."""
+    for line in reversed(text.splitlines()):
+        if line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
+                return dict(json.loads(line))
+    return {}
+
+
+# ---- signals that this process gets ----
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Within it, `handler` takes these signals. Outside the main thread, which alone may do that, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def signals_interrupt() -> contextlib.AbstractContextManager[None]:
+    """Within it, SIGTERM and SIGHUP act like Ctrl-C, so that `finally` blocks run and children are stopped."""
+    return handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def stop_is_preemption(end: float | None = None) -> Iterator[None]:
+    """Within it, SIGTERM raises Preempted, for work that loses nothing by stopping at once.
+
+    SIGTERM is sent at `end`, by `time.monotonic`, if that comes before the block is left.
+    """
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Preempted(f"stopped by signal {number}")
+
+    timer = threading.Timer(0 if end is None else max(0.0, end - time.monotonic()), _stop_myself)
+    with handled(stop, signal.SIGTERM):
+        try:
+            if end is not None:
+                timer.start()
+            yield
+        finally:
+            timer.cancel()
+            if end is not None:
+                timer.join()  # A signal on its way still finds our handler.
+
+
+def watch_parent() -> None:
+    """Sends SIGTERM to this process once the process that PARENT_VARIABLE names, if any, is not its parent any more."""
+    parent = int(os.environ.get(PARENT_VARIABLE, "0"))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_EVERY_S)
+        _stop_myself()  # A parent that was killed could not ask, and nobody waits for what this process does.
+
+    if parent:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+# ---- what processes use ----
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and its live descendants; the process alone where there is no /proc."""
+    found = [pid]
+    for member in found:  # It grows while it is walked.
+        for children in Path(f"/proc/{member}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def tree_rss_bytes(pid: int) -> int:
+    """Resident memory of a process and its descendants; pages that they share count once for each. 0 without /proc."""
+    words = (_read(member, "statm").split() for member in process_tree(pid))
+    return sum(int(found[1]) for found in words if found) * os.sysconf("SC_PAGE_SIZE")
+
+
+def pss_bytes(pid: int) -> int:
+    """Memory of one process; a page that N processes share counts as the Nth part. 0 if it is gone or without /proc."""
+    lines = _read(pid, "smaps_rollup").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """User and system time of a process and of its ended children; 0 if the process is gone or without /proc."""
+    # The second field is the program's name in parentheses and may hold spaces; the rest follows the last ")".
+    return sum(map(int, _read(pid, "stat").rpartition(")")[2].split()[11:15])) * TICK_SECONDS
+
+
+def own_cpu_seconds() -> float:
+    """User and system time of this process, of its threads, and of every process under it."""
+    own = time.process_time() + sum(os.times()[2:4])
+    return own + sum(map(process_cpu_seconds, process_tree(os.getpid())[1:]))
+
+
+def _read(pid: int, name: str) -> str:
+    """A file of /proc/PID; empty if the process is gone or there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:
+        return ""
+
+
+def _stop_myself() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

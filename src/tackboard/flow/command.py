@@ -1,0 +1,106 @@
+"""One command of a pipeline: started as a user would type it, measured, and never left behind.
+
+A command comes in as the words after `tackboard`; its last JSON line, its wall and CPU seconds and its largest
+resident memory go out. Everything it prints goes to one log file. Decided: whatever ends the pipeline (success, an
+error, Ctrl-C, SIGTERM, a closed terminal) ends the command and all that it started.
+"""
+
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.errors import EXIT_BUG, TackboardError, one_line
+from tackboard.core.processes import POLL_S, Process, last_json_object
+from tackboard.core.progress import say
+
+PROGRAM = (sys.executable, "-m", "tackboard")
+"""What `tackboard` stands for: the same Python, so that a pipeline never mixes two installations."""
+NUM_TAIL_LINES = 15
+
+
+class StageError(TackboardError):
+    """A command of the pipeline failed; carries its exit code."""
+
+    def __init__(self, got: str, *, allowed: str = "", fix: str = "", exit_code: int = EXIT_BUG) -> None:
+        super().__init__(got, allowed=allowed, fix=fix)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What one command did."""
+
+    name: str
+    arguments: tuple[str, ...]
+    answer: dict[str, Any]
+    """Its last line of JSON; empty if it printed none."""
+    seconds: float
+    cpu_seconds: float
+    """User and system time, of its own workers too."""
+    peak_rss_bytes: int
+
+    def require(self, key: str) -> Any:
+        """A value of the answer. Raises StageError where the command did not give it."""
+        if key not in self.answer:
+            raise StageError(
+                f"`{typed(self.arguments)}` answered without {key!r}", allowed=f"it gave {sorted(self.answer)}"
+            )
+        return self.answer[key]
+
+
+class Command(Process):
+    """A running `tackboard` command. Leaving its `with` block ends the whole process group."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.arguments = tuple(arguments)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"$ {typed(arguments)}\n")
+        super().__init__([*PROGRAM, *arguments], log=log, sample_memory=True)
+
+    def finished(self, name: str) -> Finished:
+        """What the command did, once it has ended."""
+        return Finished(
+            name=name,
+            arguments=self.arguments,
+            answer=last_json_object(self.printed()),
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds(),
+            peak_rss_bytes=self.peak_rss_bytes,
+        )
+
+    def failure(self, name: str) -> StageError:
+        """Prints the end of the log and makes the error of a command that ended with something other than 0."""
+        code = self.code or EXIT_BUG
+        lines = self.printed().splitlines()[-NUM_TAIL_LINES:]
+        for line in lines:
+            say(f"  | {line}")
+        last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+        ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return StageError(
+            f"{name} failed with {ending}: {one_line(last)[:200]}",
+            allowed=f"its command: {typed(self.arguments)}",
+            fix=f"its whole output: {self.log}",
+            exit_code=code if code > 0 else EXIT_BUG,
+        )
+
+
+def run_command(name: str, arguments: Sequence[str], *, log: Path, watch: Callable[[], None] | None = None) -> Finished:
+    """Runs one command to its end. `watch` is called ten times a second. A code other than 0 raises StageError."""
+    with Command(arguments, log) as command:
+        while (code := command.poll()) is None:
+            if watch is not None:
+                watch()
+            time.sleep(POLL_S)
+        if code != 0:
+            raise command.failure(name)
+        return command.finished(name)
+
+
+def typed(arguments: Sequence[str]) -> str:
+    """The command as a user types it."""
+    return shlex.join(["tackboard", *arguments])

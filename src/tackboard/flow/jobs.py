@@ -1,0 +1,258 @@
+"""Runs steps, several at a time, each in a process of its own: steps in; what is done, what failed, what is left out.
+
+A process of its own gives each step its own peak memory, and a step that dies takes nothing with it. Steps that build
+on another wait for it. When time is up, or the program is asked to stop, processes get SIGTERM: one that trains saves
+its state and ends, and the next call goes on from there. Processes watch this one and do the same if it is gone. One
+that dies of a signal (a crash, the kernel's killer of processes) is started again, from its last checkpoint: with
+several processes on one GPU a fault of one can take all of them along. `run_step` is what such a process calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tackboard.core.errors import Preempted, TackboardError, counted
+from tackboard.core.locks import try_lock, wait_for_lock
+from tackboard.core.machine import THREAD_VARIABLES, usable_cores
+from tackboard.core.processes import PARENT_VARIABLE, POLL_S, Process, handled, stop_is_preemption, watch_parent
+from tackboard.core.progress import say
+
+PACKAGES = Path(__file__).resolve().parents[2]
+"""The folder of this package: a process must run the same one."""
+TELL_EVERY_S = 30.0
+NUM_TAIL_LINES = 50
+MAX_TRIES = 4
+"""How often a step is started in one call where its process dies of a signal."""
+LATE_S, LATE_SHARE = 60.0, 0.1
+"""How long before the end no step is started any more, and the most that is of all the time there is: what begins then
+would have done next to nothing when it has to stop."""
+GRACE_S = 60.0
+"""How long a process that was asked to stop may take to save; then it is killed, and loses what it did since its last
+checkpoint."""
+
+
+def step_name(label: str, inputs: Mapping[str, Any]) -> str:
+    """The label with the hash of everything that a step reads, so that it is the same work wherever it is done."""
+    text = json.dumps(inputs, sort_keys=True)
+    return f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A piece of work that is done once and found again."""
+
+    name: str
+    """See `step_name`; steps of the same name are one."""
+    label: str
+    """What it is, for people."""
+    log: Path
+    """Where its process prints, behind what earlier ones printed."""
+    command: Callable[[int], Sequence[str]]
+    """The program of its process, for a number of threads. Asked when the step starts."""
+    run: Callable[[], object]
+    """Does the step in this process; raises Preempted where it was stopped."""
+    is_finished: Callable[[], bool]
+    """Whether its result is there."""
+    figures: Callable[[], Sequence[str]] = tuple
+    """Words on its result, to be shown when it is done."""
+    after: Step | None = None
+    """The step whose result this one reads."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A step whose process ended with another code than 0 and 75."""
+
+    step: Step
+    code: int
+    reason: str
+    """The last error that the process printed, or else its last line."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a round of steps went."""
+
+    num_found: int
+    """Steps that were finished before."""
+    num_done: int
+    """Steps that were finished now."""
+    failures: tuple[Failure, ...]
+    left: tuple[Step, ...]
+    """Steps that are not finished because time was up, or that wait for one that failed."""
+    is_stopped: bool
+    """Whether time was up, or somebody asked to stop."""
+
+
+class JobRunner:
+    """`jobs` processes that work through steps; 0: this process does."""
+
+    def __init__(self, *, jobs: int = 1, end: float | None = None, noun: str = "step") -> None:
+        """`end` is when to stop, by `time.monotonic`; `noun` is what people call a step."""
+        self.jobs = jobs
+        self.end = end
+        self.noun = noun
+        self._last_start = None if end is None else end - min(LATE_S, LATE_SHARE * max(0.0, end - time.monotonic()))
+        self._asked_to_stop = False
+        self._tries: Counter[str] = Counter()
+
+    def run(self, steps: Sequence[Step]) -> Report:
+        """Finishes the steps and those they build on, as far as time and failures allow."""
+        distinct = list({step.name: step for one in steps for step in _with_before(one)}.values())
+        waiting = [step for step in distinct if not step.is_finished()]
+        num_found, total = len(distinct) - len(waiting), len(distinct)
+        say(f"{counted(total, self.noun)}, {num_found} of them finished before")
+        if not self.jobs:
+            return self._run_here(waiting, num_found)
+        running: list[tuple[Step, Process]] = []
+        failures: list[Failure] = []
+        num_done, told = 0, time.monotonic()
+        with handled(self._note, signal.SIGTERM, signal.SIGINT):
+            try:
+                while True:
+                    for one in [one for one in running if one[1].poll() is not None]:
+                        running.remove(one)
+                        outcome = self._ended(*one)
+                        num_done += outcome is None
+                        if isinstance(outcome, Failure):
+                            failures.append(outcome)
+                        elif outcome is not None:
+                            waiting.append(outcome)
+                    if self._is_over():
+                        break
+                    ready = [step for step in waiting if step.after is None or step.after.is_finished()]
+                    for step in [] if self._is_late() else ready[: self.jobs - len(running)]:
+                        waiting.remove(step)
+                        running.append((step, self._start(step)))
+                        say(f"[{num_found + num_done + len(running)}/{total}] {step.label}")
+                    if not running:
+                        break
+                    if time.monotonic() - told > TELL_EVERY_S:
+                        told = time.monotonic()
+                        say("; ".join([f"{num_found + num_done}/{total} finished", *(_words(*one) for one in running)]))
+                    time.sleep(POLL_S)
+            finally:
+                waiting += self._stop(running)
+        is_stopped = bool(waiting) and (self._is_over() or self._is_late())
+        return Report(num_found, num_done, tuple(failures), tuple(waiting), is_stopped)
+
+    def _run_here(self, steps: list[Step], num_found: int) -> Report:
+        """Steps one after the other in this process, to look into one with a debugger, say; the first error ends it."""
+        for number, step in enumerate(steps):
+            try:
+                with stop_is_preemption(self.end):
+                    step.run()
+            except Preempted as stopped:
+                say(f"{stopped}: {step.label} is not finished")
+                return Report(num_found, number, (), tuple(steps[number:]), is_stopped=True)
+        return Report(num_found, len(steps), (), (), is_stopped=False)
+
+    def _is_over(self) -> bool:
+        return self._asked_to_stop or (self.end is not None and time.monotonic() >= self.end)
+
+    def _is_late(self) -> bool:
+        return self._last_start is not None and time.monotonic() >= self._last_start
+
+    def _start(self, step: Step) -> Process:
+        self._tries[step.name] += 1
+        threads = max(1, usable_cores() // self.jobs)
+        environment = {
+            **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH", "")])),
+            "PYTHONUNBUFFERED": "1",
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+        return Process(step.command(threads), log=step.log, environment=environment)
+
+    def _ended(self, step: Step, process: Process) -> Failure | Step | None:
+        """None where the step is finished, the step where it is to be started again."""
+        code, after = process.code, f"after {process.seconds:,.0f} s"
+        if code == 0 and step.is_finished():
+            say(f"done in {process.seconds:,.0f} s: {', '.join([step.label, *step.figures()])}")
+            return None
+        if code == Preempted.exit_code:
+            say(f"stopped {after}, state saved: {step.label}")
+            return step
+        if code is not None and code < 0 and self._tries[step.name] < MAX_TRIES:
+            tries = f"{self._tries[step.name]} of {MAX_TRIES} tries"
+            say(f"died of signal {-code} {after}, {tries}: {step.label}; see {step.log}")
+            return step
+        say(f"FAILED with {code} {after}: {step.label}; see {step.log}")
+        return Failure(step, code or 1, _reason(process))
+
+    def _stop(self, running: list[tuple[Step, Process]]) -> list[Step]:
+        """Asks processes to save and end, kills those that do not; returns their steps that are not finished."""
+        for _, process in running:
+            process.send(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        for step, process in running:
+            if process.wait(max(0.1, deadline - time.monotonic())) is None:
+                say(f"killed after {GRACE_S:.0f} s: {step.label} goes on from its last checkpoint")
+                process.kill()
+        return [step for step, _ in running if not step.is_finished()]
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        """SIGTERM and SIGINT end the round as a time limit does."""
+        if self._asked_to_stop:
+            raise KeyboardInterrupt
+        self._asked_to_stop = True
+
+
+def run_step(work: Callable[[], object], *, lock: Path) -> int:
+    """What the process of a step does: `work`, which gives the place of the result. Returns the exit code.
+
+    SIGTERM ends it, and so does the end of the process that started it. It waits for another process that has `lock`.
+    """
+    try:
+        with stop_is_preemption():
+            watch_parent()
+            with _alone(lock):
+                result = work()
+    except TackboardError as error:
+        say(f"{'' if isinstance(error, Preempted) else 'error: '}{error}")
+        return error.exit_code
+    say(f"done: {result}")
+    return 0
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    with try_lock(lock) as is_first:
+        if is_first:
+            yield
+            return
+    say(f"waiting: another process works on {lock.stem}")
+    with wait_for_lock(lock):
+        yield
+
+
+def _with_before(step: Step) -> list[Step]:
+    """A step and those it builds on, these first."""
+    return [*(_with_before(step.after) if step.after is not None else []), step]
+
+
+def _words(step: Step, process: Process) -> str:
+    """How far a running step is."""
+    return ", ".join([f"{step.label} {process.seconds:,.0f} s", *_lines(process)[-1:]])
+
+
+def _lines(process: Process) -> list[str]:
+    """What a process printed last, cut to what fits on a screen."""
+    return [line.strip()[:200] for line in process.printed().splitlines()[-NUM_TAIL_LINES:] if line.strip()]
+
+
+def _reason(process: Process) -> str:
+    """Why a process failed: an error of ours has its fix in the lines after it."""
+    lines = _lines(process)
+    return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
