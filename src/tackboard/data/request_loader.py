@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
-from tackboard.batch.builder import feature_tensor
+from tackboard.batch import HashConfig, RequestBatch
+from tackboard.batch.builder import make_requests
+from tackboard.batch.items import DistinctItems
 from tackboard.core.config import check, suggest
 from tackboard.core.documents import blaming
 from tackboard.core.errors import ConfigError, DataError
@@ -31,7 +31,6 @@ from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource
 from tackboard.data.steps import NumberedSteps
-from tackboard.data.window import DistinctItems
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import LABEL, REQUESTS, open_dataset
 from tackboard.events.layout import RowReader
@@ -39,8 +38,7 @@ from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.plan import CANDIDATE
-from tackboard.features.standard import HISTORY, check_finite, standard_features
+from tackboard.features.standard import HISTORY, by_level, check_finite, standard_features
 from tackboard.features.tables import find_ids, load_entities
 from tackboard.features.views import View, Visibility
 
@@ -163,10 +161,6 @@ class RequestSource:
         check_finite(self.features, columns)
         return columns
 
-    def is_of_candidates(self, name: str) -> bool:
-        """Whether a feature has a value per candidate."""
-        return bool(self.features.plan.nodes[self.features.plan.features[name]].level == CANDIDATE)
-
 
 class Histories:
     """The newest events that requests see, of users whose events lie end to end."""
@@ -217,8 +211,7 @@ class RequestWindow:
         self._num_events = len(self._sequences.item_ids)
         self._items = DistinctItems(np.concatenate([self._sequences.item_ids, self._requests.item_ids]), hashing)
         columns = source.compute(self._sequences, self._requests)
-        self._of_candidates = {name: column for name, column in columns.items() if source.is_of_candidates(name)}
-        self._of_requests = {name: column for name, column in columns.items() if name not in self._of_candidates}
+        self._of_requests, self._of_candidates = by_level(source.features, columns)
 
     def batch(self, place: int) -> RequestBatch:
         """The batch of the window's step number `place`."""
@@ -229,32 +222,18 @@ class RequestWindow:
         counts = np.diff(table.offsets)[rows]
         candidates = ranges(table.offsets[:-1][rows], counts)
         codes = np.concatenate([self._items.codes[events], self._items.codes[self._num_events + candidates]])
-        items = self._items.of(codes)
-        places = items.pop("items")
-        history = dict(self._sequences.histories_of(events, offsets_of(view.lengths)).fields or {})
-        history.pop("item")
-        histories = SequenceBatch(
-            offsets=torch.from_numpy(offsets_of(view.lengths)),
-            users=torch.from_numpy(table.user_ids[rows]),
-            items=places[: len(events)].clone(),
-            columns={name: feature_tensor(field) for name, field in history.items()},
-            request={name: feature_tensor(column.take(rows)) for name, column in self._of_requests.items()},
-            is_positive=torch.from_numpy(self._sequences.is_positive[events]),
-            **items,
-        )
-        return RequestBatch(
-            histories=histories,
-            request_ms=torch.from_numpy(table.times[rows]),
-            request_of=torch.from_numpy(np.repeat(np.arange(len(rows), dtype=np.int64), counts)),
-            candidates=places[len(events) :].clone(),
-            positions=torch.from_numpy(table.positions[candidates]),
-            weights=torch.from_numpy(table.weights[candidates]),
-            labels={
-                name: torch.from_numpy((label[candidates] == 1).astype(np.float32))
-                for name, label in table.labels.items()
-            },
-            known={name: torch.from_numpy(label[candidates] >= 0) for name, label in table.labels.items()},
-            features={name: feature_tensor(column.take(candidates)) for name, column in self._of_candidates.items()},
+        return make_requests(
+            history=self._sequences.histories_of(events, offsets_of(view.lengths)),
+            items=self._items.of(codes),
+            request_of=np.repeat(np.arange(len(rows), dtype=np.int64), counts),
+            users=table.user_ids[rows],
+            request_ms=table.times[rows],
+            request={name: column.take(rows) for name, column in self._of_requests.items()},
+            is_positive=self._sequences.is_positive[events],
+            features={name: column.take(candidates) for name, column in self._of_candidates.items()},
+            positions=table.positions[candidates],
+            weights=table.weights[candidates],
+            labels={name: label[candidates] for name, label in table.labels.items()},
         )
 
 

@@ -19,7 +19,7 @@ from tackboard.features.column import Column
 from tackboard.features.entities import Events, Request
 from tackboard.features.expressions import sequence
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.plan import REQUEST, Node, Plan
+from tackboard.features.plan import CANDIDATE, REQUEST, Node, Plan
 
 HISTORY = "history"
 ITEM = "item"
@@ -112,6 +112,16 @@ def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None
         raise CorruptFileError(
             f"{where} lacks {missing[0]}, which the model reads", allowed=f"it has {', '.join(known)}"
         )
+
+
+def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[str, Column], dict[str, Column]]:
+    """Of computed `columns` those with a value per request, and those with one per candidate; not the history."""
+    plan = features.plan
+    of_candidates = {name for name, index in plan.features.items() if plan.nodes[index].level == CANDIDATE}
+    return (
+        {name: column for name, column in columns.items() if name not in of_candidates and name != HISTORY},
+        {name: column for name, column in columns.items() if name in of_candidates},
+    )
 
 
 def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:

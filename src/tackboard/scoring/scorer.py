@@ -19,7 +19,7 @@ from tackboard.features.column import Column
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.standard import HISTORY, check_finite, check_readable, check_reads, features_for_model
+from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
 from tackboard.models.description import restore_config
 from tackboard.models.interface import build_model
 from tackboard.models.stored import check_finite_parameters, check_fit, load_tensors, read_shapes
@@ -81,10 +81,14 @@ class Scorer:
 
     @torch.inference_mode()
     def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of the candidates [C] for features of the request."""
-        others = {name: column for name, column in features.items() if name != HISTORY}
+        """Scores of the candidates [C] for features of the request and of the candidates."""
+        of_request, of_candidates = by_level(self.features, features)
         batch = make_request(
-            history=features[HISTORY], request=others, candidates=candidate_items, hashing=self.hashing
+            history=features[HISTORY],
+            candidates=candidate_items,
+            hashing=self.hashing,
+            request=of_request,
+            features=of_candidates,
         )
         scores: NDArray[np.float32] = self.model.scores(batch).float().numpy()
         return scores
