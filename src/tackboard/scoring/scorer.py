@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tackboard.batch import RequestBatch
 from tackboard.batch.builder import make_request
 from tackboard.bundle.signature import FILE_NAME, Signature, read_bundle
 from tackboard.core.documents import blaming
@@ -52,7 +53,7 @@ class Scorer:
             if signature.max_history != config.max_history:
                 raise DataError(f"max_history = {signature.max_history}, the model's is {config.max_history}")
         with blaming(bundle / FEATURES):
-            check_readable(features, config.max_history)
+            check_readable(features, config.max_history, of_requests=config.batch_type is RequestBatch)
         check_reads(config.reads, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
         stored = {name: tensor for file in files for name, tensor in read_shapes(file).items()}
