@@ -27,6 +27,7 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.index import LONG
+from tackboard.data.labels import RequestKeys, first_of_requests
 from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource
@@ -37,7 +38,9 @@ from tackboard.events.layout import RowReader
 from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, offsets_of, ranges
+from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.feature_set import FeatureSet
+from tackboard.features.plan import Plan
 from tackboard.features.standard import HISTORY, by_level, check_finite, standard_features
 from tackboard.features.tables import find_ids, load_entities
 from tackboard.features.views import View, Visibility
@@ -76,8 +79,12 @@ class RequestConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RequestTable:
-    """R requests and their C candidates, `offsets` [R+1] telling whose. A label is 1, 0, or -1 if not known."""
+    """R requests and their C candidates, `offsets` [R+1] telling whose. A label is 1, 0, or -1 if not known.
 
+    `ids` are those of the requests, None where nothing is looked up by them.
+    """
+
+    ids: pa.Array | None
     user_ids: NDArray[np.int64]
     times: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -95,6 +102,7 @@ class RequestTable:
                 raise DataError(f"the lists of {name} and of item_id differ in length")
         positions = _flat(table, "position")
         return cls(
+            ids=one_array(table["request"]) if "request" in table.column_names else None,
             user_ids=numpy_column(table, "user_id"),
             times=numpy_column(table, "time_ms"),
             offsets=offsets_of(lengths.astype(np.int64)),
@@ -139,6 +147,8 @@ class RequestSource:
     def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
         """The requests of the users of some buckets, which rise."""
         names = ["user_id", "time_ms", "item_id", "position", "weight", *(LABEL + name for name in self.labels)]
+        if self._plan is not None and context_sources(self._plan):
+            names.append("request")
         spans = [self.dataset.layout.rows_of("requests", int(bucket)) for bucket in buckets]
         with contextlib.closing(RowReader(self.dataset.path / REQUESTS)) as reader:
             table = reader.read(spans, names)
@@ -155,11 +165,23 @@ class RequestSource:
             request_ms=requests.times,
             item_ids=requests.item_ids,
             request_of=np.repeat(np.arange(len(requests.times), dtype=np.int64), np.diff(requests.offsets)),
+            context=self._contexts(self._plan, requests),
         )
         users, items = self._entities
         columns = BatchExecutor(self._plan, events=sequences.events, users=users, items=items).compute(rows)
         check_finite(self.features, columns)
         return columns
+
+    def _contexts(self, plan: Plan, requests: RequestTable) -> dict[str, Column]:
+        """What was said with each request: the context of the first of its events that has one."""
+        if requests.ids is None or not self.dataset.has_context:
+            return {}
+        buckets = np.unique(self.dataset.layout.buckets_of(requests.user_ids))
+        events = self.events.read_columns(self.events.spans_of(buckets), ["user_id", "request", "context"])
+        events = events.filter(events["context"].is_valid())
+        keys = RequestKeys(pa.table({"user_id": requests.user_ids, "request": requests.ids}), events)
+        texts = first_of_requests(one_array(events["context"]), keys.of_events, keys.of_impressions)
+        return context_columns(plan, texts)
 
 
 class Histories:
