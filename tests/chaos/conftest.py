@@ -173,7 +173,8 @@ def digest_of(checkpoint: Path) -> str:
         for name, tensor in sorted(loaded.tensors[group].items()):
             whole.update(f"{group}/{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             whole.update(tensor.numpy().tobytes())
-    counters = {key: loaded.state[key] for key in ("step", "data_step", "num_tokens", "last_loss", "guard", "validation")}
+    names = ("step", "data_step", "num_tokens", "last_loss", "guard", "validation")
+    counters = {key: loaded.state[key] for key in names}
     whole.update(json.dumps(counters, sort_keys=True).encode())
     return whole.hexdigest()
 

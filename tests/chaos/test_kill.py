@@ -1,7 +1,7 @@
 """A run that is killed, at whatever instant, and taken up again ends in the same bits as one that was not.
 
-Twenty-one instants for each number of loader workers: thirteen between the named points of the checkpoint writer, eight at
-random. `make test` takes five of them, `make test-slow` all, and every named point besides.
+Twenty-one instants for each number of loader workers: thirteen between the named points of the checkpoint writer, eight
+at random. `make test` takes five of them, `make test-slow` all, and every named point besides.
 """
 
 from __future__ import annotations

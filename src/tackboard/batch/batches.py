@@ -39,9 +39,24 @@ class Jagged:
         """Elements of each row's list."""
         return self.offsets[1:] - self.offsets[:-1]
 
+    def take(self, rows: torch.Tensor) -> Jagged:
+        """The lists of `rows`, in that order; a row may occur more than once."""
+        lengths = self.lengths().index_select(0, rows)
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        total = int(offsets[-1])
+        shift = self.offsets.index_select(0, rows) - offsets[:-1]
+        places = torch.repeat_interleave(shift, lengths, output_size=total)
+        places += torch.arange(total, device=places.device)
+        return Jagged(self.values.index_select(0, places), offsets)
+
 
 Feature = torch.Tensor | Jagged
 """What a batch carries of one feature."""
+
+
+def take_rows(feature: Feature, rows: torch.Tensor) -> Feature:
+    """The values of `rows`, in that order; a row may occur more than once."""
+    return feature.take(rows) if isinstance(feature, Jagged) else feature.index_select(0, rows)
 
 
 class Batch:
@@ -164,7 +179,10 @@ class RequestBatch(Batch):
 
     A history is never repeated for its candidates before it is on the device: what is computed from it is, by `expand`.
     `labels` are 0 or 1; where `known` is False the label cannot be told yet, and a loss must leave it out. `features`
-    holds those of candidates [C], `histories.request` those of requests [U].
+    holds those of candidates [C], `histories.request` those of requests [U]; `of_candidates` gives both per candidate.
+
+    Only training knows `request_ms`, `positions`, `weights`, `labels`, and of histories `users` and `is_positive`: a
+    batch to be scored has 0, -1, 1, none, 0 and False there. What scores depend on has to be a feature.
     """
 
     histories: SequenceBatch
@@ -203,6 +221,18 @@ class RequestBatch(Batch):
     def expand(self, values: torch.Tensor) -> torch.Tensor:
         """What belongs to requests [U, …] for each of their candidates [C, …]."""
         return values.index_select(0, self.request_of)
+
+    def of_candidates(self, name: str) -> Feature:
+        """A feature for each candidate [C, …]: the candidate's own, or that of its request, repeated."""
+        if name in self.features:
+            return self.features[name]
+        if name not in self.histories.request:
+            raise ConfigError(
+                f"the model reads {name}, which the batch does not carry",
+                allowed=f"carried: {', '.join([*self.features, *self.histories.request]) or 'no feature'}",
+                fix=f"add {name} to `reads` of the model's config",
+            )
+        return take_rows(self.histories.request[name], self.request_of)
 
 
 def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

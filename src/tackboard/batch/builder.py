@@ -1,18 +1,32 @@
-"""From columns of the unified representation to batches."""
+"""From columns of the unified representation to batches: the one place that builds them, for training and scoring.
+
+    make_batch          histories, built alone: evaluation, and the slow twin of what follows
+    PreparedHistories   many histories, prepared once; a batch is a slice of them
+    make_request        one request with its candidates, as a server gets it
+    make_requests       requests whose distinct items a window has found
+    with_items          a batch of histories that names further items, such as drawn negatives
+
+In: a sequence column with the column `item`, features as columns, ids of candidates. Out: tensors that share no memory
+with what came in. Every type has its tensor: whole numbers, ids and times are int64, other numbers float32, a vector is
+[rows, width], and a list is `Jagged`. Text has none, and nothing may be missing.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch.batches import RequestBatch, SequenceBatch
-from tackboard.batch.rows import HashConfig, item_rows
+from tackboard.batch.batches import Feature, Jagged, RequestBatch, SequenceBatch, take_rows
+from tackboard.batch.items import DistinctItems, ItemTable, LogShares, distinct_items
+from tackboard.batch.rows import HashConfig
 from tackboard.core.errors import DataError
-from tackboard.features.column import Column
+from tackboard.features.column import Column, offsets_of, ranges
+
+Columns = Mapping[str, Column]
 
 
 def make_batch(
@@ -20,9 +34,9 @@ def make_batch(
     history: Column,
     hashing: HashConfig,
     users: NDArray[np.int64] | None = None,
-    request: Mapping[str, Column] | None = None,
+    request: Columns | None = None,
     is_positive: NDArray[np.bool_] | None = None,
-    log_q: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None,
+    log_q: LogShares | None = None,
 ) -> SequenceBatch:
     """A batch of B histories: a sequence column with the column `item`, and features of the request.
 
@@ -30,51 +44,133 @@ def make_batch(
     distinct item's share of the training events, for the popularity correction of the loss; 0, if not given. `users`
     [B] tells whose histories they are; 0, if not given.
     """
-    fields = dict(history.fields or {})
-    item = fields.pop("item")
-    offsets = item.offsets if item.offsets is not None else np.zeros(1, dtype=np.int64)
-    distinct, items = np.unique(item.values, return_inverse=True)
-    frequencies = log_q(distinct) if log_q is not None else np.zeros(len(distinct), dtype=np.float32)
-    positive = is_positive if is_positive is not None else np.zeros(len(items), dtype=np.bool_)
-    return SequenceBatch(
-        offsets=_tensor(offsets),
-        users=_tensor(np.zeros(len(history), dtype=np.int64) if users is None else users),
-        items=_tensor(items),
-        columns={name: feature_tensor(field) for name, field in fields.items()},
-        request={name: feature_tensor(column) for name, column in (request or {}).items()},
-        is_positive=torch.from_numpy(np.array(positive, dtype=np.bool_, copy=True)),
-        item_ids=_tensor(distinct),
-        item_rows=item_rows(distinct, hashing),
-        item_log_q=torch.from_numpy(np.ascontiguousarray(frequencies, dtype=np.float32)),
-    )
+    items = distinct_items(item_column(history).values, hashing, log_q)
+    return _histories(history, items, users=users, request=request, is_positive=is_positive)
+
+
+class PreparedHistories:
+    """Histories end to end: everything about them that does not depend on how they are cut into batches."""
+
+    def __init__(
+        self,
+        *,
+        history: Column,
+        hashing: HashConfig,
+        users: NDArray[np.int64],
+        request: Columns,
+        is_positive: NDArray[np.bool_],
+        log_q: LogShares | None = None,
+    ) -> None:
+        """See `make_batch`."""
+        self.offsets = _offsets(history)
+        self._items = DistinctItems(item_column(history).values, hashing, log_q)
+        self._codes = self._items.codes
+        self._users = torch.from_numpy(users)
+        self._is_positive = torch.from_numpy(is_positive)
+        self._columns = _columns(history)
+        self._request = features_of(request)
+
+    def in_order(self, order: NDArray[np.int64]) -> PreparedHistories:
+        """The same histories, or some of them, in another order. Much cheaper than to prepare them again."""
+        lengths = np.diff(self.offsets)[order]
+        events = ranges(self.offsets[:-1][order], lengths)
+        places = torch.from_numpy(events)
+        ordered = copy.copy(self)
+        ordered.offsets = offsets_of(lengths)
+        ordered._codes = self._codes.take(events)
+        ordered._items = self._items.with_own_scratch()
+        ordered._users = self._users[torch.from_numpy(order)]
+        ordered._is_positive = self._is_positive[places]
+        ordered._columns = {name: tensor[places] for name, tensor in self._columns.items()}
+        ordered._request = {name: take_rows(feature, places) for name, feature in self._request.items()}
+        return ordered
+
+    def batch(self, begin: int, end: int) -> SequenceBatch:
+        """The batch of the histories from `begin` to `end`: what `make_batch` builds of them."""
+        first, last = int(self.offsets[begin]), int(self.offsets[end])
+
+        # Copies: a view would keep everything in memory for as long as the batch is used.
+        def part(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[first:last].clone()
+
+        def rows(feature: Feature) -> Feature:
+            return feature.take(torch.arange(first, last)) if isinstance(feature, Jagged) else part(feature)
+
+        return SequenceBatch(
+            offsets=torch.from_numpy(self.offsets[begin : end + 1] - first),
+            users=self._users[begin:end].clone(),
+            columns={name: part(tensor) for name, tensor in self._columns.items()},
+            request={name: rows(feature) for name, feature in self._request.items()},
+            is_positive=part(self._is_positive),
+            **self._items.of(self._codes[first:last]),
+        )
 
 
 def make_request(
-    *, history: Column, request: Mapping[str, Column], candidates: NDArray[np.int64], hashing: HashConfig
+    *,
+    history: Column,
+    candidates: NDArray[np.int64],
+    hashing: HashConfig,
+    request: Columns | None = None,
+    features: Columns | None = None,
 ) -> RequestBatch:
-    """The batch of one request: its history, its features and C candidates, without labels."""
-    alone = make_batch(history=history, request=request, hashing=hashing)
-    distinct, places = np.unique(np.concatenate([alone.item_ids.numpy(), candidates]), return_inverse=True)
-    num_known = len(alone.item_ids)
-    histories = dataclasses.replace(
-        alone,
-        items=torch.from_numpy(places[:num_known]).take(alone.items),
-        item_ids=_tensor(distinct),
-        item_rows=item_rows(distinct, hashing),
-        item_log_q=torch.zeros(len(distinct)),
-    )
-    num_candidates = len(candidates)
+    """The batch of one request: its history, its features, C candidates and theirs, without labels."""
+    items = distinct_items(np.concatenate([item_column(history).values, candidates]), hashing)
+    request_of = np.zeros(len(candidates), dtype=np.int64)
+    return make_requests(history=history, items=items, request_of=request_of, request=request, features=features)
+
+
+def make_requests(
+    *,
+    history: Column,
+    items: Mapping[str, torch.Tensor],
+    request_of: NDArray[np.int64],
+    users: NDArray[np.int64] | None = None,
+    request_ms: NDArray[np.int64] | None = None,
+    request: Columns | None = None,
+    is_positive: NDArray[np.bool_] | None = None,
+    features: Columns | None = None,
+    positions: NDArray[np.int64] | None = None,
+    weights: NDArray[np.float32] | None = None,
+    labels: Mapping[str, NDArray[np.int8]] | None = None,
+) -> RequestBatch:
+    """The batch of U requests, one for each row of `history`, with candidates of the requests `request_of` [C].
+
+    `items` are the distinct items of all events, then of all candidates (`distinct_items`, `DistinctItems.of`). A label
+    is 1, 0, or -1 if not known. What only training knows may be left out: see `RequestBatch`.
+    """
+    num_events, num_requests, num_candidates = len(item_column(history).values), len(history), len(request_of)
+    places = items["items"]
+    of_events = {**items, "items": places[:num_events].clone()}
     return RequestBatch(
-        histories=histories,
-        request_ms=torch.zeros(1, dtype=torch.int64),
-        request_of=torch.zeros(num_candidates, dtype=torch.int64),
-        candidates=_tensor(places[num_known:]),
-        positions=torch.full((num_candidates,), -1),
-        weights=torch.ones(num_candidates),
-        labels={},
-        known={},
-        features={},
+        histories=_histories(history, of_events, users=users, request=request, is_positive=is_positive),
+        request_ms=_tensor(np.zeros(num_requests) if request_ms is None else request_ms, np.int64),
+        request_of=_tensor(request_of, np.int64),
+        candidates=places[num_events:].clone(),
+        positions=_tensor(np.full(num_candidates, -1) if positions is None else positions, np.int64),
+        weights=_tensor(np.ones(num_candidates) if weights is None else weights, np.float32),
+        labels={name: _tensor(label == 1, np.float32) for name, label in (labels or {}).items()},
+        known={name: _tensor(label >= 0, np.bool_) for name, label in (labels or {}).items()},
+        features=features_of(features),
     )
+
+
+def with_items(batch: SequenceBatch, table: ItemTable) -> SequenceBatch:
+    """The batch with all items of `table` as its distinct ones; its own are among them."""
+    places = torch.from_numpy(table.ids.searchsorted(batch.item_ids.numpy()))
+    parts = {**vars(batch), "items": places.take(batch.items), **table.tensors()}
+    return SequenceBatch(**parts)
+
+
+def item_column(history: Column) -> Column:
+    """The items of the events of a history."""
+    assert history.fields is not None
+    return history.fields["item"]
+
+
+def features_of(columns: Columns | None) -> dict[str, Feature]:
+    """Features as a batch carries them."""
+    return {name: _feature(column) for name, column in (columns or {}).items()}
 
 
 def feature_tensor(column: Column) -> torch.Tensor:
@@ -86,9 +182,43 @@ def feature_tensor(column: Column) -> torch.Tensor:
         raise DataError(f"a feature of type {column.type} is missing", fix="use .fill_missing(…) in its definition")
     if column.dictionary is not None or column.fields is not None:
         raise DataError(f"a feature of type {column.type} has no tensor", fix="use .hash_id() or .index_in(…)")
-    dtype = np.float32 if column.values.dtype.kind == "f" else column.values.dtype
-    return torch.from_numpy(np.array(column.values, dtype=dtype, copy=True))
+    return _tensor(column.values, np.float32 if column.values.dtype.kind == "f" else column.values.dtype)
 
 
-def _tensor(array: NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(np.array(array, dtype=np.int64, copy=True))
+def _feature(column: Column) -> Feature:
+    values = feature_tensor(column)
+    return values if column.offsets is None else Jagged(values, _tensor(column.offsets, np.int64))
+
+
+def _histories(
+    history: Column,
+    items: Mapping[str, torch.Tensor],
+    *,
+    users: NDArray[np.int64] | None,
+    request: Columns | None,
+    is_positive: NDArray[np.bool_] | None,
+) -> SequenceBatch:
+    positive = np.zeros(len(item_column(history).values)) if is_positive is None else is_positive
+    return SequenceBatch(
+        offsets=_tensor(_offsets(history), np.int64),
+        users=_tensor(np.zeros(len(history)) if users is None else users, np.int64),
+        columns=_columns(history),
+        request=features_of(request),
+        is_positive=_tensor(positive, np.bool_),
+        **items,
+    )
+
+
+def _offsets(history: Column) -> NDArray[np.int64]:
+    offsets = item_column(history).offsets
+    return np.zeros(1, dtype=np.int64) if offsets is None else offsets
+
+
+def _columns(history: Column) -> dict[str, torch.Tensor]:
+    """The other columns of the history, their elements end to end."""
+    return {name: feature_tensor(field) for name, field in (history.fields or {}).items() if name != "item"}
+
+
+def _tensor(array: NDArray[np.generic], dtype: np.typing.DTypeLike) -> torch.Tensor:
+    """A tensor with memory of its own."""
+    return torch.from_numpy(np.array(array, dtype=dtype, copy=True))

@@ -1,7 +1,7 @@
 """The same numbered steps, prepared by the CPUs of a Ray cluster and streamed to the trainers.
 
-In: a step plan, step numbers, a cluster. Out: (step number, batch), bit for bit what `TrainingSteps` gives in one
-process, for each of any number of trainers. Ray Data moves, orders, bounds and, when a worker dies, repeats the work:
+In: a step plan, step numbers, a cluster. Out: (step number, batch), bit for bit what the steps give in one process,
+for each of any number of trainers. Ray Data moves, orders, bounds and, when a worker dies, repeats the work:
 
     tasks        window 7 │ window 2 │ window 5     of the plan, each with the numbers of its steps
     workers      read a window, build every trainer's share of each of its steps
@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import json
 import logging
 import socket
 from collections.abc import Iterable, Iterator
@@ -29,24 +30,28 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import SequenceBatch
+from tackboard.batch import Jagged, RequestBatch, SequenceBatch
+from tackboard.batch.batches import Batch
 from tackboard.core.errors import CorruptFileError, DataError, TackboardError, UsageError
 from tackboard.core.manifest import read_manifest
 from tackboard.data.loader import TrainingSteps
+from tackboard.data.request_loader import RequestSteps
 from tackboard.data.sequences import Sequences
-from tackboard.data.source import SequenceSource
 
+Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
 """Steps are sent together until one trainer's share of them is as large as this: a block costs Ray milliseconds."""
 PREFETCHED_BLOCKS = 4
 """Blocks that are fetched to a trainer's machine before it asks for them."""
 CONNECT_TIMEOUT_S = 5.0
+OUTLINE = "outline"
+CARRIED = {kind.__name__: kind for kind in (SequenceBatch, RequestBatch, Jagged)}
 
 
 class ClusterSteps:
     """Step numbers → batches, prepared on a Ray cluster."""
 
-    def __init__(self, steps: TrainingSteps, address: str) -> None:
+    def __init__(self, steps: Steps, address: str) -> None:
         """Joins the cluster at `address`, HOST:PORT or `auto`. `steps` is what each worker works with.
 
         To be made before a trainer sets its signal handlers: Ray sets its own as it joins. Raises UsageError where Ray
@@ -55,8 +60,8 @@ class ClusterSteps:
         join_cluster(address)
         self._steps = _for_workers(steps)
 
-    def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, SequenceBatch]]:
-        """As `TrainingSteps.iterate`: (step number, batch), in that order, for a single trainer."""
+    def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, Any]]:
+        """As `NumberedSteps.iterate`: (step number, batch), in that order, for a single trainer."""
         return iter(self.split(steps, num_workers, world_size=1)[0])
 
     def split(self, steps: Iterable[int], num_workers: int, world_size: int) -> list[StepShare]:
@@ -102,7 +107,7 @@ class StepShare:
         self.num_bytes = 0
         """Bytes of tensors received so far."""
 
-    def __iter__(self) -> Iterator[tuple[int, SequenceBatch]]:
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
         for expected, (step, rank, tensors) in zip(self._numbers, self._rows(), strict=True):
             if (step, rank) != (expected, self._rank):
                 raise TackboardError(f"Ray gave step {step} of rank {rank} for step {expected} of rank {self._rank}")
@@ -129,10 +134,10 @@ class StepWorker:
     """What runs in a worker process of the cluster: Ray makes one, and calls it with a window's steps."""
 
     def __init__(self, steps: Any, world_size: int) -> None:
-        """`steps` is Ray's reference to a TrainingSteps."""
+        """`steps` is Ray's reference to such steps."""
         self._reference = steps
         self._world_size = world_size
-        self._shares: list[TrainingSteps] = []
+        self._shares: list[Steps] = []
 
     def __call__(self, task: pa.Table) -> Iterator[pa.Table]:
         # Not opened when the worker starts: what went wrong then would reach the trainer as a dead worker.
@@ -152,7 +157,7 @@ class StepWorker:
         if numbers:
             yield from _rows_of(numbers, batches)
 
-    def open(self, steps: TrainingSteps) -> None:
+    def open(self, steps: Steps) -> None:
         """Takes up the work of `steps`, for every rank. Raises DataError if this machine does not see their data."""
         check_same_snapshot(steps)
         source: Any = SharedReads(steps.source)
@@ -163,9 +168,9 @@ class StepWorker:
 
 
 class SharedReads:
-    """A SequenceSource that keeps what it read last: the shares of all ranks are cut from one reading."""
+    """A source that keeps the sequences it read last: the shares of all ranks are cut from one reading."""
 
-    def __init__(self, source: SequenceSource) -> None:
+    def __init__(self, source: Any) -> None:
         self._source = source
         self._kept: tuple[list[int], Sequences] | None = None
 
@@ -175,6 +180,9 @@ class SharedReads:
             self._kept = None  # Let go of the old ones before the new ones are read.
             self._kept = buckets.tolist(), self._source.read(buckets)
         return self._kept[1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 def join_cluster(address: str) -> None:
@@ -203,12 +211,12 @@ def join_cluster(address: str) -> None:
         ) from None
 
 
-def tasks_of(steps: TrainingSteps, numbers: list[int]) -> list[list[int]]:
+def tasks_of(steps: Steps, numbers: list[int]) -> list[list[int]]:
     """`numbers`, in that order, cut where the window changes."""
     return [list(task) for _, task in itertools.groupby(numbers, key=lambda step: steps.plan.locate(step)[:2])]
 
 
-def check_same_snapshot(steps: TrainingSteps) -> None:
+def check_same_snapshot(steps: Steps) -> None:
     """Raises DataError unless this machine sees the snapshot that the trainer has opened, by its manifest."""
     dataset = steps.source.dataset
     fix = "put the dataset on storage that every machine of the cluster mounts at the same path"
@@ -222,29 +230,40 @@ def check_same_snapshot(steps: TrainingSteps) -> None:
         )
 
 
-def batch_to_bytes(batch: SequenceBatch) -> bytes:
-    """The tensors of a batch as safetensors, which keeps no order: `columns/001/time` is the second of `columns`."""
-    tensors: dict[str, torch.Tensor] = {}
-    for field in dataclasses.fields(batch):
-        value = getattr(batch, field.name)
-        if isinstance(value, dict):
-            for place, (name, tensor) in enumerate(value.items()):
-                tensors[f"{field.name}/{place:03}/{name}"] = tensor.contiguous()
-        else:
-            tensors[field.name] = value.contiguous()
-    return safetensors.torch.save(tensors)
+def batch_to_bytes(batch: Batch) -> bytes:
+    """A batch as safetensors: its tensors by number, and an outline that says where each belongs, JSON as bytes."""
+    tensors: list[torch.Tensor] = []
+    outline = bytearray(json.dumps(_outline(batch, tensors)).encode())
+    named = {str(number): tensor.contiguous() for number, tensor in enumerate(tensors)}
+    return safetensors.torch.save({OUTLINE: torch.frombuffer(outline, dtype=torch.uint8), **named})
 
 
-def batch_from_bytes(data: bytes) -> SequenceBatch:
+def batch_from_bytes(data: bytes) -> Any:
     """The batch that `batch_to_bytes` wrote."""
-    fields: dict[str, Any] = {"columns": {}, "request": {}}
-    for name, tensor in sorted(safetensors.torch.load(data).items()):
-        field, *column = name.split("/", 2)
-        if column:
-            fields[field][column[1]] = tensor
-        else:
-            fields[field] = tensor
-    return SequenceBatch(**fields)
+    tensors = safetensors.torch.load(data)
+    return _rebuilt(json.loads(tensors.pop(OUTLINE).numpy().tobytes()), tensors)
+
+
+def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """A tensor as its number, a dictionary as itself, anything else as the name of its class and its parts."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return len(tensors) - 1
+    if isinstance(value, dict):
+        return {name: _outline(part, tensors) for name, part in value.items()}
+    return [
+        type(value).__name__,
+        _outline(vars(value), tensors),
+    ]
+
+
+def _rebuilt(outline: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(outline, int):
+        return tensors[str(outline)]
+    if isinstance(outline, dict):
+        return {name: _rebuilt(part, tensors) for name, part in outline.items()}
+    name, parts = outline
+    return CARRIED[name](**_rebuilt(parts, tensors))
 
 
 def _rows_of(numbers: list[int], tensors: list[list[bytes]]) -> Iterator[pa.Table]:
@@ -258,7 +277,7 @@ def _rows_of(numbers: list[int], tensors: list[list[bytes]]) -> Iterator[pa.Tabl
         )
 
 
-def _for_workers(steps: TrainingSteps) -> TrainingSteps:
+def _for_workers(steps: Steps) -> Steps:
     """A copy that another machine can work with: its path is absolute, and it does not carry the catalogue along."""
     sent, source = copy.copy(steps), copy.copy(steps.source)
     source.dataset = dataclasses.replace(source.dataset, path=source.dataset.path.resolve())

@@ -157,7 +157,7 @@ def label_bucket(config: LabelConfig, impressions: pa.Table, events: pa.Table, e
     `impressions` (`impressions.COLUMNS`, each with a request) and `events` (user_id, item_id, time_ms, request, action,
     surface; in the dataset's order) are those of the same whole users. Candidates lie by position, then by time.
     """
-    keys = _Keys(impressions, events)
+    keys = RequestKeys(impressions, events)
     shown = _distinct(impressions, keys)
     counts.impressions_repeated += impressions.num_rows - len(shown.row)
     labels = {label.action: _label(label, shown, keys, events, end_ms, counts) for label in config.labels}
@@ -189,7 +189,7 @@ def label_bucket(config: LabelConfig, impressions: pa.Table, events: pa.Table, e
         requests.take(pa.array(starts)),
         pa.array(shown.user[starts]),
         pa.array(shown.request_ms[starts]),
-        _surfaces(events, keys.of_events, shown.request[starts]),
+        first_of_requests(encode(events["surface"]), keys.of_events, shown.request[starts]).cast(NAMES),
         grouped(pa.array(shown.item)),
         grouped(position),
         grouped(pa.array(weight)),
@@ -198,7 +198,7 @@ def label_bucket(config: LabelConfig, impressions: pa.Table, events: pa.Table, e
     return pa.table(columns, schema=requests_schema(config.labels, impressions.schema.field("request").type))
 
 
-class _Keys:
+class RequestKeys:
     """Requests as numbers common to impressions and events, ordered by (user, request); -1 is an event without one."""
 
     def __init__(self, impressions: pa.Table, events: pa.Table) -> None:
@@ -211,7 +211,7 @@ class _Keys:
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """Distinct impressions [M]: `request` a number of `_Keys`, `row` a row of the table they were read from."""
+    """Distinct impressions [M]: `request` a number of `RequestKeys`, `row` a row of the table they were read from."""
 
     user: Ints
     request: Ints
@@ -225,7 +225,7 @@ class _Shown:
         return _Shown(*(getattr(self, field.name)[chosen] for field in dataclasses.fields(self)))
 
 
-def _distinct(impressions: pa.Table, keys: _Keys) -> _Shown:
+def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
     """One impression per request and item, ordered by both: the first position, the first time."""
     items, times = numpy_column(impressions, "item_id"), numpy_column(impressions, "time_ms")
     order = np.lexsort((items, keys.of_impressions))
@@ -248,7 +248,9 @@ def _distinct(impressions: pa.Table, keys: _Keys) -> _Shown:
     )
 
 
-def _label(label: Label, shown: _Shown, keys: _Keys, events: pa.Table, end_ms: int, counts: Counts) -> NDArray[np.int8]:
+def _label(
+    label: Label, shown: _Shown, keys: RequestKeys, events: pa.Table, end_ms: int, counts: Counts
+) -> NDArray[np.int8]:
     """1, 0 or UNKNOWN for each of `shown`, which is ordered by request and item."""
     chosen = np.flatnonzero(pc.equal(events["action"], label.action).to_numpy())
     count = counts.labels.setdefault(label.action, LabelCounts())
@@ -301,15 +303,13 @@ def _draw_negatives(
     return keep, weight
 
 
-def _surfaces(events: pa.Table, requests: Ints, wanted: Ints) -> pa.Array:
-    """The surface of the first event of each of the `wanted` requests, null where it has no event."""
-    surface = encode(events["surface"])
+def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Array:
+    """Of each of the `wanted` requests the value of its first event, null where it has none; numbers of RequestKeys."""
     known, first = np.unique(requests, return_index=True)
     place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
     if not len(known):
-        return pa.nulls(len(wanted), NAMES)
-    codes = pa.array(first[place], mask=known[place] != wanted)
-    return surface.take(codes).cast(NAMES)
+        return pa.nulls(len(wanted), values.type)
+    return values.take(pa.array(first[place], mask=known[place] != wanted))
 
 
 def _numbers(requests: pa.Array) -> Ints:

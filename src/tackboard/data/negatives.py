@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch, item_rows
+from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch.builder import with_items
+from tackboard.batch.items import ItemTable
 from tackboard.core import keyed_random
 from tackboard.data.index import ItemFrequencies
 from tackboard.data.steps import BatchWindow
@@ -43,9 +45,7 @@ class UniformNegatives:
         self._all = count >= len(catalogue)
         self._draws = np.arange(count, dtype=np.int64)
         self._rate = 1.0 if self._all else float(-np.expm1(count * np.log1p(-1.0 / len(catalogue))))
-        if self._all:
-            self._rows = item_rows(catalogue, hashing)
-            self._log_q = torch.from_numpy(frequencies.log_share(catalogue))
+        self._catalogue = ItemTable(catalogue, hashing, frequencies.log_share) if self._all else None
 
     def beside(self, window: BatchWindow[SequenceBatch], epoch: int, number: int) -> _WindowWithNegatives:
         """The window number `number` of an epoch, with negatives in its batches."""
@@ -53,26 +53,15 @@ class UniformNegatives:
 
     def add(self, batch: SequenceBatch, *key: int) -> SequenceBatch:
         """`batch` with the negatives of `key`: its distinct items and the drawn ones, sorted and each once."""
-        if self._all:
-            items = torch.from_numpy(self._ids.searchsorted(batch.item_ids.numpy())).take(batch.items)
-            return dataclasses.replace(
-                batch,
-                items=items,
-                item_ids=torch.from_numpy(self._ids.copy()),
-                item_rows=self._rows.clone(),
-                item_log_q=self._log_q.clone(),
-                sampled=torch.arange(len(self._ids)),
-                sample_rate=torch.tensor(1.0),
-            )
+        if self._catalogue is not None:
+            whole = with_items(batch, self._catalogue)
+            kept = {name: getattr(whole, name).clone() for name in ("item_ids", "item_rows", "item_log_q")}
+            sampled = torch.arange(len(self._ids))
+            return dataclasses.replace(whole, **kept, sampled=sampled, sample_rate=torch.tensor(1.0))
         drawn = np.unique(self._ids[self._drawn(*key)])
-        own = batch.item_ids.numpy()
-        ids = np.union1d(own, drawn)
+        ids = np.union1d(batch.item_ids.numpy(), drawn)
         return dataclasses.replace(
-            batch,
-            items=torch.from_numpy(ids.searchsorted(own)).take(batch.items),
-            item_ids=torch.from_numpy(ids),
-            item_rows=item_rows(ids, self._hashing),
-            item_log_q=torch.from_numpy(self._frequencies.log_share(ids)),
+            with_items(batch, ItemTable(ids, self._hashing, self._frequencies.log_share)),
             sampled=torch.from_numpy(ids.searchsorted(drawn)),
             sample_rate=torch.tensor(self._rate),
         )

@@ -17,12 +17,12 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
+from tackboard.batch import HashConfig, RequestBatch
 from tackboard.batch.batches import Batch
-from tackboard.batch.builder import feature_tensor
+from tackboard.batch.builder import make_requests
+from tackboard.batch.items import DistinctItems
 from tackboard.core import keyed_random
 from tackboard.core.config import check, suggest
 from tackboard.core.documents import blaming
@@ -31,20 +31,21 @@ from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, StepsConfig, of_part
 from tackboard.data.index import LONG
+from tackboard.data.labels import RequestKeys, first_of_requests
 from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource
 from tackboard.data.steps import NumberedSteps
-from tackboard.data.window import DistinctItems
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import LABEL, REQUESTS, open_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, offsets_of, ranges
+from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.plan import CANDIDATE
-from tackboard.features.standard import HISTORY, check_finite, standard_features
+from tackboard.features.plan import Plan
+from tackboard.features.standard import HISTORY, by_level, check_finite, standard_features
 from tackboard.features.tables import find_ids, load_entities
 from tackboard.features.views import View, Visibility
 
@@ -118,8 +119,12 @@ class RequestConfig(StepsConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RequestTable:
-    """R requests and their C candidates, `offsets` [R+1] telling whose. A label is 1, 0, or -1 if not known."""
+    """R requests and their C candidates, `offsets` [R+1] telling whose. A label is 1, 0, or -1 if not known.
 
+    `ids` are those of the requests, None where nothing is looked up by them.
+    """
+
+    ids: pa.Array | None
     user_ids: NDArray[np.int64]
     times: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -137,6 +142,7 @@ class RequestTable:
                 raise DataError(f"the lists of {name} and of item_id differ in length")
         positions = _flat(table, "position")
         return cls(
+            ids=one_array(table["request"]) if "request" in table.column_names else None,
             user_ids=numpy_column(table, "user_id"),
             times=numpy_column(table, "time_ms"),
             offsets=offsets_of(lengths.astype(np.int64)),
@@ -153,6 +159,7 @@ class RequestTable:
         counts = np.diff(self.offsets)
         of_candidates = np.repeat(chosen, counts)
         return RequestTable(
+            ids=None if self.ids is None else self.ids.filter(pa.array(chosen)),
             user_ids=self.user_ids[chosen],
             times=self.times[chosen],
             offsets=offsets_of(counts[chosen]),
@@ -195,6 +202,8 @@ class RequestSource(SequenceSource):
     def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
         """The requests of the users of some buckets, which rise."""
         names = ["user_id", "time_ms", "item_id", "position", "weight", *(LABEL + name for name in self.labels)]
+        if self._plan is not None and context_sources(self._plan):
+            names.append("request")
         spans = [self.dataset.layout.rows_of("requests", int(bucket)) for bucket in buckets]
         with contextlib.closing(RowReader(self.dataset.path / REQUESTS)) as reader:
             table = reader.read(spans, names)
@@ -211,15 +220,23 @@ class RequestSource(SequenceSource):
             request_ms=requests.times,
             item_ids=requests.item_ids,
             request_of=np.repeat(np.arange(len(requests.times), dtype=np.int64), np.diff(requests.offsets)),
+            context=self._contexts(self._plan, requests),
         )
         users, items = self._of_entities
         columns = BatchExecutor(self._plan, events=sequences.events, users=users, items=items).compute(rows)
         check_finite(self.features, columns)
         return columns
 
-    def is_of_candidates(self, name: str) -> bool:
-        """Whether a feature has a value per candidate."""
-        return bool(self.features.plan.nodes[self.features.plan.features[name]].level == CANDIDATE)
+    def _contexts(self, plan: Plan, requests: RequestTable) -> dict[str, Column]:
+        """What was said with each request: the context of the first of its events that has one."""
+        if requests.ids is None or not self.dataset.has_context:
+            return {}
+        buckets = np.unique(self.dataset.layout.buckets_of(requests.user_ids))
+        events = self.read_columns(self.spans_of(buckets), ["user_id", "request", "context"])
+        events = events.filter(events["context"].is_valid())
+        keys = RequestKeys(pa.table({"user_id": requests.user_ids, "request": requests.ids}), events)
+        texts = first_of_requests(one_array(events["context"]), keys.of_events, keys.of_impressions)
+        return context_columns(plan, texts)
 
 
 Choose = Callable[[RequestTable], NDArray[np.bool_]]
@@ -280,8 +297,7 @@ class RequestWindow:
         self._num_events = len(self._sequences.item_ids)
         self._items = DistinctItems(np.concatenate([self._sequences.item_ids, self._requests.item_ids]), hashing)
         columns = source.compute(self._sequences, self._requests)
-        self._of_candidates = {name: column for name, column in columns.items() if source.is_of_candidates(name)}
-        self._of_requests = {name: column for name, column in columns.items() if name not in self._of_candidates}
+        self._of_requests, self._of_candidates = by_level(source.features, columns)
 
     def batch(self, place: int) -> RequestBatch:
         """The batch of the window's step number `place`."""
@@ -292,32 +308,18 @@ class RequestWindow:
         counts = np.diff(table.offsets)[rows]
         candidates = ranges(table.offsets[:-1][rows], counts)
         codes = np.concatenate([self._items.codes[events], self._items.codes[self._num_events + candidates]])
-        items = self._items.of(codes)
-        places = items.pop("items")
-        history = dict(self._sequences.histories_of(events, offsets_of(view.lengths)).fields or {})
-        history.pop("item")
-        histories = SequenceBatch(
-            offsets=torch.from_numpy(offsets_of(view.lengths)),
-            users=torch.from_numpy(table.user_ids[rows]),
-            items=places[: len(events)].clone(),
-            columns={name: feature_tensor(field) for name, field in history.items()},
-            request={name: feature_tensor(column.take(rows)) for name, column in self._of_requests.items()},
-            is_positive=torch.from_numpy(self._sequences.is_positive[events]),
-            **items,
-        )
-        return RequestBatch(
-            histories=histories,
-            request_ms=torch.from_numpy(table.times[rows]),
-            request_of=torch.from_numpy(np.repeat(np.arange(len(rows), dtype=np.int64), counts)),
-            candidates=places[len(events) :].clone(),
-            positions=torch.from_numpy(table.positions[candidates]),
-            weights=torch.from_numpy(table.weights[candidates]),
-            labels={
-                name: torch.from_numpy((label[candidates] == 1).astype(np.float32))
-                for name, label in table.labels.items()
-            },
-            known={name: torch.from_numpy(label[candidates] >= 0) for name, label in table.labels.items()},
-            features={name: feature_tensor(column.take(candidates)) for name, column in self._of_candidates.items()},
+        return make_requests(
+            history=self._sequences.histories_of(events, offsets_of(view.lengths)),
+            items=self._items.of(codes),
+            request_of=np.repeat(np.arange(len(rows), dtype=np.int64), counts),
+            users=table.user_ids[rows],
+            request_ms=table.times[rows],
+            request={name: column.take(rows) for name, column in self._of_requests.items()},
+            is_positive=self._sequences.is_positive[events],
+            features={name: column.take(candidates) for name, column in self._of_candidates.items()},
+            positions=table.positions[candidates],
+            weights=table.weights[candidates],
+            labels={name: label[candidates] for name, label in table.labels.items()},
         )
 
 

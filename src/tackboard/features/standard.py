@@ -19,7 +19,7 @@ from tackboard.features.column import Column
 from tackboard.features.entities import Events, Request
 from tackboard.features.expressions import sequence
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.plan import REQUEST, Node, Plan
+from tackboard.features.plan import CANDIDATE, LEVELS, REQUEST, Node, Plan
 
 HISTORY = "history"
 ITEM = "item"
@@ -57,9 +57,14 @@ def request_features() -> FeatureSet:
 
 
 def features_for_model(
-    reads: Sequence[str], vocabulary: Vocabulary, max_history: int, own: FeatureSet | None = None
+    reads: Sequence[str],
+    vocabulary: Vocabulary,
+    max_history: int,
+    own: FeatureSet | None = None,
+    *,
+    of_requests: bool = False,
 ) -> FeatureSet:
-    """What a model reads, of a user's own set and the standard one. Raises ConfigError for what no model can read."""
+    """What a model reads, of a user's own set and the standard one. Raises ConfigError: see `check_readable`."""
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())
@@ -71,14 +76,16 @@ def features_for_model(
             fix="name the file that defines it: --set data.features=features.py",
         )
     features = (standard if own is None else own.merged(standard)).reading(reads)
-    check_readable(features, max_history)
+    check_readable(features, max_history, of_requests=of_requests)
     return features
 
 
-def check_readable(features: FeatureSet, max_history: int) -> None:
-    """Raises ConfigError unless a sequence model can read the set: a history with items, and plain numbers.
+def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool = False) -> None:
+    """Raises ConfigError unless a model can read the set: a history with items, and features that its batch carries.
 
-    Training predicts the items of runs of events from one another, so the history is the newest events, all of them.
+    A model of histories reads plain numbers, one per request; a model of requests reads everything but text, of the
+    request or of its candidates. The history is the newest events, all of them: training on histories predicts the
+    items of runs of events from one another, and training on requests reads what was received before each.
     """
     for feature in features.features():
         node = features.plan.nodes[features.plan.features[feature.name]]
@@ -95,12 +102,20 @@ def check_readable(features: FeatureSet, max_history: int) -> None:
                     allowed="allowed: newest = events.newest(model.max_history), with item=newest.collect(events.item)",
                 )
             continue
-        if feature.type.model_kind != "dense":
-            raise ConfigError(f"{named} is {feature.type}", allowed="allowed: a number (bool, int or float)")
+        if of_requests:
+            fits = feature.type.kind != "sequence" and "string" not in (feature.type.kind, feature.type.element)
+            types, levels = "a number, id, time or vector, or a list of numbers, ids or times", [REQUEST, CANDIDATE]
+        else:
+            fits = feature.type.model_kind == "dense"
+            types, levels = "a number (bool, int or float)", [REQUEST]
+        if not fits:
+            raise ConfigError(f"{named} is {feature.type}", allowed=f"allowed: {types}")
         if feature.type.nullable:
-            raise ConfigError(f"{named} may be missing", fix="say what to read then: .fill_missing(0.0)")
-        if node.level != REQUEST:
-            raise ConfigError(f"{named} is one value per {feature.level}", allowed="allowed: one value per request")
+            value = {"list": "[]", "float": "0.0", "bool": "False"}.get(feature.type.kind, "0")
+            raise ConfigError(f"{named} may be missing", fix=f"say what to read then: .fill_missing({value})")
+        if node.level not in levels:
+            allowed = " or ".join(LEVELS[level] for level in levels)
+            raise ConfigError(f"{named} is one value per {feature.level}", allowed=f"allowed: one value per {allowed}")
     if HISTORY not in features.plan.features:
         raise ConfigError("the model does not read history.item", allowed="a sequence model reads it")
 
@@ -114,6 +129,16 @@ def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None
         )
 
 
+def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[str, Column], dict[str, Column]]:
+    """Of computed `columns` those with a value per request, and those with one per candidate; not the history."""
+    plan = features.plan
+    of_candidates = {name for name, index in plan.features.items() if plan.nodes[index].level == CANDIDATE}
+    return (
+        {name: column for name, column in columns.items() if name not in of_candidates and name != HISTORY},
+        {name: column for name, column in columns.items() if name in of_candidates},
+    )
+
+
 def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
     """Raises DataError naming the feature and its line where a number that a model reads is NaN or infinite."""
     for feature in features.features():
@@ -125,7 +150,7 @@ def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
         if not good.all():
             raise DataError(
                 f"feature {feature.name} ({feature.place}) is {column.values[~good][0]} in {int((~good).sum()):,} of "
-                f"{len(good):,} values",
+                f"{good.size:,} values",
                 allowed="allowed: finite numbers of 32 bits; is the time of the request in ms?",
                 fix="say what to read instead: .finite().fill_missing(0.0)",
             )

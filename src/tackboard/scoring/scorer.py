@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tackboard.batch import RequestBatch
 from tackboard.batch.builder import make_request
 from tackboard.bundle.signature import FILE_NAME, Signature, read_bundle
 from tackboard.core.documents import blaming
@@ -19,7 +20,7 @@ from tackboard.features.column import Column
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.standard import HISTORY, check_finite, check_readable, check_reads, features_for_model
+from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
 from tackboard.models.description import restore_config
 from tackboard.models.interface import build_model
 from tackboard.models.stored import check_finite_parameters, check_fit, load_tensors, read_shapes
@@ -52,7 +53,7 @@ class Scorer:
             if signature.max_history != config.max_history:
                 raise DataError(f"max_history = {signature.max_history}, the model's is {config.max_history}")
         with blaming(bundle / FEATURES):
-            check_readable(features, config.max_history)
+            check_readable(features, config.max_history, of_requests=config.batch_type is RequestBatch)
         check_reads(config.reads, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
         stored = {name: tensor for file in files for name, tensor in read_shapes(file).items()}
@@ -81,10 +82,14 @@ class Scorer:
 
     @torch.inference_mode()
     def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of the candidates [C] for features of the request."""
-        others = {name: column for name, column in features.items() if name != HISTORY}
+        """Scores of the candidates [C] for features of the request and of the candidates."""
+        of_request, of_candidates = by_level(self.features, features)
         batch = make_request(
-            history=features[HISTORY], request=others, candidates=candidate_items, hashing=self.hashing
+            history=features[HISTORY],
+            candidates=candidate_items,
+            hashing=self.hashing,
+            request=of_request,
+            features=of_candidates,
         )
         scores: NDArray[np.float32] = self.model.scores(batch).float().numpy()
         return scores

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tackboard.batch import RequestBatch
 from tackboard.core.config import check, from_dict, to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
@@ -199,4 +200,6 @@ def _read_data(data: dict[str, Any]) -> StepsConfig:
 def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:
     """What the run's model reads, for a vocabulary: of the user's own file of features and the standard ones."""
     own = load_features(config.data.features) if config.data.features else None
-    return lambda vocabulary: features_for_model(config.model.reads, vocabulary, config.model.max_history, own)
+    model = config.model
+    of_requests = model.batch_type is RequestBatch
+    return lambda names: features_for_model(model.reads, names, model.max_history, own, of_requests=of_requests)

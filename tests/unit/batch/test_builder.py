@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tackboard.batch import HashConfig, SequenceBatch
-from tackboard.batch.builder import feature_tensor, make_batch
+from tackboard.batch import HashConfig, Jagged, SequenceBatch, item_rows
+from tackboard.batch.builder import PreparedHistories, feature_tensor, make_batch, make_request
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import row_ids
 from tackboard.features.column import Column, sequence_column
@@ -134,6 +136,69 @@ def test_what_has_no_tensor_says_what_to_use(column: Column, got: str, fix: str)
         feature_tensor(column)
     assert got in caught.value.got
     assert fix in caught.value.fix
+
+
+LISTS = Column.of(ID.in_list(), [[7, 8], [], [9]])
+VECTORS = Column.of(FeatureType("vector", width=2), [[1, 2], [3, 4], [5, 6]])
+
+
+def test_features_of_every_type_are_carried_for_requests_and_candidates() -> None:
+    """A list keeps its offsets, as `Jagged`."""
+    batch = make_request(
+        history=sequence_column(np.array([2]), item=Column.of(ID, [5, 6])),
+        candidates=np.array([6, 9, 5]),
+        hashing=HASHING,
+        request={"likes": LISTS.take(np.array([0])), "taste": VECTORS.take(np.array([2])), "at": Column.of(TIME, [4])},
+        features={"tags": LISTS, "look": VECTORS, "marks": Column.of(FLOAT.in_list(), [[], [0.5], []])},
+    )
+    assert (batch.num_requests, batch.num_candidates) == (1, 3)
+    assert batch.histories.item_ids.tolist() == [5, 6, 9]
+    assert batch.histories.items.tolist() == [0, 1]
+    assert batch.candidates.tolist() == [1, 2, 0]
+    assert torch.equal(batch.histories.item_rows, item_rows(np.array([5, 6, 9]), HASHING))
+    likes, tags, marks = batch.histories.request["likes"], batch.features["tags"], batch.features["marks"]
+    assert isinstance(likes, Jagged)
+    assert isinstance(tags, Jagged)
+    assert isinstance(marks, Jagged)
+    assert (likes.values.tolist(), likes.offsets.tolist()) == ([7, 8], [0, 2])
+    assert (tags.values.tolist(), tags.offsets.tolist()) == ([7, 8, 9], [0, 2, 2, 3])
+    assert (marks.values.dtype, marks.values.tolist(), marks.offsets.tolist()) == (torch.float32, [0.5], [0, 0, 1, 1])
+    assert batch.of_candidates("taste").tolist() == [[5.0, 6.0]] * 3  # type: ignore[union-attr]
+    assert batch.of_candidates("look").tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]  # type: ignore[union-attr]
+    assert batch.histories.of_request("at").tolist() == [4]
+    assert (batch.labels, batch.known) == ({}, {})
+    assert (batch.positions.tolist(), batch.weights.tolist()) == ([-1] * 3, [1.0] * 3)
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), max_size=4), min_size=1, max_size=6), st.data())
+def test_a_slice_of_prepared_histories_is_what_is_built_alone(rows: list[list[int]], data: st.DataObject) -> None:
+    """Lists as features of the request before every event, too, in any order of the histories."""
+
+    def parts(chosen: list[int]) -> dict[str, Any]:
+        items = [item for row in chosen for item in rows[row]]
+        return {
+            "history": sequence_column(
+                np.array([len(rows[row]) for row in chosen], dtype=np.int64),
+                item=Column.of(ID, items),
+                action=Column.of(INT, [item % 3 for item in items]),
+            ),
+            "hashing": HASHING,
+            "users": np.array(chosen, dtype=np.int64),
+            "request": {
+                "hour": Column.of(INT, [item * 2 for item in items]),
+                "tags": Column.of(ID.in_list(), [list(range(item)) for item in items]),
+            },
+            "is_positive": np.array([item > 0 for item in items], dtype=np.bool_),
+            "log_q": lambda ids: (ids / 8).astype(np.float32),
+        }
+
+    order = data.draw(st.permutations(range(len(rows))))
+    begin = data.draw(st.integers(0, len(rows)))
+    end = data.draw(st.integers(begin, len(rows)))
+    found = PreparedHistories(**parts(list(range(len(rows))))).in_order(np.array(order)).batch(begin, end)
+    expected = make_batch(**parts(list(order[begin:end])))
+    assert all(torch.equal(one, other) for one, other in zip(found.tensors(), expected.tensors(), strict=True))
+    assert [tensor.dtype for tensor in found.tensors()] == [tensor.dtype for tensor in expected.tensors()]
 
 
 def test_a_batch_owns_its_memory() -> None:

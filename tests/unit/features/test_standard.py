@@ -15,7 +15,21 @@ from tackboard.core.errors import ConfigError, DataError, TackboardError, UsageE
 from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.language import Context, Events, Float, Int, Item, Request, String, User, milliseconds, sequence
+from tackboard.features.language import (
+    Context,
+    Events,
+    Float,
+    Id,
+    Int,
+    Item,
+    List,
+    Request,
+    String,
+    User,
+    Vector,
+    milliseconds,
+    sequence,
+)
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import (
     NEVER,
@@ -162,7 +176,7 @@ def test_a_history_of_ones_own_replaces_the_standard_one() -> None:
         (["history.item", "device"], ["device", "is id", "a number (bool, int or float)"]),
         (["history.item", "last_items"], ["last_items", "is list[id]", "a number (bool, int or float)"]),
         (["history.item", "log_price"], ["log_price", "one value per candidate", "one value per request"]),
-        (["history.item", "age"], ["age", "may be missing", ".fill_missing(0.0)"]),
+        (["history.item", "age"], ["age", "may be missing", ".fill_missing(0)"]),
         (["history.action"], ["history", "sequence{action: int}", "a sequence with a column item"]),
         (["num_events"], ["does not read history.item"]),
         ([], ["does not read history.item"]),
@@ -188,6 +202,47 @@ def test_what_no_model_can_read_is_named_with_its_line(reads: list[str], parts: 
     if caught.value.got.startswith("feature ") and "has no column" not in text:
         place = "standard.py" if reads == ["history.action"] else "test_standard.py"
         assert f"{place}:" in caught.value.got
+
+
+def test_a_model_of_requests_reads_everything_but_text() -> None:
+    """Of the request and of its candidates; a model of histories is refused each of them."""
+    things = Item(price=Float(), maker=Id(), look=Vector(3), tags=List(Id), marks=List(Float), words=List(String))
+    own = FeatureSet(
+        "ads",
+        device=context.device.fill_missing("").hash_id(),
+        last_items=events.newest(3).collect(events.item),
+        last_times=events.newest(3).collect(events.time),
+        now=request.time,
+        log_price=things.price.fill_missing(0.0).log1p(),
+        maker=things.maker.fill_missing(0),
+        look=things.look.fill_missing(0),
+        tags=things.tags.fill_missing([]),
+        marks=things.marks.fill_missing([]),
+        words=things.words.fill_missing([]),
+        country=user.country.fill_missing(""),
+        bare_tags=things.tags,
+        again=sequence(item=events.newest(3).collect(events.item)),
+    )
+    readable = ["device", "last_items", "last_times", "now", "log_price", "maker", "look", "tags", "marks"]
+    features = features_for_model(["history.item", *readable], VOCABULARY, 8, own, of_requests=True)
+    assert features.reads() == ["history.item", *readable]
+    check_readable(features, 8, of_requests=True)
+    for name in readable:
+        with pytest.raises(ConfigError, match=name):
+            features_for_model(["history.item", name], VOCABULARY, 8, own)
+    wrong = {
+        "words": ("is list[string]", "a list of numbers, ids or times"),
+        "country": ("is string", "a number, id, time or vector"),
+        "bare_tags": ("may be missing", ".fill_missing([])"),
+        "again": ("is sequence{item: id}", "a number, id, time or vector"),
+    }
+    for name, (got, help_) in wrong.items():
+        with pytest.raises(ConfigError) as caught:
+            features_for_model(["history.item", name], VOCABULARY, 8, own, of_requests=True)
+        assert got in caught.value.got
+        assert help_ in f"{caught.value.allowed} {caught.value.fix}"
+    with pytest.raises(ConfigError, match=r"does not read history\.item"):
+        features_for_model(["now"], VOCABULARY, 8, own, of_requests=True)
 
 
 def since_last_of(times: Sequence[int], request_ms: int | None) -> float:

@@ -1,0 +1,89 @@
+"""The distinct items of a batch: ids of events and candidates in, each item once with its rows and share out.
+
+A batch that is built alone sorts its items (`distinct_items`, the slow twin). A window, from which many batches are
+cut, finds its distinct items and hashes them once; those of a batch are then found without sorting its events:
+
+    codes     4 0 4 2 0 2 2     positions among the window's distinct items, of the batch's events
+    scratch   [·] for each of the window's distinct items, whatever was there before
+              write each event's position: the last one stands       →  the events that find themselves are distinct
+              write each distinct item's place among the sorted ones →  read at the codes: the batch's `items`
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch.rows import HashConfig, item_rows
+
+LogShares = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+"""Item ids → the log of each item's share of the training events."""
+
+
+class ItemTable:
+    """M items, rising and each once, with their rows and the logs of their shares; 0 without `log_q`."""
+
+    def __init__(self, ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
+        self.ids = ids
+        self.rows: NDArray[np.int64] = item_rows(ids, hashing).numpy()
+        self.log_q = np.zeros(len(ids), dtype=np.float32) if log_q is None else log_q(ids)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """`item_ids`, `item_rows` and `item_log_q` of a batch with these items. They share the table's memory."""
+        return {
+            "item_ids": torch.from_numpy(self.ids),
+            "item_rows": torch.from_numpy(self.rows),
+            "item_log_q": torch.from_numpy(self.log_q),
+        }
+
+
+def distinct_items(
+    item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None
+) -> dict[str, torch.Tensor]:
+    """`items`, `item_ids`, `item_rows` and `item_log_q` of a batch whose events and candidates have these items."""
+    distinct, places = np.unique(item_ids, return_inverse=True)
+    return {"items": torch.from_numpy(places), **ItemTable(distinct, hashing, log_q).tensors()}
+
+
+class DistinctItems:
+    """The distinct items of a window with their rows and shares, and the distinct ones of any part of it."""
+
+    def __init__(self, item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
+        """`item_ids` are the items of the window's events and candidates."""
+        encoded = pa.array(item_ids).dictionary_encode()
+        found = encoded.dictionary.to_numpy()
+        order = np.argsort(found)
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        # 64 bits throughout: NumPy would turn shorter indices into them at every use.
+        self.codes: NDArray[np.int64] = place.take(encoded.indices.to_numpy())
+        """The position of each of `item_ids` among the distinct ones."""
+        self._table = ItemTable(found[order], hashing, log_q)
+        self._scratch = np.empty(len(order), dtype=np.int64)
+
+    def with_own_scratch(self) -> DistinctItems:
+        """The same items, for use beside the others by another thread."""
+        twin = copy.copy(self)
+        twin._scratch = np.empty_like(self._scratch)
+        return twin
+
+    def of(self, codes: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """What `distinct_items` gives for the items with these codes."""
+        # `take` and `compress` do what indexing does, several times faster for arrays of this size.
+        scratch, positions = self._scratch, np.arange(len(codes))
+        scratch[codes] = positions
+        found = codes.compress(scratch.take(codes) == positions).astype(np.int32)
+        found.sort()  # 32 bits sort in half the time.
+        distinct = found.astype(np.int64)
+        scratch[distinct] = positions[: len(distinct)]
+        return {
+            "items": torch.from_numpy(scratch.take(codes)),
+            "item_ids": torch.from_numpy(self._table.ids.take(distinct)),
+            "item_rows": torch.from_numpy(self._table.rows.take(distinct, axis=0)),
+            "item_log_q": torch.from_numpy(self._table.log_q.take(distinct)),
+        }
