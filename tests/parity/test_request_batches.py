@@ -226,7 +226,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(dataset: Path) -> RequestSource:
-    return RequestSource(RequestConfig(dataset=str(dataset), max_history=MAX_HISTORY), features=features)
+    return RequestSource(
+        RequestConfig(validation_share=0.0, test_share=0.0, dataset=str(dataset), max_history=MAX_HISTORY),
+        features=features,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +355,9 @@ def test_every_feature_lies_where_its_level_says(alone: dict[tuple[int, int], Re
 def test_several_requests_are_the_single_ones(
     source: RequestSource, alone: dict[tuple[int, int], RequestBatch], scorer: Scorer
 ) -> None:
-    config = RequestConfig(dataset="", max_history=MAX_HISTORY, tokens_per_step=64, window_buckets=2)
+    config = RequestConfig(
+        validation_share=0.0, test_share=0.0, dataset="", max_history=MAX_HISTORY, tokens_per_step=64, window_buckets=2
+    )
     steps = RequestSteps(source, config, CONFIG.hashing, seed=1)
     met = 0
     for number in range(steps.plan.steps_per_epoch):
@@ -403,7 +408,9 @@ def test_every_tensor_moves_and_travels(alone: dict[tuple[int, int], RequestBatc
 
 
 def test_a_worker_of_a_cluster_makes_the_same_batches(source: RequestSource) -> None:
-    config = RequestConfig(dataset="", max_history=MAX_HISTORY, tokens_per_step=64, window_buckets=2)
+    config = RequestConfig(
+        validation_share=0.0, test_share=0.0, dataset="", max_history=MAX_HISTORY, tokens_per_step=64, window_buckets=2
+    )
     steps = RequestSteps(source, config, CONFIG.hashing, seed=1)
     numbers = list(range(steps.plan.first_step(1)))
     worker = StepWorker(None, world_size=2)
@@ -431,7 +438,9 @@ def test_every_tensor_is_pinned_and_copied_to_a_gpu(alone: dict[tuple[int, int],
 
 
 def test_a_loss_reaches_the_tables_through_every_feature(source: RequestSource, scorer: Scorer) -> None:
-    config = RequestConfig(dataset="", max_history=MAX_HISTORY, tokens_per_step=200, window_buckets=8)
+    config = RequestConfig(
+        validation_share=0.0, test_share=0.0, dataset="", max_history=MAX_HISTORY, tokens_per_step=200, window_buckets=8
+    )
     batch = RequestSteps(source, config, CONFIG.hashing, seed=1)[0]
     assert batch.has_targets()
     scorer.model.loss(batch).loss.backward()
