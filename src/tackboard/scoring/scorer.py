@@ -20,8 +20,8 @@ from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, check_finite, check_readable
-from tackboard.models.interface import build_model, features_of, restore_config
-from tackboard.models.stored import check_finite_parameters, check_fit, check_reads, load_tensors, read_shapes
+from tackboard.models.interface import features_of, restore_config
+from tackboard.models.stored import check_finite_parameters, check_reads, load_tensors, restore_model
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
@@ -38,7 +38,7 @@ class Scorer:
 
     @classmethod
     def load(cls, bundle: Path, code_file: Path | None = None, num_threads: int | None = None) -> Scorer:
-        """Verifies and loads a bundle. `code_file` is needed only for a model of a user's own."""
+        """Verifies a bundle and maps its tables. `code_file` is needed only for a model of a user's own."""
         torch.set_num_threads(num_threads or usable_cores())
         signature = read_bundle(bundle)
         described = bundle / FILE_NAME
@@ -54,10 +54,8 @@ class Scorer:
             check_readable(features, config.max_history)
         check_reads(config, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
-        stored = {name: tensor for file in files for name, tensor in read_shapes(file).items()}
-        check_fit(config, signature.vocabulary, stored, described)
-        model = build_model(config, signature.vocabulary)
-        model.load_state_dict({name: tensor for file in files for name, tensor in load_tensors(file).items()})
+        stored = {name: tensor for file in files for name, tensor in load_tensors(file).items()}
+        model = restore_model(config, signature.vocabulary, stored, described)
         check_finite_parameters(model, bundle)
         model.eval()
         return cls(signature, model, config.hashing, features)

@@ -37,7 +37,7 @@ from tackboard.data.prefetch import on_device
 from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.interface import build_model, compile_parts, describe_model
-from tackboard.models.stored import check_tensors
+from tackboard.models.stored import check_tensors, find_non_finite
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
@@ -45,8 +45,6 @@ from tackboard.train.optimizers import Optimizers
 
 ORDER_VERSION = 2
 """Of the order in which data is read; 1 had no windows, which shows only in datasets of more than one."""
-SCAN_ROWS = 1 << 20
-"""Rows of a table looked at in one go when it is scanned for non-finite values."""
 
 
 class _StopNow(BaseException):
@@ -329,14 +327,12 @@ class Trainer:
 
     def _scan(self) -> None:
         """A non-finite row spreads slowly and shows late: refuse to publish a table that holds one."""
-        for name, parameter in self.model.named_parameters():
-            for rows in parameter.detach().split(SCAN_ROWS) if parameter.dim() else [parameter.detach()]:
-                if not bool(torch.isfinite(rows).all()):
-                    raise DivergedError(
-                        f"{name} holds non-finite values at step {self.step}",
-                        allowed="the last checkpoint is intact",
-                        fix="start a new run with lower learning rates",
-                    )
+        if name := find_non_finite(self.model):
+            raise DivergedError(
+                f"{name} holds non-finite values at step {self.step}",
+                allowed="the last checkpoint is intact",
+                fix="start a new run with lower learning rates",
+            )
 
 
 def choose_device(name: str) -> torch.device:
