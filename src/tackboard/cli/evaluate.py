@@ -75,8 +75,8 @@ def evaluate_run(
     from tackboard.events.vocabulary import Vocabulary
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
-    from tackboard.models.interface import build_model, features_of
-    from tackboard.models.stored import check_fit, check_reads
+    from tackboard.models.interface import features_of
+    from tackboard.models.stored import check_reads, restore_model
     from tackboard.train.config import config_from_json
 
     torch.set_num_threads(usable_cores())
@@ -89,7 +89,7 @@ def evaluate_run(
         features = features or features_of(config.model, vocabulary)
     check_reads(config.model, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
-    check_fit(config.model, vocabulary, parameters, checkpoint.path / STATE)
+    model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
     source = dataset or snapshot_path(trained_on)
     sequences = load_sequences(
         source,
@@ -105,8 +105,6 @@ def evaluate_run(
     ):
         if f"history.{name}" in features.reads() and (unseen := sorted(set(present) - set(known))):
             say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
-    model = build_model(config.model, vocabulary)
-    model.load_state_dict(parameters)
     rivals = baselines(sequences)
     rivals["model"] = rank_model(model, sequences, config.model.hashing, config.model.max_history)
     if (truth := oracle(sequences)) is not None:

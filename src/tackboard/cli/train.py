@@ -40,11 +40,13 @@ def train(
     if print_config:
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
+    from tackboard.checkpoint.store import CheckpointStore
     from tackboard.data.source import open_sequences
     from tackboard.train.resume import snapshot_of
 
     run = _find_run(config, runs, resume)
-    dataset = (snapshot_of(run) if run else None) or config.data.dataset
+    checkpoint = CheckpointStore(run.checkpoints).find_latest() if run else None
+    dataset = snapshot_of(checkpoint) if checkpoint else config.data.dataset
     source = open_sequences(
         dataset, config.data.positive_actions, features=features_for(config), held_out=config.data.held_out
     )
@@ -62,7 +64,7 @@ def train(
     is_new = run is None
     run = run or RunDirectory.new(runs, config.name)
     # Settings that cannot be show here, before a run is left behind.
-    trainer = Trainer(config, run, source, quiet=False)
+    trainer = Trainer(config, run, source, checkpoint=checkpoint, quiet=False)
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)

@@ -14,14 +14,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
 from tackboard.batch import HashConfig, SequenceBatch, item_rows
-from tackboard.checkpoint.store import CheckpointStore
+from tackboard.checkpoint.store import Checkpoint, CheckpointStore
 from tackboard.checkpoint.trained import load_trained
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
@@ -60,10 +59,14 @@ class Trainer:
         run: RunDirectory,
         source: SequenceSource,
         *,
+        checkpoint: Checkpoint | None = None,
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
-        """`on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say."""
+        """`checkpoint` is the run's newest one, where it was verified already.
+
+        `on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say.
+        """
         self.config = config
         self.run = run
         self.source = source
@@ -89,6 +92,7 @@ class Trainer:
         if config.data.ray_address:
             self.batches = ClusterSteps(self.steps, config.data.ray_address)
         self.store = CheckpointStore(run.checkpoints)
+        self._verified = checkpoint
         for warning in [*config.warnings(), *_shared_rows(config.model.hashing, source)]:
             say(f"warning: {warning}")
         self.step = 0
@@ -219,16 +223,17 @@ class Trainer:
         self.guard.skip(data_step, reason)
 
     def _roll_back(self) -> None:
-        path = self.store.find_latest()
-        if path is None:
+        checkpoint = self.store.find_latest()
+        if checkpoint is None:
             raise DivergedError(f"no checkpoint to go back to in {self.run.checkpoints}")
-        self._load(path)
+        self._load(checkpoint)
         self.run.cut_metrics_after(self.step)
         self.run.log_event("rolled_back", step=self.step)
 
     def _resume_or_start(self) -> None:
-        path = self.store.find_latest()
-        if path is None:
+        checkpoint = self.store.find_latest(self._verified)
+        self._verified = None  # What is mapped of it takes disk space for as long as somebody holds it.
+        if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # There are some where every checkpoint was damaged.
             self.run.log_event(
                 "start",
@@ -238,12 +243,12 @@ class Trainer:
             )
             self.save()
         else:
-            before = self._load(path).get("num_threads", self.num_threads)
+            before = self._load(checkpoint).get("num_threads", self.num_threads)
             if before != self.num_threads:
                 # Sums over several threads are rounded differently; everything else stays the same.
                 say(f"warning: threads were {before}, now {self.num_threads}: the result will differ in rounding")
             # A kill between the two renames of a save, or a damaged checkpoint, leaves `latest` at another one.
-            self.store.point_latest(path)
+            self.store.point_latest(checkpoint.path)
             self.run.cut_metrics_after(self.step)
             self.run.log_event("resume", step=self.step)
 
@@ -289,9 +294,10 @@ class Trainer:
             "lineage": self.source.lineage(),
         }
 
-    def _load(self, path: Path) -> dict[str, Any]:
+    def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Takes over a checkpoint; returns its state."""
-        checkpoint = load_trained(path, ("dense", "tables", "optimizer"))
+        load_trained(checkpoint, ("dense", "tables", "optimizer"))
+        path = checkpoint.path
         recorded = checkpoint.state["lineage"]["snapshot"]
         if recorded != self.source.snapshot:
             # Another snapshot has another order of data, and perhaps another vocabulary.
