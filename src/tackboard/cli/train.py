@@ -51,20 +51,21 @@ def train(
         dataset, config.data.positive_actions, features=features_for(config), held_out=config.data.held_out
     )
     _warn_of_forgotten(source.dataset.path)
+    steps = None
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
         # What cannot fit is refused before a byte of it is allocated.
-        estimate = estimate_run(config, source, runs)
+        figures, steps = estimate_run(config, source, runs, quiet=False)
         if dry_run:
-            _report(estimate, json_output)
+            _report(figures, json_output)
             return
     from tackboard.train.trainer import Trainer
 
     is_new = run is None
     run = run or RunDirectory.new(runs, config.name)
     # Settings that cannot be show here, before a run is left behind.
-    trainer = Trainer(config, run, source, checkpoint=checkpoint, quiet=False)
+    trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)

@@ -1,11 +1,14 @@
-"""What a run would need, before its first step: parameters, bytes, steps, disk. Nothing is written or trained."""
+"""What a run would need, before its first step: parameters, bytes, steps, disk. Nothing is trained.
+
+Nothing is written either, except for the index of the data, which the run will need (see data/index.py).
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +25,14 @@ KEPT_CHECKPOINTS = 3
 """Two are kept, and a third stands while it is written."""
 
 
-def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[str, Any]:
+class Estimate(NamedTuple):
+    """What a run would need, by name, and the steps that were made to know it: the run takes them over."""
+
+    figures: dict[str, Any]
+    steps: TrainingSteps
+
+
+def estimate_run(config: RunConfig, source: SequenceSource, runs: Path, *, quiet: bool = True) -> Estimate:
     """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError."""
     device = choose_device(config.training.device)
     with torch.device("meta"):
@@ -32,7 +42,7 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[
     num_table = sum(size for name, size in sizes.items() if name in tables)
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
-    steps = TrainingSteps(source, config.data, config.model.hashing, config.seed)
+    steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
     # Tables as they are stored, and buffers; one Adagrad sum per row; weight, gradient and two AdamW moments per dense
     # parameter.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
@@ -60,7 +70,7 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[
             allowed=f"{runs} has {_size(free_disk)} free",
             fix="free some space, or choose another --runs",
         )
-    return {
+    figures = {
         "events": source.dataset.num_events,
         "users": source.dataset.num_users,
         "items": len(source.catalogue),
@@ -73,6 +83,7 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path) -> dict[
         "checkpoint_bytes": checkpoint,
         "first_loss_expected": round(math.log(max(2, len(source.catalogue))), 2),
     }
+    return Estimate(figures, steps)
 
 
 def _size(num_bytes: int) -> str:

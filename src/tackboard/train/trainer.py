@@ -59,11 +59,12 @@ class Trainer:
         run: RunDirectory,
         source: SequenceSource,
         *,
+        steps: TrainingSteps | None = None,
         checkpoint: Checkpoint | None = None,
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
-        """`checkpoint` is the run's newest one, where it was verified already.
+        """`steps` are those of `config`, where they were made already; `checkpoint` the run's newest, if verified.
 
         `on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say.
         """
@@ -87,7 +88,7 @@ class Trainer:
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard)
-        self.steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
+        self.steps = steps or TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
         self.batches: TrainingSteps | ClusterSteps = self.steps
         if config.data.ray_address:
             self.batches = ClusterSteps(self.steps, config.data.ray_address)
