@@ -88,6 +88,7 @@ def test_a_resumed_run(
         (["evaluate", "runs/latest"], "runs", "tables.safetensors"),
         (["export", "runs/latest", "--out", "other"], "runs", "tables.safetensors"),
         (["train", "recipe.py:recipe", "--set", "seed=6"], "datasets", "events.parquet"),
+        (["train", "recipe.py:recipe", "--fast-dev-run"], "runs", "tables.safetensors"),
         (["score", "request.json", "--offline", "--bundle", "bundle"], "bundle", "item_tables.weight.safetensors"),
     ],
 )  # fmt: skip

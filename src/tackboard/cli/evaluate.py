@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tackboard.checkpoint.store import Checkpoint
+    from tackboard.events.dataset import Dataset
 
 
 def evaluate(
@@ -49,9 +53,9 @@ def _gap_sentence(closed: float) -> str:
 
 
 def evaluate_run(
-    run: Path,
+    run: Path | Checkpoint,
     *,
-    dataset: Path | None = None,
+    dataset: Path | Dataset | None = None,
     filter_seen: bool | None = None,
     max_users: int | None = None,
     code_file: Path | None = None,
@@ -59,7 +63,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
 
-    metrics.json is the one that was evaluated last. `code_file` is the file of a user's own model, where it was named.
+    metrics.json is the one that was evaluated last. A checkpoint or dataset that was verified before is not verified
+    again. `code_file` is the file of a user's own model, where it was named.
     """
     import torch
 
@@ -80,7 +85,7 @@ def evaluate_run(
     from tackboard.train.config import config_from_json
 
     torch.set_num_threads(usable_cores())
-    checkpoint = load_trained(find_checkpoint(run))
+    checkpoint = load_trained(find_checkpoint(run) if isinstance(run, Path) else run)
     trained_on = checkpoint.state["lineage"]
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     features = read_features(checkpoint.path)
