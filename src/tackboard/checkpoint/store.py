@@ -7,7 +7,8 @@
 A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; `latest` is replaced after
 that. Whatever instant the process is killed at, `latest` names a complete checkpoint, and so does every `step-*`. The
 newest two are kept, and the best one; an older one is removed only after the newer one stands. Decided: safetensors and
-JSON only. Nothing is unpickled.
+JSON only. Nothing is unpickled. A `Checkpoint` is the proof that its bytes were verified: who has one passes it on, so
+that a command hashes no file twice. Its tensors are mapped and take no memory before they are used.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Checkpoint:
     path: Path
     state: dict[str, Any]
     tensors: dict[str, dict[str, torch.Tensor]]
+    among: tuple[Path, ...] = ()
+    """The checkpoints of the folder when `find_latest` chose this one."""
 
 
 class CheckpointStore:
@@ -108,15 +111,22 @@ class CheckpointStore:
         else:
             replace_symlink(self.folder / BEST, path.name)
 
-    def find_latest(self) -> Path | None:
-        """The newest checkpoint that verifies, or None. A damaged one is passed over with a word on stderr."""
-        for path in reversed(self.complete()):
+    def find_latest(self, known: Checkpoint | None = None) -> Checkpoint | None:
+        """The newest checkpoint that verifies, or None. A damaged one is passed over with a word on stderr.
+
+        `known` is an earlier answer. It is given again, without reading a byte, while the folder has the same
+        checkpoints.
+        """
+        complete = self.complete()
+        if known is not None and known.among == tuple(complete):
+            return known
+        for path in reversed(complete):
             try:
-                verify_manifest(path, KIND)
+                manifest = verify_manifest(path, KIND)
             except CorruptFileError as error:
                 say(f"warning: passing over {path.name}: {error.got}")
                 continue
-            return path
+            return dataclasses.replace(_read(path, manifest), among=tuple(complete))
         return None
 
     def complete(self) -> list[Path]:
@@ -157,10 +167,18 @@ def _is_intact(path: Path) -> bool:
     return True
 
 
-def load_checkpoint(path: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """Verifies every byte of a checkpoint and reads it; `groups` limits which tensor groups are read."""
+def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
+    """Verifies every byte of a checkpoint and reads it; `groups` limits which tensor groups are read.
+
+    One that was verified already comes back as it is.
+    """
+    if isinstance(path, Checkpoint):
+        return path
     path = path.resolve()
-    manifest = verify_manifest(path, KIND)
+    return _read(path, verify_manifest(path, KIND), groups)
+
+
+def _read(path: Path, manifest: Mapping[str, Any], groups: tuple[str, ...] | None = None) -> Checkpoint:
     names = [entry["name"] for entry in manifest["files"] if "/" not in entry["name"]]
     present = [name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")]
     wanted = [group for group in present if groups is None or group in groups]
@@ -169,7 +187,7 @@ def load_checkpoint(path: Path, groups: tuple[str, ...] | None = None) -> Checkp
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a run folder, a checkpoints folder or a checkpoint folder stands for.
+    """The checkpoint that a run folder, a checkpoints folder or a checkpoint folder stands for; not verified.
 
     Of a run that was judged on the way the best one, else the newest.
     """
@@ -181,7 +199,7 @@ def find_checkpoint(path: Path) -> Path:
     for name in (BEST, LATEST):
         if (folder / name / MANIFEST).is_file():
             return (folder / name).resolve()
-    found = CheckpointStore(folder).find_latest()
-    if found is None:
+    complete = CheckpointStore(folder).complete()
+    if not complete:
         raise DataError(f"{path} holds no complete checkpoint", allowed="allowed: a run or checkpoint folder")
-    return found
+    return complete[-1]

@@ -49,8 +49,11 @@ OPTIONAL = {
 """What older versions did not write."""
 
 
-def load_trained(path: Path, groups: tuple[str, ...] = ("dense", "tables")) -> Checkpoint:
-    """Verifies a checkpoint, checks its state and reads `groups` of its tensors, which must all be there."""
+def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "tables")) -> Checkpoint:
+    """Verifies a checkpoint, checks its state and reads `groups` of its tensors, which must all be there.
+
+    One that was verified already is not verified again.
+    """
     checkpoint = load_checkpoint(path, groups)
     for group in groups:
         if group not in checkpoint.tensors:

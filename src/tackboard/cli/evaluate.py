@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from tackboard.checkpoint.store import Checkpoint
     from tackboard.data.request_loader import RequestSource
     from tackboard.data.source import SequenceSource
+    from tackboard.events.dataset import Dataset
     from tackboard.train.config import RunConfig
 
 
@@ -71,9 +73,9 @@ def _gap_sentence(closed: float) -> str:
 
 
 def evaluate_run(
-    run: Path,
+    run: Path | Checkpoint,
     *,
-    dataset: Path | None = None,
+    dataset: Path | Dataset | None = None,
     filter_seen: bool | None = None,
     max_users: int | None = None,
     code_file: Path | None = None,
@@ -81,7 +83,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
 
-    metrics.json is the one that was evaluated last. `code_file` is the file of a user's own model, where it was named.
+    metrics.json is the one that was evaluated last. A checkpoint or dataset that was verified before is not verified
+    again. `code_file` is the file of a user's own model, where it was named.
     """
     import torch
 
@@ -97,12 +100,11 @@ def evaluate_run(
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
-    from tackboard.models.interface import build_model
-    from tackboard.models.stored import check_fit
+    from tackboard.models.stored import restore_model
     from tackboard.train.config import config_from_json
 
     torch.set_num_threads(usable_cores())
-    checkpoint = load_trained(find_checkpoint(run))
+    checkpoint = load_trained(find_checkpoint(run) if isinstance(run, Path) else run)
     trained_on = checkpoint.state["lineage"]
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     features = read_features(checkpoint.path)
@@ -111,7 +113,7 @@ def evaluate_run(
         features = features or features_for_model(config.model.reads, vocabulary, config.model.max_history)
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
-    check_fit(config.model, vocabulary, parameters, checkpoint.path / STATE)
+    model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
     source = config.data.open(
         lambda _vocabulary: features, dataset=dataset or snapshot_path(trained_on), vocabulary=vocabulary
     )
@@ -121,11 +123,9 @@ def evaluate_run(
     ):
         if f"history.{name}" in features.reads() and (unseen := sorted(set(present) - set(known))):
             say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
-    model = build_model(config.model, vocabulary)
-    model.load_state_dict(parameters)
     if isinstance(source, RequestSource):
         trained = source
-        if dataset is not None:
+        if isinstance(dataset, Path):
             trained = config.data.open(lambda _: features, dataset=snapshot_path(trained_on), vocabulary=vocabulary)
         result = _judge_requests(model, config, source, trained, max_users=max_users, quiet=quiet)
     else:

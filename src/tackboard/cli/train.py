@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from tackboard.core.rundir import RunDirectory
+    from tackboard.events.dataset import Dataset
     from tackboard.train.config import RunConfig
 
 
@@ -40,11 +41,13 @@ def train(
     if print_config:
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
+    from tackboard.checkpoint.store import CheckpointStore
     from tackboard.train.resume import snapshot_of
     from tackboard.train.start import open_source
 
     run = _find_run(config, runs, resume)
-    source = open_source(config, snapshot_of(run) if run else None)
+    checkpoint = CheckpointStore(run.checkpoints).find_latest() if run else None
+    source = open_source(config, snapshot_of(checkpoint) if checkpoint else None)
     _warn_of_forgotten(source.dataset.path)
     steps = config.data.steps(source, config.model.hashing, config.seed, quiet=False)
     if dry_run or run is None:
@@ -60,7 +63,7 @@ def train(
     is_new = run is None
     run = run or RunDirectory.new(runs, config.name)
     # Settings that cannot be show here, before a run is left behind.
-    trainer = Trainer(config, run, source, steps=steps, quiet=False)
+    trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)
@@ -77,7 +80,7 @@ def train(
         "trimming": dict(source.trimming),
     }
     if fast_dev_run:
-        result |= _after_training(run, code_file)
+        result |= _after_training(run, source.dataset, code_file)
     _report(result, json_output)
 
 
@@ -139,15 +142,17 @@ def _trust_own_code(config: RunConfig) -> Path | None:
     return path
 
 
-def _after_training(run: RunDirectory, code_file: Path | None) -> dict[str, Any]:
-    """The rest of a model's way, on a few users: load, evaluate, export, score."""
+def _after_training(run: RunDirectory, dataset: Dataset, code_file: Path | None) -> dict[str, Any]:
+    """The rest of a model's way, on a few users: load, evaluate, export."""
     from tackboard.checkpoint.store import find_checkpoint
+    from tackboard.checkpoint.trained import load_trained
     from tackboard.cli.evaluate import evaluate_run
     from tackboard.export.exporter import export_bundle
 
-    table = evaluate_run(run.path, max_users=32, code_file=code_file, quiet=True)
+    checkpoint = load_trained(find_checkpoint(run.path))
+    table = evaluate_run(checkpoint, dataset=dataset, max_users=32, code_file=code_file, quiet=True)
     exported = export_bundle(
-        find_checkpoint(run.path), run.path / "bundle", name="dev", version="1", tables="fp16", code_file=code_file
+        checkpoint, run.path / "bundle", name="dev", version="1", tables="fp16", code_file=code_file
     )
     return {"evaluated_users": table["num_users"], "bundle": exported["bundle"]}
 

@@ -79,14 +79,20 @@ class StepsConfig(abc.ABC):
         """The numbered batches of a part of the users of `source`, which `open` gave."""
 
 
-def of_part(
-    user_ids: NDArray[np.int64], part: Part, validation_share: float, test_share: float = 0.0
-) -> NDArray[np.bool_]:
-    """Whether each user belongs to a part."""
-    if not validation_share and not test_share:
-        return np.full(len(user_ids), part == "train")
-    draw = keyed_random.uniform(0, PART_STREAM, user_ids)
-    if part == "validation":
-        return np.asarray(draw < validation_share)
-    is_train = draw >= validation_share + test_share
-    return is_train if part == "train" else ~is_train & (draw >= validation_share)
+@dataclasses.dataclass(frozen=True)
+class PartOfUsers:
+    """Some of the users, by their ids alone; all of them where nobody is held out."""
+
+    part: Part = "train"
+    validation_share: float = 0.0
+    test_share: float = 0.0
+
+    def of(self, user_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each user is among them."""
+        if not self.validation_share and not self.test_share:
+            return np.full(len(user_ids), self.part == "train")
+        draw = keyed_random.uniform(0, PART_STREAM, user_ids)
+        if self.part == "validation":
+            return np.asarray(draw < self.validation_share)
+        is_train = draw >= self.validation_share + self.test_share
+        return is_train if self.part == "train" else ~is_train & (draw >= self.validation_share)

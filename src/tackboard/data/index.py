@@ -1,28 +1,43 @@
 """What the step plan must know of a dataset: tokens per bucket, and how often each item is a positive.
 
 One pass over user, action, item and time of the events, a bucket at a time. What is kept grows with the number of
-buckets and of items, not with that of events.
+buckets and of items, not with that of events. The next run over the same snapshot with the same settings finds it
+
+    datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
+
+where the two are little-endian int64, and <settings> is a hash of all that decides them. Decided: a kept index is a
+help and never a need. One that is damaged, or does not fit the dataset, is made again. One that cannot be written, in a
+folder that is read-only say, is not kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import hashlib
+import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tackboard.core.errors import CorruptFileError, DataError
+from tackboard.core.errors import CorruptFileError, DataError, TackboardError
+from tackboard.core.files import new_directory, remove_directory
+from tackboard.core.manifest import verify_manifest, write_manifest
 from tackboard.core.progress import Progress
+from tackboard.data.config import PartOfUsers
 from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource
-from tackboard.events.dataset import ITEMS
+from tackboard.events.dataset import ITEMS, index_folder
 from tackboard.events.schema import numpy_column
 from tackboard.features.column import ranges
 from tackboard.features.tables import find_ids
 
+KIND = "training index"
+VERSION = 1
+"""Of what an index counts. Raise it where the same settings come to other numbers."""
 LONG = 4_000_000
 """Events from which on a pass over them says how far it is."""
 
@@ -61,18 +76,91 @@ class TrainingIndex:
     frequencies: ItemFrequencies
 
 
+@dataclasses.dataclass(frozen=True)
+class _Counts:
+    """An index as it is kept: `item_counts` has an entry per item of the catalogue."""
+
+    bucket_tokens: NDArray[np.int64]
+    item_counts: NDArray[np.int64]
+    num_segments: int
+    longest: int
+
+
 def index_training(
     source: SequenceSource,
     max_length: int,
     *,
     newest_only: bool = False,
-    of_part: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
+    users: PartOfUsers | None = None,
     quiet: bool = True,
 ) -> TrainingIndex:
-    """Looks through a dataset once. One without a positive event to train on raises DataError.
+    """Looks through a dataset once, ever. One without a positive event to train on raises DataError.
 
-    `of_part` says which users count; all, if not given.
+    `users` says whose events count; all, if not given.
     """
+    users = users or PartOfUsers()
+    place = _place(source, max_length, users, newest_only=newest_only)
+    counts = None if place is None else _read(place, source, max_length)
+    if counts is None:
+        counts = _pass_over(source, max_length, users, newest_only=newest_only, quiet=quiet)
+        if place is not None:
+            _keep(place, counts)
+    is_seen = counts.item_counts > 0
+    return TrainingIndex(
+        bucket_tokens=counts.bucket_tokens,
+        num_segments=counts.num_segments,
+        longest=counts.longest,
+        frequencies=ItemFrequencies(source.catalogue[is_seen], counts.item_counts[is_seen]),
+    )
+
+
+def _place(source: SequenceSource, max_length: int, users: PartOfUsers, *, newest_only: bool) -> Path | None:
+    """The folder of the index of these settings; None where there is no place for one."""
+    folder = index_folder(source.dataset.path)
+    settings = {
+        "version": VERSION,
+        "files": {entry["name"]: entry["sha256"] for entry in source.dataset.manifest["files"]},
+        "max_length": max_length,
+        "newest_only": newest_only,
+        "held_out": source.held_out,
+        "positive_actions": sorted(source.positive_actions),
+        "users": dataclasses.asdict(users),
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return None if folder is None else folder / digest[:16]
+
+
+def _read(place: Path, source: SequenceSource, max_length: int) -> _Counts | None:
+    """A kept index, or None where there is none that is intact and can be of this dataset."""
+    try:
+        manifest = verify_manifest(place, KIND)
+        tokens, items = (np.fromfile(place / name, "<i8").astype(np.int64) for name in ("bucket_tokens", "item_counts"))
+        num_segments, longest = int(manifest["num_segments"]), int(manifest["longest"])
+    except (OSError, DataError, KeyError, TypeError, ValueError):
+        return None
+    fits = (len(tokens), len(items)) == (source.num_buckets, len(source.catalogue))
+    fits = fits and min(tokens.min(initial=0), items.min(initial=0)) >= 0 and 1 <= longest <= max_length
+    fits = fits and 1 <= items.sum() <= tokens.sum() <= source.dataset.num_events and 1 <= num_segments <= tokens.sum()
+    return _Counts(tokens, items, num_segments, longest) if fits else None
+
+
+def _keep(place: Path, counts: _Counts) -> None:
+    """Writes an index for the next run. What hinders that is no error: another run may have been faster, say."""
+    arrays = {"bucket_tokens": counts.bucket_tokens, "item_counts": counts.item_counts}
+    with contextlib.suppress(OSError, TackboardError):
+        if place.exists():
+            remove_directory(place)
+        with new_directory(place) as folder:
+            for name, array in arrays.items():
+                array.astype("<i8").tofile(folder / name)
+            figures = {"num_segments": counts.num_segments, "longest": counts.longest}
+            write_manifest(folder, KIND, figures, meant=arrays)
+
+
+def _pass_over(
+    source: SequenceSource, max_length: int, users: PartOfUsers, *, newest_only: bool, quiet: bool
+) -> _Counts:
+    """The pass over the events."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
     # Counted by position in the catalogue, which is as large as it will get.
     counts = np.zeros(len(source.catalogue), dtype=np.int64)
@@ -83,16 +171,15 @@ def index_training(
             # Times are read for their order alone: a history that is not sorted by them trains on the future.
             table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id", "time_ms"])
             source.dataset.layout.check_users(bucket, numpy_column(table, "user_id"), source.dataset.path)
-            users = source.ranges_of_users(table)
-            begins, ends = users.offsets[:-1], users.train_ends
-            if of_part is not None:
-                ends = np.where(of_part(users.user_ids), ends, begins)
+            found = source.ranges_of_users(table)
+            begins = found.offsets[:-1]
+            ends = np.where(users.of(found.user_ids), found.train_ends, begins)
             segments = cut_segments(begins, ends, max_length, newest_only=newest_only)
             num_segments += len(segments.lengths)
             longest = max(longest, int(segments.lengths.max(initial=0)))
             tokens[bucket] = segments.lengths.sum()
             events = ranges(segments.starts, segments.lengths)
-            item_ids = numpy_column(table, "item_id")[events[users.is_positive[events]]]
+            item_ids = numpy_column(table, "item_id")[events[found.is_positive[events]]]
             if not _count(source.catalogue, counts, item_ids):
                 raise CorruptFileError(
                     f"{source.dataset.path / ITEMS} lacks items that {source.dataset.events_path} has"
@@ -110,10 +197,7 @@ def index_training(
             allowed="each user's last positive event is held out for evaluation",
             fix="name more actions in data.positive_actions, or use users with at least two positive events",
         )
-    frequencies = ItemFrequencies(source.catalogue[counts > 0], counts[counts > 0])
-    return TrainingIndex(
-        bucket_tokens=tokens, num_segments=num_segments, longest=longest, frequencies=frequencies
-    )  # fmt: skip
+    return _Counts(tokens, counts, num_segments, longest)
 
 
 def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> bool:

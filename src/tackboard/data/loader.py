@@ -21,7 +21,7 @@ from tackboard.batch.batches import Batch
 from tackboard.batch.builder import make_batch
 from tackboard.core.config import check
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.data.config import Part, StepsConfig, of_part
+from tackboard.data.config import Part, PartOfUsers, StepsConfig
 from tackboard.data.index import ItemFrequencies, index_training
 from tackboard.data.negatives import UniformNegatives
 from tackboard.data.plan import Segments, StepPlan, cut_segments
@@ -29,6 +29,7 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.data.steps import BatchWindow, NumberedSteps
 from tackboard.data.window import Segmented, Window
+from tackboard.events.dataset import Dataset
 from tackboard.features.column import ranges
 from tackboard.features.feature_set import FeatureSet
 
@@ -70,7 +71,7 @@ class DataConfig(StepsConfig):
         self,
         features: Callable[[Vocabulary], FeatureSet],
         *,
-        dataset: str | Path | None = None,
+        dataset: str | Path | Dataset | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
         """The histories of the dataset, with the held-out event of each user set apart."""
@@ -112,9 +113,9 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self.uniform_negatives = config.uniform_negatives
         self._held: Segmented | None = None
         self._lock = threading.Lock()
-        self.of_part = functools.partial(of_part, part=part, validation_share=config.validation_share)
+        self.users = PartOfUsers(part, config.validation_share)
         self.index = index_training(
-            source, config.max_length, newest_only=self.newest_only, of_part=self.of_part, quiet=quiet
+            source, config.max_length, newest_only=self.newest_only, users=self.users, quiet=quiet
         )
         plan = StepPlan(
             self.index.bucket_tokens,
@@ -141,7 +142,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
     def _cut(self, buckets: NDArray[np.int64]) -> tuple[Sequences, Segments]:
         sequences = self.source.read(buckets)
         begins, ends = sequences.offsets[:-1], sequences.train_ends
-        ends = np.where(self.of_part(sequences.user_ids), ends, begins)
+        ends = np.where(self.users.of(sequences.user_ids), ends, begins)
         return sequences, cut_segments(begins, ends, self.max_length, newest_only=self.newest_only)
 
     @property

@@ -29,7 +29,7 @@ from tackboard.core.documents import blaming
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.data.config import Part, StepsConfig, of_part
+from tackboard.data.config import Part, PartOfUsers, StepsConfig
 from tackboard.data.index import LONG
 from tackboard.data.labels import RequestKeys, first_of_requests
 from tackboard.data.plan import StepPlan
@@ -37,7 +37,7 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource
 from tackboard.data.steps import NumberedSteps
 from tackboard.events.columns import one_array
-from tackboard.events.dataset import LABEL, REQUESTS, open_dataset
+from tackboard.events.dataset import LABEL, REQUESTS, Dataset, open_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.batch_executor import BatchExecutor, Rows
@@ -96,12 +96,11 @@ class RequestConfig(StepsConfig):
         self,
         features: Callable[[Vocabulary], FeatureSet] | None,
         *,
-        dataset: str | Path | None = None,
+        dataset: str | Path | Dataset | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> RequestSource:
         """The labelled requests of the dataset and the histories before them."""
-        named = self if dataset is None else dataclasses.replace(self, dataset=str(dataset))
-        return RequestSource(named, vocabulary=vocabulary, features=features)
+        return RequestSource(self, dataset=dataset, vocabulary=vocabulary, features=features)
 
     def steps(
         self, source: RequestSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
@@ -112,9 +111,11 @@ class RequestConfig(StepsConfig):
             source = self.open(lambda _names: known, dataset=self.judged_on, vocabulary=source.vocabulary)
         return RequestSteps(source, self, hashing, seed, part=part, quiet=quiet)
 
-    def shares(self, part: Part) -> tuple[float, float]:
-        """The shares of users that validate and that test, of the dataset in which a part lies."""
-        return (0.0, 0.0) if part == "train" and self.judged_on else (self.validation_share, self.test_share)
+    def users(self, part: Part) -> PartOfUsers:
+        """The users of a part, among those of the dataset in which it lies."""
+        if part == "train" and self.judged_on:
+            return PartOfUsers()
+        return PartOfUsers(part, self.validation_share, self.test_share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,20 +178,23 @@ class RequestSource(SequenceSource):
         self,
         config: RequestConfig,
         *,
+        dataset: str | Path | Dataset | None = None,
         vocabulary: Vocabulary | None = None,
         features: Callable[[Vocabulary], FeatureSet] | None = None,
     ) -> None:
-        """`features` gives what the model reads, for a vocabulary; the standard history, if not given."""
-        dataset = open_dataset(Path(config.dataset))
+        """`features` gives what the model reads, for a vocabulary; the standard history, if not given.
+
+        `dataset` stands in for the config's; one that was opened before is not verified again.
+        """
+        named = dataset.path if isinstance(dataset, Dataset) else Path(dataset or config.dataset)
+        dataset = dataset if isinstance(dataset, Dataset) else open_dataset(named)
         if not (dataset.path / REQUESTS).exists() or "requests" not in dataset.layout.offsets:
             raise DataError(
-                f"{config.dataset} holds no labelled requests",
-                fix=f"tackboard data label {config.dataset} --label ACTION=WINDOW",
+                f"{named} holds no labelled requests",
+                fix=f"tackboard data label {named} --label ACTION=WINDOW",
             )
         chosen = features or (lambda names: standard_features(names, config.max_history))
-        super().__init__(
-            dataset, Path(config.dataset), held_out=0, vocabulary=vocabulary, features=chosen, of_requests=True
-        )
+        super().__init__(dataset, named, held_out=0, vocabulary=vocabulary, features=chosen, of_requests=True)
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
         self.max_history = config.max_history
         self.request_counters = ReadCounters()
@@ -340,7 +344,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
     ) -> None:
         self.source = source
         self.hashing = hashing
-        self._part, self._shares, self._seed = part, config.shares(part), seed
+        self.users, self._seed = config.users(part), seed
         self._highest_draw: np.uint64 | None = None
         if part == "train" and config.max_requests:
             self._highest_draw = self._draw_of_request(config.max_requests)
@@ -365,7 +369,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
 
     def chosen(self, requests: RequestTable) -> NDArray[np.bool_]:
         """Which requests belong to these steps."""
-        chosen = of_part(requests.user_ids, self._part, *self._shares)
+        chosen = self.users.of(requests.user_ids)
         if self._highest_draw is not None:
             chosen &= self._draws(requests) <= self._highest_draw
         return chosen

@@ -244,14 +244,14 @@ class SequenceSource:
 
 
 def open_sequences(
-    dataset: str | Path,
+    dataset: str | Path | Dataset,
     positive_actions: tuple[str, ...] = (),
     *,
     held_out: int = 1,
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
 ) -> SequenceSource:
-    """Opens and verifies a dataset. `positive_actions` empty means all.
+    """Opens and verifies a dataset, or takes one that was opened before. `positive_actions` empty means all.
 
     `held_out` says which positive event of a user is held out, counted from the last: 1 to test, 2 to validate; 0
     holds out nothing.
@@ -259,9 +259,10 @@ def open_sequences(
     `vocabulary` is that of the model that will read it, where there is one: its indices are not this dataset's.
     `features` gives what that model reads, for a vocabulary.
     """
+    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     return SequenceSource(
-        open_dataset(Path(dataset)),
-        Path(dataset),
+        opened,
+        opened.path if isinstance(dataset, Dataset) else Path(dataset),
         positive_actions=positive_actions,
         held_out=held_out,
         vocabulary=vocabulary,
@@ -270,7 +271,7 @@ def open_sequences(
 
 
 def load_sequences(
-    dataset: str | Path,
+    dataset: str | Path | Dataset,
     positive_actions: tuple[str, ...] = (),
     *,
     held_out: int = 1,

@@ -7,6 +7,7 @@
                                   and, once labelled, requests.parquet labels.json
                                   and, after a backfill, features.parquet features.json
     datasets/<name>/latest        -> the newest snapshot
+    datasets/<name>/index/<snapshot>/   what was computed of it and can be computed again (see data/index.py)
 
 Decided: a snapshot never changes. Importing again makes a new one and moves `latest` in one rename, so a training run
 that holds the old path goes on reading what it started with.
@@ -49,6 +50,7 @@ from tackboard.events.vectors import from_stored, to_stored
 
 KIND = "dataset"
 LATEST = "latest"
+INDEX = "index"
 EVENTS = "events.parquet"
 TRUTH = "truth.json"
 ITEMS = "items.parquet"
@@ -267,6 +269,18 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     num_events = statistics["num_events"]
     check_files(folder, {"events": num_events, "features": num_events, "items": statistics["num_items_listed"]})
     return Dataset(path=folder, manifest=manifest, statistics=statistics)
+
+
+def index_folder(snapshot: Path) -> Path | None:
+    """Where to keep what can be computed of a snapshot again: beside it, for a sealed folder has exactly its files.
+
+    None where the snapshot does not lie in a dataset's folder, or where a link leads out of that folder.
+    """
+    snapshot = snapshot.resolve()
+    everything = snapshot.parent / INDEX
+    place = everything / snapshot.name
+    is_ours = (snapshot.parent / LATEST).is_symlink() and not everything.is_symlink() and not place.is_symlink()
+    return place if is_ours else None
 
 
 def check_place(root: Path, name: str) -> None:

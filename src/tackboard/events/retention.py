@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tackboard.core.documents import read_document
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
-from tackboard.events.dataset import EVENTS, LATEST, REQUESTS, Dataset
+from tackboard.events.dataset import EVENTS, INDEX, LATEST, REQUESTS, Dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.forgetting import (
     Forgotten,
@@ -399,4 +399,16 @@ def prune(folder: Path, runs: Path) -> Pruned:
         else:
             remove_directory(path)
             removed.append(path.name)
+    _prune_indexes(folder)
     return Pruned(removed, kept)
+
+
+def _prune_indexes(folder: Path) -> None:
+    """Removes what was kept about snapshots that are gone. A link could lead to the folder of another dataset."""
+    indexes = folder / INDEX
+    if indexes.is_symlink():
+        return
+    remove_leftovers(indexes)
+    for index in indexes.glob("[!.]*"):
+        if not (folder / index.name).exists():
+            remove_directory(index)

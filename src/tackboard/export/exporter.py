@@ -36,7 +36,7 @@ PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 def export_bundle(
-    checkpoint_path: Path, bundle: Path, *, name: str, version: str, tables: str, code_file: Path | None = None
+    path: Path | Checkpoint, bundle: Path, *, name: str, version: str, tables: str, code_file: Path | None = None
 ) -> dict[str, Any]:
     """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns sizes. An existing folder is refused.
 
@@ -49,7 +49,7 @@ def export_bundle(
         )
     if not version.isdigit():
         raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
-    checkpoint = load_trained(checkpoint_path)
+    checkpoint = load_trained(path)
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     state = checkpoint.path / STATE
     with blaming(state):

@@ -10,13 +10,18 @@ the table's shape and the memory of one number; the optimiser listens there, com
 stochastically (`ops.stochastic_rounding`). `gradient_leaf` names the place for either storage.
 
 Decided: fresh rows are drawn in place, half ones by blocks, so that making a table never needs room for a second one;
-for the same seed a half table begins as the fp32 one rounded to nearest.
+for the same seed a half table begins as the fp32 one rounded to nearest. How a table is looked up follows the type of
+the rows that it holds. So a table that was trained in fp32 and stored in fp16 is read as it is stored: `stored` makes
+the table without rows and gives it those of the file.
 
 Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -29,6 +34,8 @@ from tackboard.core.config import check
 STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DRAWN_AT_ONCE = 1 << 22
 """Numbers of a half table that are drawn in one go. A multiple of 16: torch draws in blocks of 16."""
+_rows_device: ContextVar[str | None] = ContextVar("rows_device", default=None)
+"""Where fresh rows are made; None: on torch's default device."""
 
 
 class HashedTables(nn.Module):
@@ -40,7 +47,6 @@ class HashedTables(nn.Module):
         self.num_hashes = hashing.num_hashes
         self.num_rows = hashing.num_rows
         self.dim = dim
-        self.storage = storage
         self.weight = nn.Parameter(_fresh_rows(hashing.num_hashes * hashing.num_rows, dim, init_std, STORAGES[storage]))
         self._half_leaf: torch.Tensor | None = None
         self.first_rows: torch.Tensor
@@ -58,7 +64,7 @@ class HashedTables(nn.Module):
 
         The leaf of a half table belongs to the device the table is on: ask for it after the model was moved there.
         """
-        if self.storage == "fp32":
+        if self.weight.dtype == torch.float32:
             return self.weight
         if self._half_leaf is None or self._half_leaf.device != self.weight.device:
             number = torch.zeros((), dtype=torch.float32, device=self.weight.device)
@@ -68,7 +74,7 @@ class HashedTables(nn.Module):
     def forward(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
         """Vectors [M, D] of items given by their rows [M, k]."""
         rows_MK = item_rows_MK + self.first_rows
-        if self.storage == "fp32":
+        if self.weight.dtype == torch.float32:
             vectors_MKd = functional.embedding(rows_MK, self.weight, sparse=True)
         elif torch.is_grad_enabled() and self.weight.requires_grad:
             vectors_MKd = _HalfLookup.apply(self.gradient_leaf, self.weight.detach(), rows_MK)
@@ -94,6 +100,19 @@ class _HalfLookup(torch.autograd.Function):
         return gradient_Rd, None, None
 
 
+@contextmanager
+def without_rows() -> Iterator[None]:
+    """Tables that are made in this block get no memory: their rows are on the meta device until others replace them.
+
+    The rest of a model is made as usual, so buffers that no file holds are real.
+    """
+    token = _rows_device.set("meta")
+    try:
+        yield
+    finally:
+        _rows_device.reset(token)
+
+
 def table_modules(model: nn.Module) -> dict[str, HashedTables]:
     """The tables a model declares, by module name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, HashedTables)}
@@ -106,7 +125,7 @@ def table_parameter_names(model: nn.Module) -> set[str]:
 
 def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torch.Tensor:
     """Normal rows of this spread, of torch's generator; a half table takes the same draws as the fp32 one."""
-    rows_Rd = torch.empty(num_rows, dim, dtype=dtype)
+    rows_Rd = torch.empty(num_rows, dim, dtype=dtype, device=_rows_device.get())
     if rows_Rd.is_meta:
         return rows_Rd
     if dtype == torch.float32:

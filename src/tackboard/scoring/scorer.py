@@ -22,8 +22,7 @@ from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
 from tackboard.models.description import restore_config
-from tackboard.models.interface import build_model
-from tackboard.models.stored import check_finite_parameters, check_fit, load_tensors, read_shapes
+from tackboard.models.stored import check_finite_parameters, load_tensors, restore_model
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
@@ -40,7 +39,7 @@ class Scorer:
 
     @classmethod
     def load(cls, bundle: Path, code_file: Path | None = None, num_threads: int | None = None) -> Scorer:
-        """Verifies and loads a bundle. `code_file` is needed only for a model of a user's own."""
+        """Verifies a bundle and maps its tables. `code_file` is needed only for a model of a user's own."""
         torch.set_num_threads(num_threads or usable_cores())
         signature = read_bundle(bundle)
         described = bundle / FILE_NAME
@@ -56,10 +55,8 @@ class Scorer:
             check_readable(features, config.max_history, of_requests=config.batch_type is RequestBatch)
         check_reads(config.reads, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
-        stored = {name: tensor for file in files for name, tensor in read_shapes(file).items()}
-        check_fit(config, signature.vocabulary, stored, described)
-        model = build_model(config, signature.vocabulary)
-        model.load_state_dict({name: tensor for file in files for name, tensor in load_tensors(file).items()})
+        stored = {name: tensor for file in files for name, tensor in load_tensors(file).items()}
+        model = restore_model(config, signature.vocabulary, stored, described)
         check_finite_parameters(model, bundle)
         model.eval()
         return cls(signature, model, config.hashing, features)

@@ -1,4 +1,7 @@
-"""What a run would need, before its first step: parameters, bytes, steps, disk. Nothing is written or trained."""
+"""What a run would need, before its first step: parameters, bytes, steps, disk. Nothing is trained.
+
+Nothing is written either, except for the index of the data, which the run will need (see data/index.py).
+"""
 
 from __future__ import annotations
 

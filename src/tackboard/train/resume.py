@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tackboard.checkpoint.store import CheckpointStore
+from tackboard.checkpoint.store import Checkpoint
 from tackboard.checkpoint.trained import read_state
 from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
@@ -71,12 +71,9 @@ def find_unfinished(runs: Path, config: dict[str, Any]) -> tuple[RunDirectory | 
     return None, f"nothing to resume in {runs} with these settings{passed_over}: a new run"
 
 
-def snapshot_of(run: RunDirectory) -> Path | None:
-    """The dataset snapshot that a run was started on; its dataset may have newer ones by now. None before its start."""
-    latest = CheckpointStore(run.checkpoints).find_latest()
-    if latest is None:
-        return None
-    return snapshot_path(read_state(latest)["lineage"])
+def snapshot_of(checkpoint: Checkpoint) -> Path:
+    """The dataset snapshot that a checkpoint's run was started on; its dataset may have newer ones by now."""
+    return snapshot_path(read_state(checkpoint.path)["lineage"])
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -17,7 +17,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 
 from tackboard.batch import HashConfig, item_rows
 from tackboard.batch.batches import Batch
-from tackboard.checkpoint.store import CheckpointStore
+from tackboard.checkpoint.store import Checkpoint, CheckpointStore
 from tackboard.checkpoint.trained import load_trained
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
@@ -42,7 +41,7 @@ from tackboard.data.steps import NumberedSteps
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.description import describe_model
 from tackboard.models.interface import build_model, compile_parts
-from tackboard.models.stored import check_tensors
+from tackboard.models.stored import check_tensors, find_non_finite
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
@@ -52,8 +51,6 @@ from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
 """Of the order in which data is read; 1 had no windows, which shows only in datasets of more than one."""
-SCAN_ROWS = 1 << 20
-"""Rows of a table looked at in one go when it is scanned for non-finite values."""
 
 
 class _StopNow(BaseException):
@@ -70,10 +67,13 @@ class Trainer:
         source: SequenceSource,
         *,
         steps: NumberedSteps[Any] | None = None,
+        checkpoint: Checkpoint | None = None,
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
         """`source` is what the config's data opened, `steps` its numbered steps, where they were made already.
+
+        `checkpoint` is the run's newest, if it was verified.
 
         `on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say.
         """
@@ -107,6 +107,7 @@ class Trainer:
         if config.training.validate_every:
             self.judges = config.data.steps(source, hashing, config.seed, part="validation", quiet=quiet)
         self.store = CheckpointStore(run.checkpoints)
+        self._verified = checkpoint
         for warning in [*config.warnings(), *_shared_rows(config.model.hashing, source)]:
             say(f"warning: {warning}")
         self.step = 0
@@ -255,16 +256,17 @@ class Trainer:
         self.guard.skip(data_step, reason)
 
     def _roll_back(self) -> None:
-        path = self.store.find_latest()
-        if path is None:
+        checkpoint = self.store.find_latest()
+        if checkpoint is None:
             raise DivergedError(f"no checkpoint to go back to in {self.run.checkpoints}")
-        self._load(path)
+        self._load(checkpoint)
         self.run.cut_metrics_after(self.step)
         self.run.log_event("rolled_back", step=self.step)
 
     def _resume_or_start(self) -> None:
-        path = self.store.find_latest()
-        if path is None:
+        checkpoint = self.store.find_latest(self._verified)
+        self._verified = None  # What is mapped of it takes disk space for as long as somebody holds it.
+        if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # There are some where every checkpoint was damaged.
             num_taken = take_parameters(self.model, self.config.start)
             self.run.log_event(
@@ -276,12 +278,12 @@ class Trainer:
             )
             self.save()
         else:
-            before = self._load(path).get("num_threads", self.num_threads)
+            before = self._load(checkpoint).get("num_threads", self.num_threads)
             if before != self.num_threads:
                 # Sums over several threads are rounded differently; everything else stays the same.
                 say(f"warning: threads were {before}, now {self.num_threads}: the result will differ in rounding")
             # A kill between the two renames of a save, or a damaged checkpoint, leaves `latest` at another one.
-            self.store.point_latest(path)
+            self.store.point_latest(checkpoint.path)
             self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)
             self.run.log_event("resume", step=self.step)
@@ -330,9 +332,10 @@ class Trainer:
             "lineage": self.source.lineage(),
         }
 
-    def _load(self, path: Path) -> dict[str, Any]:
+    def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Takes over a checkpoint; returns its state."""
-        checkpoint = load_trained(path, ("dense", "tables", "optimizer"))
+        load_trained(checkpoint, ("dense", "tables", "optimizer"))
+        path = checkpoint.path
         recorded = checkpoint.state["lineage"]["snapshot"]
         if recorded != self.source.snapshot:
             # Another snapshot has another order of data, and perhaps another vocabulary.
@@ -369,14 +372,12 @@ class Trainer:
 
     def _scan(self) -> None:
         """A non-finite row spreads slowly and shows late: refuse to publish a table that holds one."""
-        for name, parameter in self.model.named_parameters():
-            for rows in parameter.detach().split(SCAN_ROWS) if parameter.dim() else [parameter.detach()]:
-                if not bool(torch.isfinite(rows).all()):
-                    raise DivergedError(
-                        f"{name} holds non-finite values at step {self.step}",
-                        allowed="the last checkpoint is intact",
-                        fix="start a new run with lower learning rates",
-                    )
+        if name := find_non_finite(self.model):
+            raise DivergedError(
+                f"{name} holds non-finite values at step {self.step}",
+                allowed="the last checkpoint is intact",
+                fix="start a new run with lower learning rates",
+            )
 
 
 def choose_device(name: str) -> torch.device:

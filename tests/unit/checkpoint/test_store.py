@@ -71,7 +71,9 @@ def test_latest_is_the_newest_and_two_are_kept(store: CheckpointStore) -> None:
         store.save(step, groups_of(step), {})
     assert sorted(os.listdir(store.folder)) == ["latest", "step-00000010", "step-00000100"]
     assert os.readlink(store.folder / "latest") == "step-00000100"
-    assert store.find_latest() == store.folder / "step-00000100"
+    found = store.find_latest()
+    assert found is not None and found.path == store.folder / "step-00000100"
+    assert set(found.tensors) == set(groups_of(0)) and load_checkpoint(found) is found
 
 
 def test_saving_a_step_again_keeps_the_intact_one(store: CheckpointStore) -> None:
@@ -87,7 +89,8 @@ def test_a_damaged_newest_is_passed_over(store: CheckpointStore, name: str, caps
     damage(newest / name)
     with pytest.raises(CorruptFileError, match=name.replace(".", r"\.")):
         load_checkpoint(newest)
-    assert store.find_latest() == older
+    found = store.find_latest()
+    assert found is not None and found.path == older and found.tensors["dense"]["scalar"] == 1.0
     assert "passing over step-00000002" in capsys.readouterr().err
     # The run that goes on from the older one comes to step 2 again and must leave a good one there.
     store.save(2, groups_of(3.0), {})
@@ -99,7 +102,8 @@ def test_damaged_checkpoints_never_push_out_a_good_one(store: CheckpointStore) -
         damage(store.save(step, groups_of(step), {}) / "state.json")
     assert store.find_latest() is None
     store.save(0, groups_of(0.0), {})  # all was lost: the run starts again
-    assert store.find_latest() == store.folder / "step-00000000"
+    found = store.find_latest()
+    assert found is not None and found.path == store.folder / "step-00000000"
     assert (store.folder / "latest" / "MANIFEST.json").is_file()
 
 
@@ -109,7 +113,8 @@ def test_leftovers_of_a_killed_writer_are_no_checkpoints(store: CheckpointStore)
     leftover.mkdir()
     (store.folder / "step-00000003").mkdir()  # no manifest: never finished
     assert store.complete() == [store.folder / "step-00000001"]
-    assert store.find_latest() == store.folder / "step-00000001"
+    found = store.find_latest()
+    assert found is not None and found.path == store.folder / "step-00000001"
     assert leftover.exists(), "who only looks cleans nothing"
     store.clean()
     assert not leftover.exists()
@@ -117,6 +122,20 @@ def test_leftovers_of_a_killed_writer_are_no_checkpoints(store: CheckpointStore)
 
 def test_an_empty_or_absent_folder_has_no_latest(store: CheckpointStore) -> None:
     assert store.find_latest() is None
+
+
+def test_what_was_found_holds_while_the_folder_has_the_same_checkpoints(store: CheckpointStore) -> None:
+    store.save(1, groups_of(1.0), {})
+    damage(store.save(2, groups_of(2.0), {}) / "state.json")
+    known = store.find_latest()
+    assert known is not None and known.path.name == "step-00000001"
+    assert store.find_latest(known) is known
+    other = CheckpointStore(store.folder).find_latest(known)
+    assert other is known
+    newer = store.save(3, groups_of(3.0), {})  # by another process, say
+    found = store.find_latest(known)
+    assert found is not None and found.path == newer
+    assert torch.equal(known.tensors["dense"]["scalar"], torch.tensor(1.0)), "its files are gone, and still mapped"
 
 
 def test_find_checkpoint_takes_a_run_a_folder_or_a_checkpoint(store: CheckpointStore) -> None:

@@ -13,6 +13,9 @@ import pytest
 
 from tackboard.bundle.signature import read_bundle
 from tackboard.core.rundir import RunDirectory
+from tackboard.data import index
+from tackboard.data.source import SequenceSource
+from tackboard.events.dataset import INDEX
 from tackboard.events.forgetting import add_forgotten
 from tackboard.train.config import RunConfig, config_from_json
 from tackboard.train.trainer import Trainer
@@ -113,6 +116,36 @@ def test_what_is_read_and_what_is_left_on_disk_is_said(tackboard: Program, setti
     assert "time, received left on disk" in text
     loss = next(line.split()[1] for line in text.splitlines() if "final_loss" in line)
     assert 0 < len(loss.partition(".")[2]) <= 4
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The events of each pass over a dataset to index it, in order."""
+    made: list[int] = []
+    honest = index._pass_over
+
+    def count(source: SequenceSource, *arguments: Any, **more: Any) -> Any:
+        made.append(source.dataset.num_events)
+        return honest(source, *arguments, **more)
+
+    monkeypatch.setattr(index, "_pass_over", count)
+    return made
+
+
+def test_data_is_indexed_once(
+    tackboard: Program, settings: list[str], tiny_dataset: Path, tmp_path: Path, passes: list[int]
+) -> None:
+    """By the first of two runs over one snapshot; and once in a run that can keep no index."""
+    copy, alone = tmp_path / "copy", tmp_path / "alone" / "snapshot"
+    shutil.copytree(tiny_dataset, copy, symlinks=True, ignore=shutil.ignore_patterns(INDEX))
+    shutil.copytree((tiny_dataset / "latest").resolve(), alone)
+    command = ["train", "demo", *settings, "--json", "--runs", tmp_path / "runs"]
+    results = [tackboard(*command, "--set", f"data.dataset={data}").json() for data in (copy, copy, alone)]
+    assert len(passes) == 2
+    assert len({(result["final_loss"], result["tokens"]) for result in results}) == 1
+    passes.clear()
+    assert tackboard(*command, "--set", f"data.dataset={copy}", "--resume", results[1]["run"]).code == 0
+    assert passes == []
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:

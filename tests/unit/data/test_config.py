@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tackboard.core.errors import ConfigError
-from tackboard.data.config import Part, of_part
+from tackboard.data.config import Part, PartOfUsers
 from tackboard.data.loader import DataConfig
 from tackboard.data.request_loader import RequestConfig
 
@@ -18,16 +18,17 @@ USERS = np.arange(-5_000, 5_000)
 
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.25, 0.75), (0.2, 0.1)])
 def test_every_user_is_in_one_part_and_parts_are_as_large_as_said(shares: tuple[float, float]) -> None:
-    found = np.stack([of_part(USERS, part, *shares) for part in PARTS])
+    found = np.stack([PartOfUsers(part, *shares).of(USERS) for part in PARTS])
     assert (found.sum(axis=0) == 1).all()
     expected = (1 - sum(shares), *shares)
     assert np.allclose(found.mean(axis=1), expected, atol=0.02)
 
 
 def test_the_part_of_a_user_follows_from_the_id_alone() -> None:
-    whole = of_part(USERS, "validation", 0.3, 0.2)
-    assert np.array_equal(of_part(USERS[::-7], "validation", 0.3, 0.2), whole[::-7])
-    assert not (of_part(USERS, "train", 0.2) & of_part(USERS, "validation", 0.1)).any(), "a larger share adds users"
+    whole = PartOfUsers("validation", 0.3, 0.2).of(USERS)
+    assert np.array_equal(PartOfUsers("validation", 0.3, 0.2).of(USERS[::-7]), whole[::-7])
+    train, judges = PartOfUsers("train", 0.2).of(USERS), PartOfUsers("validation", 0.1).of(USERS)
+    assert not (train & judges).any(), "a larger share adds users"
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
-from tackboard.data.index import ItemFrequencies, index_training
+from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
+from tackboard.data.index import KIND, ItemFrequencies, TrainingIndex, index_training
 from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.events.dataset import INDEX
 
 
 def test_buckets_and_shares_are_those_of_the_whole(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
@@ -58,8 +68,148 @@ def test_nothing_to_predict_is_an_error(tmp_path: Path, make_dataset: Callable[.
 def test_a_long_pass_says_how_far_it_is(
     tiny_source: SequenceSource, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index_training(tiny_source, 8, quiet=False)
+    index_training(tiny_source, 97, quiet=False)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("tackboard.data.index.LONG", 10)
-    index_training(tiny_source, 8, quiet=False)
+    index_training(tiny_source, 98, quiet=False)
     assert "indexing" in capsys.readouterr().err
+    index_training(tiny_source, 98, quiet=False)
+    assert capsys.readouterr().err == "", "it was kept"
+
+
+@pytest.fixture
+def dataset(bucketed_dataset: Path, tmp_path: Path) -> Path:
+    """A dataset of several buckets, without an index."""
+    ignored = shutil.ignore_patterns(INDEX)
+    return Path(shutil.copytree(bucketed_dataset, tmp_path / "bucketed", symlinks=True, ignore=ignored))
+
+
+def same(one: TrainingIndex, other: TrainingIndex, source: SequenceSource) -> bool:
+    figures = [(each.bucket_tokens.tolist(), each.num_segments, each.longest) for each in (one, other)]
+    shares = [each.frequencies.log_share(np.append(source.catalogue, -1)).tobytes() for each in (one, other)]
+    return figures[0] == figures[1] and shares[0] == shares[1]
+
+
+def test_a_second_run_reads_no_event_to_index_them(dataset: Path) -> None:
+    first, second = open_sequences(dataset), open_sequences(dataset)
+    made, kept = index_training(first, 8), index_training(second, 8)
+    assert first.counters.num_rows == first.dataset.num_events
+    assert second.counters.num_rows == second.counters.num_bytes == 0
+    assert same(made, kept, first)
+    verify_manifest(first.dataset.path, "dataset")
+
+
+def test_every_setting_has_an_index_of_its_own(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [open_sequences(dataset), open_sequences(dataset, held_out=2), open_sequences(dataset, ("click",))]
+    settings = [(8, False), (5, False), (8, True)]
+    kept = [
+        index_training(source, length, newest_only=newest)
+        for _ in range(2)
+        for source in sources
+        for length, newest in settings
+    ][len(sources) * len(settings) :]
+    assert [source.counters.num_rows for source in sources] == [3 * source.dataset.num_events for source in sources]
+    assert len(list(dataset.glob(f"{INDEX}/*/*"))) == 9
+    monkeypatch.setattr("tackboard.data.index.index_folder", lambda _snapshot: None)
+    fresh = [index_training(source, length, newest_only=newest) for source in sources for length, newest in settings]
+    assert all(same(one, other, sources[0]) for one, other in zip(kept, fresh, strict=True))
+    assert not any(same(one, other, sources[0]) for one, other in itertools.combinations(fresh, 2))
+
+
+@pytest.mark.parametrize("name", ["bucket_tokens", "item_counts", MANIFEST])
+def test_a_flipped_bit_is_found_and_the_index_is_made_again(dataset: Path, name: str) -> None:
+    source = open_sequences(dataset)
+    made = index_training(source, 8)
+    (path,) = dataset.glob(f"{INDEX}/*/*/{name}")
+    intact = path.read_bytes()
+    path.write_bytes(bytes([intact[0] ^ 1]) + intact[1:])
+    again = open_sequences(dataset)
+    assert same(index_training(again, 8), made, source)
+    assert again.counters.num_rows == source.dataset.num_events
+    assert path.read_bytes() == intact
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("bucket_tokens", lambda tokens: tokens[1:]),
+        ("bucket_tokens", lambda tokens: -tokens),
+        ("bucket_tokens", lambda tokens: tokens * 1000),
+        ("item_counts", lambda counts: np.append(counts, 1)),
+        ("item_counts", lambda counts: counts * 0),
+    ],
+)
+def test_a_sealed_index_that_cannot_be_of_this_dataset_is_made_again(
+    dataset: Path, file: str, change: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> None:
+    source = open_sequences(dataset)
+    made = index_training(source, 8)
+    (place,) = dataset.glob(f"{INDEX}/*/*")
+    manifest = verify_manifest(place, KIND)
+    change(np.fromfile(place / file, "<i8")).tofile(place / file)
+    write_manifest(place, KIND, {key: manifest[key] for key in ("num_segments", "longest")})
+    again = open_sequences(dataset)
+    assert same(index_training(again, 8), made, source) and again.counters.num_rows
+
+
+def test_what_stands_in_the_way_of_an_index_stops_nobody(dataset: Path, tmp_path: Path) -> None:
+    source, other = open_sequences(dataset), tmp_path / "other"
+    other.mkdir()
+    (dataset / INDEX).symlink_to(other)  # A link could lead anywhere.
+    made = index_training(source, 8)
+    assert not list(other.iterdir())
+    (dataset / INDEX).unlink()
+    (dataset / INDEX).write_text("a file")
+    assert same(index_training(source, 8), made, source)
+    alone = open_sequences(shutil.copytree(source.dataset.path, tmp_path / "alone" / "snapshot"))
+    assert same(index_training(alone, 8), made, source)
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["snapshot"], "no dataset's folder, no index"
+    assert source.counters.num_rows == 2 * alone.counters.num_rows == 2 * source.dataset.num_events
+
+
+READ_ONLY = """
+import sys
+from tackboard.data.index import index_training
+from tackboard.data.source import open_sequences
+source = open_sequences(sys.argv[1])
+try:
+    open(sys.argv[1] + "/written", "w")
+except OSError:
+    print(index_training(source, 8).bucket_tokens.tolist(), source.counters.num_rows)
+"""
+
+
+def test_a_dataset_that_is_read_only_works(dataset: Path) -> None:
+    """With an index from before and without."""
+    mount = f'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "{sys.executable}" -c "$2" "$1"'
+    command = ["unshare", "-m", *([] if os.geteuid() == 0 else ["--map-root-user"]), "bash", "-c", mount, "bash"]
+    if subprocess.run([*command[:-4], "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespace can be made here: unshare is missing or not allowed")
+
+    def look() -> str:
+        done = subprocess.run([*command, str(dataset), READ_ONLY], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    source = open_sequences(dataset)
+    before = look()
+    assert not (dataset / INDEX).exists()
+    tokens = index_training(source, 8).bucket_tokens.tolist()
+    assert before == f"{tokens} {source.dataset.num_events}\n"
+    assert look() == f"{tokens} 0\n"
+
+
+def test_writers_at_once_leave_one_index(dataset: Path) -> None:
+    """Threads stand for processes: the folder and its locks do not tell them apart."""
+    sources = [open_sequences(dataset) for _ in range(8)]
+    start = threading.Barrier(len(sources))
+
+    def make(source: SequenceSource) -> TrainingIndex:
+        start.wait(30)
+        return index_training(source, 8)
+
+    with ThreadPoolExecutor(len(sources)) as pool:
+        made = list(pool.map(make, sources))
+    assert all(same(index, made[0], sources[0]) for index in made)
+    (place,) = dataset.glob(f"{INDEX}/*/*")
+    verify_manifest(place, KIND)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.events import layout as layout_module
 from tackboard.events import retention
-from tackboard.events.dataset import Dataset, open_dataset
+from tackboard.events.dataset import INDEX, Dataset, index_folder, open_dataset
 from tackboard.events.forgetting import add_forgotten, read_forgotten, remains_in
 from tackboard.events.layout import Layout
 from tackboard.events.quality import check_dataset
@@ -291,6 +292,10 @@ def test_what_an_unfinished_run_needs_is_kept(folder: Path, tmp_path: Path) -> N
     second = retain(open_dataset(folder)).path
     add_forgotten(folder, [101])
     third = retain(open_dataset(folder)).path
+    for snapshot in (first, second, third):
+        place = index_folder(snapshot)
+        assert place is not None
+        (place / "settings").mkdir(parents=True)
     done = run_of(runs, "a", folder, first.name, "done")
     (runs / "latest").symlink_to(done.name)
     run_of(runs, "b", folder, second.name, "failed: no memory")
@@ -298,9 +303,23 @@ def test_what_an_unfinished_run_needs_is_kept(folder: Path, tmp_path: Path) -> N
     result = prune(folder, runs)
     assert (result.removed, result.kept) == ([first.name], {second.name: "b"})
     assert not first.exists() and second.exists() and open_dataset(folder).path == third
+    assert {path.name for path in (folder / INDEX).iterdir()} == {second.name, third.name}
     (runs / "b" / "STATUS").write_text("done\n")
     assert prune(folder, runs).removed == [second.name]
     assert read_forgotten(folder).user_ids.tolist() == [100, 101], "the list outlives the snapshots"
+
+
+def test_a_link_in_place_of_the_indexes_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "20200101T000000Z-01234567"
+    other.mkdir(parents=True)
+    (folder / INDEX).symlink_to(other.parent)
+    (tmp_path / "runs").mkdir()
+    prune(folder, tmp_path / "runs")
+    assert other.exists()
+    (folder / INDEX).unlink()
+    shutil.copytree(other.parent, folder / INDEX)
+    prune(folder, tmp_path / "runs")
+    assert not list((folder / INDEX).iterdir()), "there is no such snapshot: it was removed by hand, say"
 
 
 @pytest.mark.parametrize("named", ["{folder}", "{folder}/latest", "datasets/gone"])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +99,71 @@ def test_half_precision_tables_score_close(
     export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
     scores = Scorer.load(tmp_path / "half", num_threads=1).score(REQUEST)
     assert scores == pytest.approx(scores_of_the_model(trained_run, REQUEST, make_history), abs=0.05)
+
+
+def test_a_half_table_is_mapped_and_scores_as_a_widened_one(trained_run: RunDirectory, tmp_path: Path) -> None:
+    export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
+    scorer = Scorer.load(tmp_path / "half", num_threads=1)
+    weight, widened = scorer.model.item_tables.weight, deepcopy(scorer)
+    assert weight.dtype == torch.float16
+    assert f"{tmp_path / 'half' / 'tables' / 'item_tables.weight.safetensors'}\n" in Path("/proc/self/maps").read_text()
+    widened.model.item_tables.weight.data = weight.detach().float()
+    expected = widened.score(REQUEST)
+    assert scorer.score(REQUEST).tobytes() == expected.tobytes()
+    # A bundle that is removed, or replaced under its name, goes on to be served as it was.
+    shutil.rmtree(tmp_path / "half")
+    (tmp_path / "half").mkdir()
+    assert scorer.score(REQUEST).tobytes() == expected.tobytes()
+
+
+LOADED_IN_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np, torch
+from tackboard.features.column import Column
+from tackboard.features.types import ID, STRING, TIME
+from tackboard.scoring.request import ScoreRequest
+from tackboard.scoring.scorer import Scorer
+
+def kib(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+def score(bundle):
+    scorer = Scorer.load(bundle, num_threads=1)
+    history = {"item": Column.of(ID, [3]), "action": Column.of(STRING, ["click"]),
+               "surface": Column.of(STRING, ["home"]), "time": Column.of(TIME, [0])}
+    return scorer, scorer.score(ScoreRequest(history=history, candidate_items=np.arange(1000)))
+
+score(Path(sys.argv[1]))  # Imports are over.
+before = kib("RssAnon:")
+# The kernel counts what a process may write, the pages that it maps of a file included: one table has room, not two.
+allowed = (kib("VmData:") << 10) + int(1.5 * int(sys.argv[3]))
+resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+scorer, scores = score(Path(sys.argv[2]))
+assert np.isfinite(scores).all() and scorer.model.item_tables.weight.nbytes == int(sys.argv[3])
+print(kib("RssAnon:") - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_large_half_table_takes_no_memory_of_its_own(tiny_bundle: Path, tmp_path: Path) -> None:
+    """200 MB of fp16: neither random rows (400 MB), nor rows of fp32 (400 MB), nor a copy (200 MB) would have room."""
+    large, name, num_rows, dim = tmp_path / "large", "item_tables.weight", 12_500_000, 4
+    shutil.copytree(tiny_bundle, large)
+    signature = json.loads((large / "signature.json").read_text())
+    signature["model"]["config"]["hashing"]["num_rows"] = num_rows
+    signature["tables"][name] |= {"dtype": "fp16", "shape": [2 * num_rows, dim]}
+    (large / "signature.json").write_text(json.dumps(signature))
+    table = torch.full((2 * num_rows, dim), 0.1, dtype=torch.float16)
+    save_file({name: table}, large / "tables" / f"{name}.safetensors")
+    (large / MANIFEST).unlink()
+    write_manifest(large, KIND)
+    arguments = [str(tiny_bundle), str(large), str(table.nbytes)]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_IN_LITTLE_MEMORY, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * 1024 < 40_000_000
 
 
 def test_a_candidate_scores_the_same_in_any_company(tiny_bundle: Path) -> None:

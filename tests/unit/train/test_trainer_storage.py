@@ -90,7 +90,7 @@ def test_half_tables_are_exported_evaluated_and_scored(
     assert table.dtype == STORAGES[tables]
     assert torch.allclose(table.float(), trainer.model.item_tables.weight.float(), rtol=0, atol=2.0**-25)
     scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
-    assert scorer.model.item_tables.weight.dtype == STORAGES[storage]
+    assert scorer.model.item_tables.weight.dtype == STORAGES[tables]
     sequences, config, users = trainer.source.read(), trainer.config.model, np.arange(5)
     trained, served = (
         np.asarray(rank_model(model, sequences, config.hashing, config.max_history)(users))
