@@ -42,6 +42,7 @@ def train(
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
     from tackboard.checkpoint.store import CheckpointStore
+    from tackboard.data.loader import TrainingSteps
     from tackboard.data.source import open_sequences
     from tackboard.train.resume import snapshot_of
 
@@ -52,14 +53,14 @@ def train(
         dataset, config.data.positive_actions, features=features_for(config), held_out=config.data.held_out
     )
     _warn_of_forgotten(source.dataset.path)
-    steps = None
+    steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=False)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
         # What cannot fit is refused before a byte of it is allocated.
-        figures, steps = estimate_run(config, source, runs, quiet=False)
+        estimate = estimate_run(config, source, runs, steps)
         if dry_run:
-            _report(figures, json_output)
+            _report(estimate, json_output)
             return
     from tackboard.train.trainer import Trainer
 

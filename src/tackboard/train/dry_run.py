@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,15 +25,13 @@ KEPT_CHECKPOINTS = 3
 """Two are kept, and a third stands while it is written."""
 
 
-class Estimate(NamedTuple):
-    """What a run would need, by name, and the steps that were made to know it: the run takes them over."""
+def estimate_run(
+    config: RunConfig, source: SequenceSource, runs: Path, steps: TrainingSteps | None = None
+) -> dict[str, Any]:
+    """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError.
 
-    figures: dict[str, Any]
-    steps: TrainingSteps
-
-
-def estimate_run(config: RunConfig, source: SequenceSource, runs: Path, *, quiet: bool = True) -> Estimate:
-    """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError."""
+    `steps` are those of the config's data over `source`, where they were made already.
+    """
     device = choose_device(config.training.device)
     with torch.device("meta"):
         model = build_model(config.model, source.vocabulary)
@@ -42,7 +40,7 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path, *, quiet
     num_table = sum(size for name, size in sizes.items() if name in tables)
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
-    steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
+    steps = steps or TrainingSteps(source, config.data, config.model.hashing, config.seed)
     # Tables as they are stored, and buffers; one Adagrad sum per row; weight, gradient and two AdamW moments per dense
     # parameter.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
@@ -70,7 +68,7 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path, *, quiet
             allowed=f"{runs} has {_size(free_disk)} free",
             fix="free some space, or choose another --runs",
         )
-    figures = {
+    return {
         "events": source.dataset.num_events,
         "users": source.dataset.num_users,
         "items": len(source.catalogue),
@@ -83,7 +81,6 @@ def estimate_run(config: RunConfig, source: SequenceSource, runs: Path, *, quiet
         "checkpoint_bytes": checkpoint,
         "first_loss_expected": round(math.log(max(2, len(source.catalogue))), 2),
     }
-    return Estimate(figures, steps)
 
 
 def _size(num_bytes: int) -> str:

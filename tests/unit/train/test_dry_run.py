@@ -25,7 +25,7 @@ Config = Callable[..., RunConfig]
 
 def test_sizes_are_those_of_the_real_model(tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path) -> None:
     config = tiny_config()
-    estimate = estimate_run(config, tiny_source, tmp_path / "not" / "yet" / "there").figures
+    estimate = estimate_run(config, tiny_source, tmp_path / "not" / "yet" / "there")
     model = build_model(config.model, tiny_source.vocabulary)
     tables = model.get_parameter("item_tables.weight").numel()
     assert estimate["table_parameters"] == tables == 2 * 16 * 4
@@ -40,7 +40,7 @@ def test_sizes_are_those_of_the_real_model(tiny_config: Config, tiny_source: Seq
 def test_the_checkpoint_is_as_large_as_estimated(
     tiny_config: Config, tiny_source: SequenceSource, trained_run: RunDirectory
 ) -> None:
-    estimate = estimate_run(tiny_config(), tiny_source, trained_run.path).figures
+    estimate = estimate_run(tiny_config(), tiny_source, trained_run.path)
     groups = load_checkpoint(find_checkpoint(trained_run.path)).tensors.values()
     sizes = {name: tensor.nbytes for group in groups for name, tensor in group.items()}
     # Left out of the estimate: AdamW's step count of each parameter, a few bytes.
@@ -75,7 +75,7 @@ def test_a_model_for_a_gpu_must_fit_there_and_here(
 def test_checkpoints_larger_than_the_disk_are_refused(
     tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = 3 * estimate_run(tiny_config(), tiny_source, tmp_path).figures["checkpoint_bytes"]
+    needed = 3 * estimate_run(tiny_config(), tiny_source, tmp_path)["checkpoint_bytes"]
     for free in (needed, needed - 1):
         monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=free: SimpleNamespace(free=free))
         if free == needed:

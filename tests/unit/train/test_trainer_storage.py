@@ -108,6 +108,6 @@ def test_the_estimate_before_a_run_knows_the_storage(
 ) -> None:
     trainer = make_trainer("fp16")
     trainer.train(quiet=True)
-    estimate = estimate_run(trainer.config, tiny_source, tmp_path).figures
+    estimate = estimate_run(trainer.config, tiny_source, tmp_path)
     sizes = {name: tensor.nbytes for name, tensor in stored(trainer.run).items()}
     assert estimate["checkpoint_bytes"] == sum(size for name, size in sizes.items() if not name.endswith(".step"))
