@@ -55,7 +55,8 @@ def _gap_sentence(closed: float) -> str:
 def evaluate_run(
     run: Path | Checkpoint,
     *,
-    dataset: Path | Dataset | None = None,
+    dataset: Path | None = None,
+    verified: Dataset | None = None,
     filter_seen: bool | None = None,
     max_users: int | None = None,
     code_file: Path | None = None,
@@ -63,8 +64,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
 
-    metrics.json is the one that was evaluated last. A checkpoint or dataset that was verified before is not verified
-    again. `code_file` is the file of a user's own model, where it was named.
+    metrics.json is the one that was evaluated last. `verified` is the snapshot that the run was trained on, where it was
+    opened already; such a snapshot, and a checkpoint that was loaded already, are not verified again. `code_file` is the file of a user's own model, where it was named.
     """
     import torch
 
@@ -95,7 +96,7 @@ def evaluate_run(
     check_reads(config.model, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
     model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
-    source = dataset or snapshot_path(trained_on)
+    source = dataset or verified or snapshot_path(trained_on)
     sequences = load_sequences(
         source,
         config.data.positive_actions,
