@@ -64,8 +64,9 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
 
-    metrics.json is the one that was evaluated last. `verified` is the snapshot that the run was trained on, where it was
-    opened already; such a snapshot, and a checkpoint that was loaded already, are not verified again. `code_file` is the file of a user's own model, where it was named.
+    metrics.json is the one that was evaluated last. A checkpoint that was loaded already is not verified again, nor is
+    `verified`, the snapshot that the run was trained on, where it was opened already. `code_file` is the file of a
+    user's own model, where it was named.
     """
     import torch
 
