@@ -75,7 +75,8 @@ def _gap_sentence(closed: float) -> str:
 def evaluate_run(
     run: Path | Checkpoint,
     *,
-    dataset: Path | Dataset | None = None,
+    dataset: Path | None = None,
+    verified: Dataset | None = None,
     filter_seen: bool | None = None,
     max_users: int | None = None,
     code_file: Path | None = None,
@@ -83,8 +84,9 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
 
-    metrics.json is the one that was evaluated last. A checkpoint or dataset that was verified before is not verified
-    again. `code_file` is the file of a user's own model, where it was named.
+    metrics.json is the one that was evaluated last. A checkpoint that was loaded already is not verified again, nor is
+    `verified`, the snapshot that the run was trained on, where it was opened already. `code_file` is the file of a
+    user's own model, where it was named.
     """
     import torch
 
@@ -115,7 +117,7 @@ def evaluate_run(
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
     model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
     source = config.data.open(
-        lambda _vocabulary: features, dataset=dataset or snapshot_path(trained_on), vocabulary=vocabulary
+        lambda _vocabulary: features, dataset=dataset or verified or snapshot_path(trained_on), vocabulary=vocabulary
     )
     for name, present, known in (
         ("action", source.dataset.actions, vocabulary.actions),
@@ -125,7 +127,7 @@ def evaluate_run(
             say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
     if isinstance(source, RequestSource):
         trained = source
-        if isinstance(dataset, Path):
+        if dataset is not None:
             trained = config.data.open(lambda _: features, dataset=snapshot_path(trained_on), vocabulary=vocabulary)
         result = _judge_requests(model, config, source, trained, max_users=max_users, quiet=quiet)
     else:

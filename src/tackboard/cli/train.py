@@ -150,7 +150,7 @@ def _after_training(run: RunDirectory, dataset: Dataset, code_file: Path | None)
     from tackboard.export.exporter import export_bundle
 
     checkpoint = load_trained(find_checkpoint(run.path))
-    table = evaluate_run(checkpoint, dataset=dataset, max_users=32, code_file=code_file, quiet=True)
+    table = evaluate_run(checkpoint, verified=dataset, max_users=32, code_file=code_file, quiet=True)
     exported = export_bundle(
         checkpoint, run.path / "bundle", name="dev", version="1", tables="fp16", code_file=code_file
     )

@@ -122,7 +122,7 @@ class Tied(nn.Module):
         self.output = nn.Linear(2, 4, bias=False)
         self.output.weight = self.tables.weight
 
-    loss = encode_users = encode_items = score = nn.Module.forward
+    loss = scores = nn.Module.forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
