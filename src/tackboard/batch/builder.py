@@ -7,7 +7,7 @@
     with_items          a batch of histories that names further items, such as drawn negatives
 
 In: a sequence column with the column `item`, features as columns, ids of candidates. Out: tensors that share no memory
-with what came in. Every type has its tensor: whole numbers, ids and times are int64, other numbers float32, a vector is
+with those. Every type has its tensor: whole numbers, ids and times are int64, other numbers float32, a vector is
 [rows, width], and a list is `Jagged`. Text has none, and nothing may be missing.
 """
 
@@ -45,6 +45,8 @@ def make_batch(
     [B] tells whose histories they are; 0, if not given.
     """
     items = distinct_items(item_column(history).values, hashing, log_q)
+    users = None if users is None else users.copy()
+    is_positive = None if is_positive is None else is_positive.copy()
     return _histories(history, items, users=users, request=request, is_positive=is_positive)
 
 
@@ -137,20 +139,21 @@ def make_requests(
     """The batch of U requests, one for each row of `history`, with candidates of the requests `request_of` [C].
 
     `items` are the distinct items of all events, then of all candidates (`distinct_items`, `DistinctItems.of`). A label
-    is 1, 0, or -1 if not known. What only training knows may be left out: see `RequestBatch`.
+    is 1, 0, or -1 if not known. What only training knows may be left out: see `RequestBatch`. Columns are copied; all
+    other arrays become the batch's own, because a window has just cut them out for it.
     """
     num_events, num_requests, num_candidates = len(item_column(history).values), len(history), len(request_of)
     places = items["items"]
     of_events = {**items, "items": places[:num_events].clone()}
     return RequestBatch(
         histories=_histories(history, of_events, users=users, request=request, is_positive=is_positive),
-        request_ms=_tensor(np.zeros(num_requests) if request_ms is None else request_ms, np.int64),
-        request_of=_tensor(request_of, np.int64),
+        request_ms=_owned(np.zeros(num_requests) if request_ms is None else request_ms, np.int64),
+        request_of=_owned(request_of, np.int64),
         candidates=places[num_events:].clone(),
-        positions=_tensor(np.full(num_candidates, -1) if positions is None else positions, np.int64),
-        weights=_tensor(np.ones(num_candidates) if weights is None else weights, np.float32),
-        labels={name: _tensor(label == 1, np.float32) for name, label in (labels or {}).items()},
-        known={name: _tensor(label >= 0, np.bool_) for name, label in (labels or {}).items()},
+        positions=_owned(np.full(num_candidates, -1) if positions is None else positions, np.int64),
+        weights=_owned(np.ones(num_candidates) if weights is None else weights, np.float32),
+        labels={name: _owned(label == 1, np.float32) for name, label in (labels or {}).items()},
+        known={name: _owned(label >= 0, np.bool_) for name, label in (labels or {}).items()},
         features=features_of(features),
     )
 
@@ -182,12 +185,12 @@ def feature_tensor(column: Column) -> torch.Tensor:
         raise DataError(f"a feature of type {column.type} is missing", fix="use .fill_missing(…) in its definition")
     if column.dictionary is not None or column.fields is not None:
         raise DataError(f"a feature of type {column.type} has no tensor", fix="use .hash_id() or .index_in(…)")
-    return _tensor(column.values, np.float32 if column.values.dtype.kind == "f" else column.values.dtype)
+    return _copied(column.values, np.float32 if column.values.dtype.kind == "f" else column.values.dtype)
 
 
 def _feature(column: Column) -> Feature:
     values = feature_tensor(column)
-    return values if column.offsets is None else Jagged(values, _tensor(column.offsets, np.int64))
+    return values if column.offsets is None else Jagged(values, _copied(column.offsets, np.int64))
 
 
 def _histories(
@@ -200,11 +203,11 @@ def _histories(
 ) -> SequenceBatch:
     positive = np.zeros(len(item_column(history).values)) if is_positive is None else is_positive
     return SequenceBatch(
-        offsets=_tensor(_offsets(history), np.int64),
-        users=_tensor(np.zeros(len(history)) if users is None else users, np.int64),
+        offsets=_copied(_offsets(history), np.int64),
+        users=_owned(np.zeros(len(history)) if users is None else users, np.int64),
         columns=_columns(history),
         request=features_of(request),
-        is_positive=_tensor(positive, np.bool_),
+        is_positive=_owned(positive, np.bool_),
         **items,
     )
 
@@ -219,6 +222,9 @@ def _columns(history: Column) -> dict[str, torch.Tensor]:
     return {name: feature_tensor(field) for name, field in (history.fields or {}).items() if name != "item"}
 
 
-def _tensor(array: NDArray[np.generic], dtype: np.typing.DTypeLike) -> torch.Tensor:
-    """A tensor with memory of its own."""
+def _copied(array: NDArray[np.generic], dtype: np.typing.DTypeLike) -> torch.Tensor:
     return torch.from_numpy(np.array(array, dtype=dtype, copy=True))
+
+
+def _owned(array: NDArray[np.generic], dtype: np.typing.DTypeLike) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(array, dtype=dtype))

@@ -22,7 +22,7 @@ from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.world_config import WorldConfig
 from tackboard.events.world_dataset import write_world
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.language import Events, Int, Item, Request
+from tackboard.features.language import Context, Events, Int, Item, Request
 from tackboard.features.standard import standard_features
 
 HASHING = HashConfig(num_hashes=2, num_rows=100)
@@ -165,6 +165,42 @@ def test_features_of_requests_and_candidates_are_computed(labelled: Path) -> Non
             seen = everything[key]["items"]
             assert row["features"]["times_seen"] == [seen.count(item) for item in row["candidates"]]
             assert row["features"]["topic"] == [topics[item] for item in row["candidates"]]
+
+
+def test_the_context_of_a_request_is_that_of_its_first_event_that_has_one(labelled: Path, tmp_path: Path) -> None:
+    """Two users may have requests of one id."""
+
+    def features(vocabulary: Vocabulary) -> FeatureSet:
+        depth = Context(depth=Int()).depth.fill_missing(-1)
+        return FeatureSet("own", depth=depth).merged(standard_features(vocabulary, 10))
+
+    rows = [  # user, request, time, context
+        (1, "a", 0, None), (1, "a", 10, '{"depth": 1}'), (1, "a", 20, '{"depth": 2}'), (1, "b", 30, None),
+        (2, "a", 5, '{"depth": 3}'), (2, "b", 15, '{"more": 3}'), (2, None, 15, '{"depth": 4}'),
+    ]  # fmt: skip
+    names = pa.array(["view"] * (len(rows) - 1) + ["click"]).dictionary_encode()
+    users, requests, times, contexts = zip(*rows, strict=True)
+    events = pa.table(
+        {
+            "user": pa.array(users),
+            "item": pa.array(range(len(rows))),
+            "action": names,
+            "surface": names,
+            "time_ms": pa.array(times),
+            "received_ms": pa.array(times),
+            "order": pa.array(range(len(rows))),
+            "request": pa.array(requests),
+            "context": pa.array(contexts),
+        }
+    )
+    write_dataset(tmp_path, "told", events)
+    config = LabelConfig(labels=(Label("click", HOUR),), shown="view")
+    label_dataset(open_dataset(tmp_path / "told"), config, quiet=True)
+    batch = make_steps(tmp_path / "told", features=features)[0]
+    found = {key: row["request"]["depth"] for key, row in rows_of(batch).items()}
+    assert found == {(1, 0): 1, (1, 30): -1, (2, 5): 3, (2, 15): -1}
+    with pytest.raises(DataError, match=r"context\.depth.* is not in the data(.|\n)*--context"):
+        make_steps(labelled, features=features)[0]
 
 
 def test_workers_change_nothing(labelled: Path) -> None:
