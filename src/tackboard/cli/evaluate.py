@@ -109,7 +109,7 @@ def evaluate_run(
     model = build_model(config.model, vocabulary)
     model.load_state_dict(parameters)
     rivals = baselines(sequences)
-    rivals["model"] = rank_model(model, sequences, config.model.hashing, config.model.max_history)
+    rivals["model"] = rank_model(model, sequences, config.model.tables, config.model.max_history)
     if (truth := oracle(sequences)) is not None:
         rivals["oracle"] = truth
     result = evaluate_rankings(

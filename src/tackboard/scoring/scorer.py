@@ -61,7 +61,7 @@ class Scorer:
         model.load_state_dict({name: tensor for file in files for name, tensor in load_tensors(file).items()})
         check_finite_parameters(model, bundle)
         model.eval()
-        return cls(signature, model, config.hashing, features)
+        return cls(signature, model, config.tables, features)
 
     def score(self, request: ScoreRequest) -> NDArray[np.float32]:
         """Scores of the candidates [C], in their order."""

@@ -102,7 +102,7 @@ class RunConfig:
             raise ConfigError(
                 f"data.max_length = {self.data.max_length}",
                 allowed=f"allowed: at least {least}: the future-token loss predicts what comes after its anchor",
-                fix=f"--set data.max_length={least}, or lower model.future_token_anchor",
+                fix=f"--set data.max_length={least}, or lower model.loss.future_token_anchor",
             )
         limit = self.model.max_history
         if self.data.max_length > limit:

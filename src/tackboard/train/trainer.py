@@ -87,12 +87,12 @@ class Trainer:
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard)
-        self.steps = TrainingSteps(source, config.data, config.model.hashing, config.seed, quiet=quiet)
+        self.steps = TrainingSteps(source, config.data, config.model.tables, config.seed, quiet=quiet)
         self.batches: TrainingSteps | ClusterSteps = self.steps
         if config.data.ray_address:
             self.batches = ClusterSteps(self.steps, config.data.ray_address)
         self.store = CheckpointStore(run.checkpoints)
-        for warning in [*config.model.warnings(config.data.max_length), *_shared_rows(config.model.hashing, source)]:
+        for warning in [*config.model.warnings(config.data.max_length), *_shared_rows(config.model.tables, source)]:
             say(f"warning: {warning}")
         self.step = 0
         self.data_step = 0
@@ -377,7 +377,7 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
     if num_rows == len(source.catalogue):
         return []
     return [
-        f"{len(source.catalogue):,} items share {num_rows:,} rows: raise model.hashing.num_rows above the largest id"
+        f"{len(source.catalogue):,} items share {num_rows:,} rows: raise model.tables.num_rows above the largest id"
     ]
 
 

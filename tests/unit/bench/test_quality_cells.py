@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tackboard.batch import HashConfig
 from tackboard.bench.quality_cells import Cell, Work
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import write_json_atomic
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, config_to_json
 
 CONFIG = RunConfig(
-    name="small", data=DataConfig(dataset="ml-1m-file"), model=PinFMConfig(hashing=HashConfig(num_rows=64))
+    name="small", data=DataConfig(dataset="ml-1m-file"), model=PinFMConfig(tables=TableConfig(num_rows=64))
 )
 VALIDATION = Cell(
     prepared="ml-1m-file",

@@ -10,15 +10,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tackboard.batch import HashConfig
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.models.backbone import BackboneConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.stored import check_finite_parameters, check_fit, load_tensors, read_shapes
+from tackboard.models.tables import TableConfig
 
 NAMES = Vocabulary(actions=("save",), surfaces=("home",))
 CONFIG = PinFMConfig(
-    hashing=HashConfig(num_hashes=2, num_rows=16), table_dim=4, width=8, num_layers=1, num_heads=1, max_history=8
+    tables=TableConfig(num_hashes=2, num_rows=16, dim=4),
+    backbone=BackboneConfig(num_layers=1, num_heads=1),
+    width=8,
+    max_history=8,
 )
 STATE = Path("state.json")
 
@@ -53,7 +57,12 @@ def test_the_parameters_of_the_model_fit_in_any_precision(tensors: dict[str, tor
 
 
 @pytest.mark.parametrize(
-    "change", [{"hashing": HashConfig(num_hashes=2, num_rows=1 << 30)}, {"width": 1 << 20}, {"num_layers": 1 << 40}]
+    "change",
+    [
+        {"tables": TableConfig(num_hashes=2, num_rows=1 << 30, dim=4)},
+        {"width": 1 << 20},
+        {"backbone": BackboneConfig(num_layers=1 << 40, num_heads=1)},
+    ],
 )
 def test_a_larger_model_is_refused_before_it_is_built(
     change: dict[str, object], tensors: dict[str, torch.Tensor]
