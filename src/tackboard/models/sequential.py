@@ -11,8 +11,7 @@ An item has one row of a plain table, the same as input and as output. The hidde
 event of its row; so nothing predicts the first one, and an empty history is the vector 0, for which all items score
 alike. Inner products have a LayerNorm before them, as in SASRec's paper; under cosines the L2 norm stands in its place,
 as in HSTU's public code. `mixed` is for catalogues too large for all items at every step: its negatives, and how each
-is weighted, are PinFM's (`losses.py`), except that a user's own items stay among them. `full` is the same with all
-weights 1, the exact softmax.
+is weighted, are PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax.
 
 The published models read items and order, HSTU also times, and the time of the request with them. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival what PinFM reads, so that both can be compared on the
@@ -231,8 +230,7 @@ class SequentialModel(RetrievalModel):
             if embedding is not None:
                 std = stds.get(embedding, SMALL_STD)
                 nn.init.trunc_normal_(embedding.weight, std=std, a=-2 * std, b=2 * std)
-        sampled = SampledEntropy(1.0 / config.loss.temperature)
-        self.entropy: nn.Module = sampled if config.has_cosines else LogSum()
+        self.entropy: nn.Module = LogSum() if config.loss.kind == "mixed" else CrossEntropy(self._scale)
         self.backbone = config.backbone.build(
             width=width,
             max_positions=config.max_history,
@@ -253,7 +251,7 @@ class SequentialModel(RetrievalModel):
         hidden_PD = hidden_TD.index_select(0, events_P - 1)
         if self.config.request_place == "output":
             hidden_PD = hidden_PD + self._request_vectors(batch.of_request(SINCE_LAST).index_select(0, events_P))
-        loss = self._sampled_loss if self.config.has_cosines else self._softmax_loss
+        loss = self._mixed_loss if self.config.loss.kind == "mixed" else self._exact_loss
         targets_P = batch.items.index_select(0, events_P)
         return LossOutput(loss(self._project(hidden_PD), self._project(items_MD), batch, targets_P), {})
 
@@ -323,37 +321,34 @@ class SequentialModel(RetrievalModel):
         assert self.request_times is not None
         return self.request_times(self._request_buckets(since))
 
-    def _softmax_loss(
+    def _mixed_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
-        """Mean cross entropy of each target against all items of the batch, each weighted by how often it is there.
+        """Mean cross entropy of each target against all items of the batch, each weighted by how often it is there."""
+        order_P = torch.arange(len(targets_P), device=targets_P.device)
+        pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
+        return info_nce(hidden_PD, items_MD, pairs, negative_log_weights(batch), None, log_sum=self.entropy).mean()
 
-        With the whole catalogue drawn and nothing else counted, which is `full`, all weights are 1.
-        """
-        is_full = self.config.loss.kind == "full"
-        if is_full and (len(batch.sampled) != len(items_MD) or float(batch.sample_rate) < 1.0):
+    def _exact_loss(
+        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean cross entropy of each target over all items of the catalogue, or over itself and its own negatives."""
+        loss, negatives_PR = self.config.loss, None
+        num_cells = len(items_MD)
+        if loss.kind == "sampled":
+            negatives_PR = draw_negatives(batch.sampled, len(targets_P), loss.num_negatives)
+            num_cells = loss.num_negatives * self.config.width
+        elif len(batch.sampled) != len(items_MD) or float(batch.sample_rate) < 1.0:
             raise ConfigError(
                 f"model.loss.kind = 'full', but {len(batch.sampled):,} items were drawn for this batch",
                 allowed="the exact softmax needs the whole catalogue in every batch",
                 fix="set data.uniform_negatives to the number of items or more, or model.loss.kind to mixed",
             )
-        order_P = torch.arange(len(targets_P), device=targets_P.device)
-        pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
-        log_weights_M = negative_log_weights(batch, in_batch=not is_full)
-        return info_nce(hidden_PD, items_MD, pairs, log_weights_M, None, log_sum=self.entropy).mean()
-
-    def _sampled_loss(
-        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
-    ) -> torch.Tensor:
-        """Mean cross entropy of each target against its own negatives."""
-        num_negatives = self.config.loss.num_negatives
-        negatives_PR = draw_negatives(batch.sampled, len(targets_P), num_negatives)
-        of_predictions = (hidden_PD, targets_P, negatives_PR)
-        return in_blocks(self.entropy, num_negatives * self.config.width, (items_MD,), of_predictions).mean()
+        return in_blocks(self.entropy, num_cells, (items_MD,), (hidden_PD, targets_P, negatives_PR)).mean()
 
 
-class SampledEntropy(nn.Module):
-    """The cross entropy of each prediction [p] over its target and its own negatives."""
+class CrossEntropy(nn.Module):
+    """The cross entropy of each prediction [p]: over all items, or over its target and its own negatives."""
 
     compiles = True
 
@@ -362,9 +357,15 @@ class SampledEntropy(nn.Module):
         self.scale = scale
 
     def forward(
-        self, items_MD: torch.Tensor, hidden_pD: torch.Tensor, targets_p: torch.Tensor, negatives_pR: torch.Tensor
+        self,
+        items_MD: torch.Tensor,
+        hidden_pD: torch.Tensor,
+        targets_p: torch.Tensor,
+        negatives_pR: torch.Tensor | None,
     ) -> torch.Tensor:
         """The cross entropies."""
+        if negatives_pR is None:
+            return functional.cross_entropy(hidden_pD @ items_MD.T, targets_p, reduction="none")
         choices_pR = torch.cat([targets_p[:, None], negatives_pR], dim=1)
         vectors_pRD = functional.embedding(choices_pR, items_MD)
         logits_pR = (vectors_pRD @ hidden_pD[:, :, None].to(vectors_pRD.dtype)).squeeze(2) * self.scale
