@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, normalize
 
-from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch import SequenceBatch
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.loader import DataConfig
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import next_item_loss, row_of_event
-from tackboard.models.tables import HashedTables
+from tackboard.models.tables import HashedTables, TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
@@ -27,8 +27,7 @@ from tackboard.train.config import RunConfig, TrainingConfig
 class DecayedSumConfig(ModelConfig):
     """What `--set model.NAME=…` can change."""
 
-    hashing: HashConfig = dataclasses.field(default_factory=lambda: HashConfig(num_hashes=2, num_rows=2048))
-    width: int = 32
+    tables: TableConfig = dataclasses.field(default_factory=lambda: TableConfig(num_hashes=2, num_rows=2048, dim=32))
     max_history: int = 32
 
     def build(self, vocabulary: Vocabulary) -> nn.Module:
@@ -40,7 +39,7 @@ class DecayedSum(RetrievalModel):
 
     def __init__(self, config: DecayedSumConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
-        self.tables = HashedTables(config.hashing, config.width)  # the optimiser finds tables by this class
+        self.tables = HashedTables(config.tables)  # the optimiser finds tables by this class
         self.actions = nn.Embedding(vocabulary.num_actions, self.tables.width)
         self.start = nn.Parameter(torch.randn(self.tables.width) * 0.1)  # what an empty history looks like
         self.decay = nn.Parameter(torch.tensor(2.0))

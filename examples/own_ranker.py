@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
-from tackboard.batch import HashConfig, RequestBatch
+from tackboard.batch import RequestBatch
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.request_loader import RequestConfig
 from tackboard.models.interface import LossOutput, ModelConfig
-from tackboard.models.tables import HashedTables
+from tackboard.models.tables import HashedTables, TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
@@ -31,8 +31,7 @@ class TasteConfig(ModelConfig):
     """What `--set model.NAME=…` can change."""
 
     batch_type: ClassVar = RequestBatch  # what `loss` reads: requests, not segments of histories
-    hashing: HashConfig = dataclasses.field(default_factory=lambda: HashConfig(num_hashes=2, num_rows=2048))
-    width: int = 32
+    tables: TableConfig = dataclasses.field(default_factory=lambda: TableConfig(num_hashes=2, num_rows=2048, dim=32))
     max_history: int = 32
     label: str = "click"
 
@@ -46,7 +45,7 @@ class Taste(nn.Module):
     def __init__(self, config: TasteConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.label = config.label
-        self.tables = HashedTables(config.hashing, config.width)  # the optimiser finds tables by this class
+        self.tables = HashedTables(config.tables)  # the optimiser finds tables by this class
         width = self.tables.width
         self.actions = nn.Embedding(vocabulary.num_actions, width)
         self.mlp = nn.Sequential(nn.Linear(3 * width, 64), nn.ReLU(), nn.Linear(64, 1))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -21,9 +21,7 @@ def recipe() -> RunConfig:
             window_buckets=2,
             validation_share=0.2,
         ),
-        model=PinFMConfig(
-            hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=4, width=8, max_history=16, dropout=0.1
-        ),
+        model=PinFMConfig(tables=TableConfig(num_hashes=2, num_rows=64, dim=4), width=8, max_history=16, dropout=0.1),
         optimizer=OptimizerConfig(warmup_steps=4),
         training=TrainingConfig(steps=12, checkpoint_every=3, validate_every=4, log_every=1, num_threads=1),
     )

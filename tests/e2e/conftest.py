@@ -11,9 +11,9 @@ import pytest
 RECIPE = '''\
 """A run of seconds."""
 
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
@@ -21,7 +21,7 @@ def recipe() -> RunConfig:
     return RunConfig(
         name="tiny",
         data=DataConfig(dataset="datasets/tiny", max_length=12, tokens_per_step=256),
-        model=PinFMConfig(hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=4, width=8, max_history=12),
+        model=PinFMConfig(tables=TableConfig(num_hashes=2, num_rows=64, dim=4), width=8, max_history=12),
         training=TrainingConfig(steps=4, checkpoint_every=2, num_threads=1, device="cpu"),
     )
 '''

@@ -16,7 +16,8 @@ from tackboard.events.public import listing
 from tackboard.events.public.publisher import Counts
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = [word for setting in ("training.steps=2", "training.checkpoint_every=1", "model.width=8", "model.num_layers=1")
+SMALL = [word for setting in ("training.steps=2", "training.checkpoint_every=1", "model.width=8",
+                              "model.backbone.num_layers=1")
          for word in ("--set", setting)]  # fmt: skip
 
 

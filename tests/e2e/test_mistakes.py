@@ -422,9 +422,27 @@ MISTAKES = [
     ),
     Mistake(
         "a typo in a nested setting",
-        f"{TRAIN} --set model.hashing.num_row=5",
+        f"{TRAIN} --set model.tables.num_row=5",
         WRONG_USE,
-        ("unknown setting model.hashing.num_row", "did you mean model.hashing.num_rows?"),
+        ("unknown setting model.tables.num_row", "did you mean model.tables.num_rows?"),
+    ),
+    Mistake(
+        "a setting by the name it had once",
+        f"{TRAIN} --set model.table_dim=5",
+        WRONG_USE,
+        ("unknown setting model.table_dim", "did you mean model.tables.dim?"),
+    ),
+    Mistake(
+        "a setting that has become a table",
+        f"{TRAIN} --set model.backbone=hstu",
+        WRONG_USE,
+        ("model.backbone is a table of settings", "did you mean model.backbone.kind?"),
+    ),
+    Mistake(
+        "a setting that the kind of backbone does not have",
+        f"{TRAIN} --set model.backbone.kind=hstu --set model.backbone.time_bias=9",
+        WRONG_USE,
+        ("model.backbone.time_bias = 9", "0 with hstu, which has no time_bias"),
     ),
     Mistake(
         "a word for a number",
@@ -481,15 +499,15 @@ MISTAKES = [
     ),
     Mistake(
         "more rows than a table can have",
-        f"{TRAIN} --set model.hashing.num_rows=4000000000",
+        f"{TRAIN} --set model.tables.num_rows=4000000000",
         WRONG_USE,
-        ("model.hashing.num_rows = 4000000000", "1 to 2147483647"),
+        ("model.tables.num_rows = 4000000000", "1 to 2147483647"),
     ),
     Mistake(
         "a model larger than the machine",
-        f"{TRAIN} --set model.hashing.num_rows=2000000000 --set model.table_dim=1024",
+        f"{TRAIN} --set model.tables.num_rows=2000000000 --set model.tables.dim=1024",
         WRONG_USE,
-        ("the model needs 164", "GB", "this machine has", "lower model.hashing.num_rows"),
+        ("the model needs 164", "GB", "this machine has", "lower model.tables.num_rows"),
     ),
     Mistake(
         "runs in a place that is a file",

@@ -53,7 +53,7 @@ SETTINGS = [
     "data.tokens_per_step=128",
     "model.max_history=8",
     "model.width=8",
-    "model.num_layers=1",
+    "model.backbone.num_layers=1",
     "training.steps=4",
     "training.checkpoint_every=2",
     "training.num_threads=1",
@@ -205,7 +205,7 @@ def test_offline_scores_are_those_that_evaluation_ranks_by(shop: Path, tackboard
     )
     model = build_model(config.model, vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
-    rank = rank_model(model, sequences, config.model.hashing, config.model.max_history)
+    rank = rank_model(model, sequences, config.model.tables, config.model.max_history)
     late, compared = late_users(), 0
     for user, user_id in enumerate(sequences.user_ids.tolist()):
         who = next(f"user {number}" for number in range(NUM_USERS) if string_id(f"user {number}") == user_id)

@@ -48,7 +48,7 @@ REQUEST = {
 def own(workspace: Path, tackboard: Callable[..., Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's run and bundle, and a request for it."""
     folder = tmp_path_factory.mktemp("own")
-    settings = [f"data.dataset={workspace / 'datasets' / 'tiny'}", "training.steps=6", "model.width=4"]
+    settings = [f"data.dataset={workspace / 'datasets' / 'tiny'}", "training.steps=6", "model.tables.dim=4"]
     options = [word for setting in settings for word in ("--set", setting)]
     trained = tackboard("train", f"{EXAMPLE}:recipe", *options, "--json", cwd=folder)
     assert trained.code == 0, trained.err
@@ -101,7 +101,7 @@ def test_an_error_in_the_users_code_names_its_line(
     source = EXAMPLE.read_text().replace("weights @ events", "weights @ events.T")
     line = next(number for number, text in enumerate(source.splitlines(), 1) if "weights @ events.T" in text)
     (tmp_path / "mine.py").write_text(source)
-    settings = ["--set", f"data.dataset={workspace / 'datasets' / 'tiny'}", "--set", "model.width=4"]
+    settings = ["--set", f"data.dataset={workspace / 'datasets' / 'tiny'}", "--set", "model.tables.dim=4"]
     answer = tackboard("train", "mine.py:recipe", "--fast-dev-run", *settings, cwd=tmp_path)
     assert answer.code == 2
     (error, *more) = [line for line in answer.err.splitlines() if not line.startswith("training")]
@@ -150,7 +150,7 @@ def test_the_server_gives_the_offline_scores(
 def steps(workspace: Path) -> TrainingSteps:
     config = load_code(EXAMPLE).recipe()
     source = open_sequences(workspace / "datasets" / "tiny", ("click", "save", "share"), features=features_for(config))
-    return TrainingSteps(source, config.data, config.model.hashing, seed=0)
+    return TrainingSteps(source, config.data, config.model.tables, seed=0)
 
 
 def prefixes_of(batch: SequenceBatch, steps: TrainingSteps) -> SequenceBatch:

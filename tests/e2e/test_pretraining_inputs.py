@@ -33,22 +33,22 @@ LONG, START_MS, MAX_HISTORY = 20_000, 1_700_000_000_000, 12
 RECIPE = f'''
 """A run of seconds."""
 
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.evaluation.ranking import EvaluationConfig
+from tackboard.models.backbone import BackboneConfig
+from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
-HASHINGS = {{
-    "mix": HashConfig(num_hashes=2, num_rows=64),
-    "modulo": HashConfig(num_hashes=1, num_rows=64, method="modulo"),
+TABLES = {{
+    "mix": TableConfig(num_hashes=2, num_rows=64, dim=4),
+    "modulo": TableConfig(num_hashes=1, num_rows=64, method="modulo", dim=4),
 }}
-PLAIN = {{"backbone": "hstu", "request_time": True, "in_batch_negatives": False}}
 
 
 def of(method: str) -> RunConfig:
-    more = PLAIN if method == "modulo" else {{}}
-    sizes = {{"table_dim": 4, "width": 8, "num_layers": 1, "max_history": {MAX_HISTORY}}}
+    is_plain = method == "modulo"
     return RunConfig(
         name=method,
         data=DataConfig(
@@ -56,9 +56,16 @@ def of(method: str) -> RunConfig:
             positive_actions=("click",),
             max_length={MAX_HISTORY},
             tokens_per_step=4096,
-            uniform_negatives=100 if more else 0,
+            uniform_negatives=100 if is_plain else 0,
         ),
-        model=PinFMConfig(hashing=HASHINGS[method], **sizes, **more),
+        model=PinFMConfig(
+            tables=TABLES[method],
+            backbone=BackboneConfig(kind="hstu" if is_plain else "gpt", num_layers=1),
+            loss=LossConfig(in_batch_negatives=not is_plain),
+            width=8,
+            max_history={MAX_HISTORY},
+            request_time=is_plain,
+        ),
         training=TrainingConfig(steps=5, checkpoint_every=5, num_threads=1, device="cpu"),
         evaluation=EvaluationConfig(cutoffs=(1, 5, {len(ITEMS)})),
     )

@@ -25,18 +25,21 @@ import torch
 import tritonclient.http as triton
 from safetensors.torch import save_file
 
-from tackboard.batch import HashConfig
 from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, write_signature
 from tackboard.core.manifest import write_manifest
+from tackboard.models.backbone import BackboneConfig
 from tackboard.models.description import describe_model
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 TABLE = "item_tables.weight"
 
 
 def write_bundle(folder: Path, id_type: Literal["int64", "string"]) -> Path:
-    config = PinFMConfig(hashing=HashConfig(num_rows=512), table_dim=8, width=16, num_layers=1, max_history=12)
+    config = PinFMConfig(
+        tables=TableConfig(num_rows=512, dim=8), backbone=BackboneConfig(num_layers=1), width=16, max_history=12
+    )
     signature = Signature(
         format_version=FORMAT_VERSION,
         name=f"small {id_type}",

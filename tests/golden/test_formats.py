@@ -9,14 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 GOLDEN = Path(__file__).parent
 SCORES_V1 = [3.375640630722046, 1.8154712915420532, -1.4119033813476562, 3.30361008644104]
 """Scores of request.json's candidates by bundle-v1 on the day it was made."""
 SCORES_V2 = [2.217665672302246, 1.5355850458145142, 0.7574293613433838, 1.8943089246749878]
 """By bundle-v2, of a request one hour after the last event."""
+SCORES_FLAT = {
+    "pinfm": [7.508135795593262, 3.073918342590332, 2.235879898071289, -0.7151152491569519],
+    "sasrec": [-2.450416088104248, 3.446748733520508, -4.1351542472839355, -0.1898886263370514],
+}
+"""By bundle-v2-flat-pinfm and -sasrec, of a request one hour after the last event. Their models were described by flat
+settings, nearly all of them other than the defaults."""
 FEATURES_HASH = "d3b30c919600d1bf3e72a38edfb017e9a8bef0188a63a2df25b01bafa19df760"
 """Of bundle-v2's features.json, format version 1."""
 
@@ -132,3 +140,55 @@ def test_a_checkpoint_of_version_1_is_exported_and_evaluated(tmp_path: Path) -> 
     assert np.allclose(scores, SCORES_V1, atol=1e-5)
     table = evaluate_run(checkpoint, dataset=GOLDEN / "dataset-v1", quiet=True)
     assert [row["name"] for row in table["rows"]] == ["popularity", "item-to-item", "model"]
+
+
+@pytest.mark.parametrize("kind", SCORES_FLAT)
+@pytest.mark.parametrize("source", ["bundle", "checkpoint"])
+def test_a_model_that_was_described_by_flat_settings_scores_as_it_did(tmp_path: Path, kind: str, source: str) -> None:
+    from tackboard.export.exporter import export_bundle
+    from tackboard.scoring.scorer import Scorer
+
+    bundle = GOLDEN / f"bundle-v2-flat-{kind}"
+    if source == "checkpoint":
+        bundle = tmp_path / "bundle"
+        export_bundle(GOLDEN / f"checkpoint-v1-flat-{kind}", bundle, name="new", version="1", tables="fp16")
+    scorer = Scorer.load(bundle, num_threads=1)
+    request = json.loads((GOLDEN / "request.json").read_text())
+    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
+    read = scorer.reader.read(history, request["candidates"], request_ms=max(history["time_ms"]) + 3_600_000)
+    assert np.allclose(scorer.score(read), SCORES_FLAT[kind], atol=1e-5)
+
+
+def test_flat_settings_are_read_to_the_last_one() -> None:
+    from tackboard.core.config import to_dict
+    from tackboard.models.description import restore_config
+
+    def described(kind: str) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((GOLDEN / f"checkpoint-v1-flat-{kind}" / "state.json").read_text())
+        return state["model"]
+
+    pinfm = to_dict(restore_config(described("pinfm")))
+    assert pinfm["tables"] == {
+        "num_hashes": 2, "num_rows": 16, "seed": 3, "method": "mix", "dim": 4, "init_std": 0.2, "storage": "fp16"
+    }  # fmt: skip
+    assert pinfm["backbone"] == {
+        "kind": "gpt", "num_layers": 1, "num_heads": 1, "head_width": 0, "mlp_ratio": 2, "ffn_width": 50,
+        "positions": "rotary", "time_bias": 5,
+    }  # fmt: skip
+    flat = described("pinfm")["config"]
+    assert pinfm["loss"] == {name: flat[name] for name in pinfm["loss"]}
+    top = ("width", "maps", "max_history", "num_time_buckets", "request_time", "request_features", "dropout")
+    assert {name: pinfm[name] for name in top} == {name: flat[name] for name in top}
+    rival, flat = to_dict(restore_config(described("sasrec"))), described("sasrec")["config"]
+    assert rival["tables"]["num_rows"] == 16
+    assert rival["backbone"] == {
+        "kind": "sasrec", "num_layers": 1, "num_heads": 2, "head_width": 0, "mlp_ratio": 4, "ffn_width": 6,
+        "positions": "learned", "time_bias": 0,
+    }  # fmt: skip
+    assert rival["loss"] == {"kind": "sampled", "num_negatives": 3, "temperature": 0.1}
+    same = set(rival) - {"tables", "backbone", "loss"}
+    assert {name: rival[name] for name in same} == {name: flat[name] for name in same}
+    unread = {**described("pinfm"), "config": described("pinfm")["config"] | {"backbone": "hstu"}}
+    assert to_dict(restore_config(unread))["backbone"]["time_bias"] == 0, (
+        "flat settings that HSTU never read were allowed"
+    )

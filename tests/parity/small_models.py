@@ -12,23 +12,33 @@ from tackboard.batch.builder import make_batch
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column, sequence_column
 from tackboard.features.types import ID, INT, TIME
+from tackboard.models.backbone import BackboneConfig
+from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.sequential import hstu, sasrec
+from tackboard.models.tables import TableConfig
 
 VOCABULARY = Vocabulary.from_names(["click", "hide"], ["home"])
 SHARED: dict[str, Any] = {
-    "hashing": HashConfig(num_hashes=1, num_rows=256, method="modulo"),
+    "tables": TableConfig(num_hashes=1, num_rows=256, method="modulo"),
     "width": 16,
-    "num_layers": 2,
     "max_history": 20,
-    "in_batch_negatives": False,
 }
 INPUTS: dict[str, Any] = {"use_actions": True, "use_time_gap": True, "use_request_time": True, "max_history": 20}
 CONFIGS: dict[str, Any] = {
-    "gpt, two losses": PinFMConfig(**SHARED, positions="rotary", later_negatives=True, multi_token_weight=0.5),
-    "hstu": PinFMConfig(**SHARED, backbone="hstu", positions="none", request_time=True),
-    "sasrec, sampled": sasrec(256, **INPUTS, loss="sampled", num_negatives=8, dropout=0.0),
-    "hstu, full": hstu(256, **INPUTS, loss="full", dropout=0.0),
+    "gpt, two losses": PinFMConfig(
+        **SHARED,
+        backbone=BackboneConfig(positions="rotary"),
+        loss=LossConfig(in_batch_negatives=False, later_negatives=True, multi_token_weight=0.5),
+    ),
+    "hstu": PinFMConfig(
+        **SHARED,
+        backbone=BackboneConfig(kind="hstu", positions="none"),
+        loss=LossConfig(in_batch_negatives=False),
+        request_time=True,
+    ),
+    "sasrec, sampled": sasrec(256, **INPUTS, loss={"num_negatives": 8}, dropout=0.0),
+    "hstu, full": hstu(256, **INPUTS, loss={"kind": "full"}, dropout=0.0),
 }
 
 

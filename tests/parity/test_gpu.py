@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch import SequenceBatch
 from tackboard.batch.builder import make_batch
 from tackboard.core import hashing
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column, sequence_column
 from tackboard.features.types import ID, INT
 from tackboard.models.pinfm import PinFM, PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.ops.row_ids import row_ids
 from tackboard.train.optimizers import OptimizerConfig, Optimizers
 
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 
 VOCABULARY = Vocabulary.from_names(["click", "hide"], ["home", "search"])
-HASHING = HashConfig(num_hashes=4, num_rows=512)
+TABLES = TableConfig(num_hashes=4, num_rows=512)
 
 
 def some_batch(seed: int = 0, num_users: int = 32) -> SequenceBatch:
@@ -40,14 +41,14 @@ def some_batch(seed: int = 0, num_users: int = 32) -> SequenceBatch:
         history=history,
         users=np.arange(num_users),
         is_positive=random.random(count) < 0.8,
-        hashing=HASHING,
+        hashing=TABLES,
         log_q=lambda ids: np.full(len(ids), np.log(1 / 300), dtype=np.float32),
     )
 
 
 def fresh_model() -> PinFM:
     torch.manual_seed(0)
-    return PinFMConfig(hashing=HASHING, width=32, max_history=20).build(VOCABULARY)
+    return PinFMConfig(tables=TABLES, width=32, max_history=20).build(VOCABULARY)
 
 
 def test_row_ids_are_equal_bit_for_bit() -> None:

@@ -30,10 +30,10 @@ from tackboard.serve.server import ServeConfig, Server
 Program = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """\
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
@@ -41,7 +41,7 @@ def recipe() -> RunConfig:
     return RunConfig(
         name="least",
         data=DataConfig(dataset="datasets/least", max_length=12, tokens_per_step=256),
-        model=PinFMConfig(hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=8, width=16, max_history=12),
+        model=PinFMConfig(tables=TableConfig(num_hashes=2, num_rows=64, dim=8), width=16, max_history=12),
         evaluation=EvaluationConfig(cutoffs=(1, 2, 3, 5, 10, 20)),
         training=TrainingConfig(steps=20, num_threads=1, device="cpu"),
     )

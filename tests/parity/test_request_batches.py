@@ -239,7 +239,7 @@ def alone(source: RequestSource) -> dict[tuple[int, int], RequestBatch]:
     def deal(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
-    window = RequestWindow(source, np.arange(source.dataset.layout.num_buckets), deal, CONFIG.hashing)
+    window = RequestWindow(source, np.arange(source.dataset.layout.num_buckets), deal, CONFIG.tables)
     batches = [window.batch(place) for place in range(NUM_REQUESTS)]
     return {(int(batch.histories.users[0]), int(batch.request_ms[0])): batch for batch in batches}
 
@@ -264,7 +264,7 @@ def scorer() -> Scorer:
     )
     # As a bundle would hold it: read back from JSON.
     stored = FeatureSet.from_json(features(vocabulary).to_json())
-    return Scorer(signature, build_model(CONFIG, vocabulary).eval(), CONFIG.hashing, stored)
+    return Scorer(signature, build_model(CONFIG, vocabulary).eval(), CONFIG.tables, stored)
 
 
 def ask(scorer: Scorer, row: dict[str, Any]) -> np.ndarray:
@@ -358,7 +358,7 @@ def test_several_requests_are_the_single_ones(
     config = RequestConfig(
         validation_share=0.0, test_share=0.0, dataset="", max_history=MAX_HISTORY, tokens_per_step=64, window_buckets=2
     )
-    steps = RequestSteps(source, config, CONFIG.hashing, seed=1)
+    steps = RequestSteps(source, config, CONFIG.tables, seed=1)
     met = 0
     for number in range(steps.plan.steps_per_epoch):
         batch = steps[number]
@@ -411,7 +411,7 @@ def test_a_worker_of_a_cluster_makes_the_same_batches(source: RequestSource) -> 
     config = RequestConfig(
         validation_share=0.0, test_share=0.0, dataset="", max_history=MAX_HISTORY, tokens_per_step=64, window_buckets=2
     )
-    steps = RequestSteps(source, config, CONFIG.hashing, seed=1)
+    steps = RequestSteps(source, config, CONFIG.tables, seed=1)
     numbers = list(range(steps.plan.first_step(1)))
     worker = StepWorker(None, world_size=2)
     worker.open(pickle.loads(pickle.dumps(_for_workers(steps))))
@@ -420,7 +420,7 @@ def test_a_worker_of_a_cluster_makes_the_same_batches(source: RequestSource) -> 
         for block in worker(pa.table({"step": pa.array(task, pa.int64())})):
             came[block["rank"][0].as_py()] += block["tensors"][0].as_py()
     for rank, sent in came.items():
-        share = RequestSteps(source, config, CONFIG.hashing, seed=1, rank=rank, world_size=2)
+        share = RequestSteps(source, config, CONFIG.tables, seed=1, rank=rank, world_size=2)
         for number, data in zip(numbers, sent, strict=True):
             assert_same(dict(named_tensors(batch_from_bytes(data))), dict(named_tensors(share[number])))
 
@@ -441,7 +441,7 @@ def test_a_loss_reaches_the_tables_through_every_feature(source: RequestSource, 
     config = RequestConfig(
         validation_share=0.0, test_share=0.0, dataset="", max_history=MAX_HISTORY, tokens_per_step=200, window_buckets=8
     )
-    batch = RequestSteps(source, config, CONFIG.hashing, seed=1)[0]
+    batch = RequestSteps(source, config, CONFIG.tables, seed=1)[0]
     assert batch.has_targets()
     scorer.model.loss(batch).loss.backward()
     assert all(bool(parameter.grad.abs().sum() > 0) for parameter in scorer.model.parameters())

@@ -43,9 +43,9 @@ features = FeatureSet(
 )
 """
 RECIPE = """\
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
@@ -54,7 +54,7 @@ def recipe() -> RunConfig:
         name="served",
         data=DataConfig(dataset="datasets/served", features="own.py", max_length=12, tokens_per_step=256),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=8, width=16, max_history=12,
+            tables=TableConfig(num_hashes=2, num_rows=64, dim=8), width=16, max_history=12,
             request_features=("hour", "clicks", "ratio", "dwell", "abroad", "someone"),
         ),
         training=TrainingConfig(steps=3, num_threads=1, device="cpu"),

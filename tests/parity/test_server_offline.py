@@ -28,9 +28,9 @@ TOLERANCE = 1e-5
 MAX_HISTORY = 12
 NUM_CANDIDATES = 70
 RECIPE = f"""\
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
@@ -39,7 +39,7 @@ def recipe() -> RunConfig:
         name="parity",
         data=DataConfig(dataset="datasets/parity", max_length={MAX_HISTORY}, tokens_per_step=256),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=8, width=16, max_history={MAX_HISTORY}
+            tables=TableConfig(num_hashes=2, num_rows=64, dim=8), width=16, max_history={MAX_HISTORY}
         ),
         training=TrainingConfig(steps=4, num_threads=1, device="cpu"),
     )

@@ -41,9 +41,9 @@ features = FeatureSet(
 )
 """
 RECIPE = """\
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 
 
@@ -52,7 +52,7 @@ def recipe() -> RunConfig:
         name="private",
         data=DataConfig(dataset="datasets/private", features="own.py", max_length=12, tokens_per_step=256),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=2, num_rows=64), table_dim=4, width=8, max_history=12,
+            tables=TableConfig(num_hashes=2, num_rows=64, dim=4), width=8, max_history=12,
             request_features=("clicks", "someone", "abroad"),
         ),
         training=TrainingConfig(steps=2, checkpoint_every=1, log_every=1, num_threads=1, device="cpu"),

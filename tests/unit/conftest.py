@@ -146,11 +146,12 @@ def tiny_config(tiny_dataset: Path) -> Callable[..., RunConfig]:
 
 
 def _config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
-    from tackboard.batch import HashConfig
     from tackboard.core.config import apply_overrides
     from tackboard.data.loader import DataConfig
     from tackboard.evaluation.ranking import EvaluationConfig
+    from tackboard.models.backbone import BackboneConfig
     from tackboard.models.pinfm import PinFMConfig
+    from tackboard.models.tables import TableConfig
     from tackboard.train.config import RunConfig, TrainingConfig
     from tackboard.train.optimizers import OptimizerConfig
 
@@ -158,10 +159,9 @@ def _config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
         name="tiny",
         data=DataConfig(dataset=str(dataset), positive_actions=("click", "save"), max_length=8, tokens_per_step=48),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=2, num_rows=16),
-            table_dim=4,
+            tables=TableConfig(num_hashes=2, num_rows=16, dim=4),
+            backbone=BackboneConfig(num_layers=1),
             width=8,
-            num_layers=1,
             max_history=8,
             num_time_buckets=12,
             dropout=0.1,

@@ -26,12 +26,12 @@ class HashConfig:
     """`mix` hashes ids; `modulo` takes the remainder: a plain table, for ids that are small numbers already."""
 
     def __post_init__(self) -> None:
-        check(1 <= self.num_hashes <= 64, "model.hashing.num_hashes", self.num_hashes, "1 to 64")
-        check(1 <= self.num_rows <= MAX_ROWS, "model.hashing.num_rows", self.num_rows, f"1 to {MAX_ROWS}")
-        check(self.method in ("mix", "modulo"), "model.hashing.method", self.method, "mix, modulo")
+        check(1 <= self.num_hashes <= 64, "model.tables.num_hashes", self.num_hashes, "1 to 64")
+        check(1 <= self.num_rows <= MAX_ROWS, "model.tables.num_rows", self.num_rows, f"1 to {MAX_ROWS}")
+        check(self.method in ("mix", "modulo"), "model.tables.method", self.method, "mix, modulo")
         check(
             self.method == "mix" or self.num_hashes == 1,
-            "model.hashing.num_hashes",
+            "model.tables.num_hashes",
             self.num_hashes,
             "1 with method modulo: every further table would repeat the first",
         )

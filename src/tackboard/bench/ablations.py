@@ -207,9 +207,9 @@ def _at(place: Place, config: RunConfig) -> RunConfig:
         return dataclasses.replace(config, data=data)
     length = min(place.max_length, config.model.max_history)
     steps = max(2, round(QUICK_STEPS * config.training.steps / STEPS)) if place.bench.name == "ml-1m" else QUICK_STEPS
-    model = dataclasses.replace(
-        config.model, width=16, num_layers=1, maps="mlp", max_history=length, future_token_anchor=max(1, length // 2)
-    )
+    backbone = dataclasses.replace(config.model.backbone, num_layers=1)
+    loss = dataclasses.replace(config.model.loss, future_token_anchor=max(1, length // 2))
+    model = dataclasses.replace(config.model, backbone=backbone, loss=loss, width=16, maps="mlp", max_history=length)
     return dataclasses.replace(
         config,
         data=dataclasses.replace(data, max_length=length, tokens_per_step=max(QUICK_TOKENS, 2 * length)),

@@ -124,7 +124,7 @@ class Judge:
         """The ranks by a model, from histories that end `skip_newest` events before the held-out one."""
         started = time.perf_counter()
         score = rank_model(
-            model, self.sequences, config.model.hashing, config.model.max_history, skip_newest=skip_newest
+            model, self.sequences, config.model.tables, config.model.max_history, skip_newest=skip_newest
         )
         self.seconds += time.perf_counter() - started
         return self.rank(score, skip_newest=skip_newest)

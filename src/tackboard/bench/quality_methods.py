@@ -17,13 +17,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tackboard.batch import HashConfig
 from tackboard.bench.quality_data import Bench, Facts
 from tackboard.core.config import apply_overrides, suggest
 from tackboard.core.errors import UsageError
 from tackboard.data.loader import DataConfig
+from tackboard.models.backbone import BackboneConfig
+from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.sequential import SequentialConfig, hstu, hstu_large, sasrec
+from tackboard.models.tables import TableConfig
 from tackboard.recipes.registry import find_recipe
 from tackboard.train.config import RunConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
@@ -52,6 +54,8 @@ RIVAL_STEPS = {"ml-1m": 3_700}
 """Steps of rivals of PinFM's size, where other than PinFM's: they learn for longer."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
 """Dropout of rivals of PinFM's size, where other than PinFM's."""
+SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
+"""Sizes of the SASRec that has the inputs of ours."""
 FIXED = {
     "seed": "use --seeds",
     "data.dataset": "use --dataset",
@@ -241,7 +245,7 @@ def _rival(
         model = make(
             place.facts.num_rows,
             max_history=place.max_length,
-            loss="mixed" if place.is_large else "full",
+            loss={"kind": "mixed" if place.is_large else "full"},
             use_actions="actions" in INPUTS[inputs],
             use_time_gap="times" in INPUTS[inputs],
             use_request_time="request's time" in INPUTS[inputs],
@@ -259,20 +263,19 @@ def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialCon
         recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
         ours = recipe.model
         # HSTU has no pointwise network, and heads of a width of their own.
-        sizes = {"ffn_width": ours.mlp_ratio * ours.width} if make is sasrec else {"head_width": 0}
+        special = {"ffn_width": ours.backbone.mlp_ratio * ours.width} if make is sasrec else {"head_width": 0}
+        sizes = {"num_layers": ours.backbone.num_layers, "num_heads": ours.backbone.num_heads}
         model = make(
             place.facts.num_rows,
             max_history=min(ours.max_history, place.max_length),
-            loss="mixed" if place.is_large else "full",
+            loss={"kind": "mixed" if place.is_large else "full"},
             width=ours.width,
-            num_layers=ours.num_layers,
-            num_heads=ours.num_heads,
+            backbone=sizes | special,
             dropout=ours.dropout if place.quick else RIVAL_DROPOUT.get(place.bench.name, ours.dropout),
             use_actions="actions" in INPUTS[inputs],
             use_time_gap="times" in INPUTS[inputs],
             use_request_time="request's time" in INPUTS[inputs],
             request_vector="input",
-            **sizes,
         )
         optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=rival_rate(place))
         steps = recipe.training.steps if place.quick else RIVAL_STEPS.get(place.bench.name, recipe.training.steps)
@@ -309,11 +312,11 @@ def _quick_pinfm(place: Place) -> RunConfig:
             uniform_negatives=place.drawn_items,
         ),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=4, num_rows=1 << (facts.num_items - 1).bit_length()),
+            tables=TableConfig(num_hashes=4, num_rows=1 << (facts.num_items - 1).bit_length()),
+            backbone=BackboneConfig(positions="rotary"),
+            loss=LossConfig(in_batch_negatives=place.is_large),
             max_history=max_length,
-            positions="rotary",
             dropout=0.2,
-            in_batch_negatives=place.is_large,
         ),
         optimizer=OptimizerConfig(
             dense_learning_rate=QUICK_RATE, table_learning_rate=0.3, warmup_steps=max(1, steps // 20)
@@ -360,7 +363,7 @@ METHODS = {
                 build=_rival(f"{name}-{inputs}", inputs, make, sizes),
             )
             for name, title, make, sizes, all_inputs in (
-                ("sasrec", "SASRec", sasrec, {"width": 64, "ffn_width": 64}, ("items", "history", "request")),
+                ("sasrec", "SASRec", sasrec, SASREC_SIZES, ("items", "history", "request")),
                 ("hstu-large", "HSTU-large", hstu_large, {}, ("history", "request")),
             )
             for inputs in all_inputs

@@ -235,7 +235,7 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
         drawn = config["data"]["uniform_negatives"]
         notes.append(f"Cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn ones.")
     if config := losses.get("sampled"):
-        few = config["model"]["config"]["num_negatives"]
+        few = config["model"]["config"]["loss"]["num_negatives"]
         notes.append(f"The softmax of rivals is over {few:,} drawn items for each prediction.")
     if published:
         notes.append("Published figures of SASRec with sampled softmax and HSTU were tested during training.")
@@ -326,7 +326,7 @@ def _returning(context: Context, groups: Mapping[tuple[str, str], Sequence[Resul
 
 def _loss_of(cell: Cell) -> str:
     """Which loss a rival has; empty for other methods."""
-    return str(cell.config["model"]["config"].get("loss", "")) if cell.config is not None else ""
+    return str(cell.config["model"]["config"]["loss"].get("kind", "")) if cell.config is not None else ""
 
 
 def _distinct(cells: Sequence[Cell]) -> list[Cell]:

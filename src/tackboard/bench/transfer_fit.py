@@ -300,7 +300,7 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
     sequences = open_task(work, cell, config)
     split = split_examples(sequences)
     parts = (sample(split.train, int(protocol["num_examples"]), cell.seed), split.validation, split.test)
-    runs = [Runs(sequences, part, config.model.hashing, config.model.max_history) for part in parts]
+    runs = [Runs(sequences, part, config.model.tables, config.model.max_history) for part in parts]
     # Tables move as much faster than the rest as they did in pretraining.
     table_rate = config.optimizer.table_learning_rate / config.optimizer.dense_learning_rate
     best, curves = Best(), []

@@ -164,7 +164,7 @@ def _judge_rankings(
         )
     sequences = source.read()
     rivals = baselines(sequences)
-    rivals["model"] = rank_model(model, sequences, config.model.hashing, config.model.max_history)
+    rivals["model"] = rank_model(model, sequences, config.model.tables, config.model.max_history)
     if (truth := oracle(sequences)) is not None:
         rivals["oracle"] = truth
     result = evaluate_rankings(
@@ -200,8 +200,8 @@ def _judge_requests(
             "data.test_share = 0: the run held out nobody to test on",
             fix="name other labelled requests: --dataset DATASET, or train with --set data.test_share=0.1",
         )
-    training = data.steps(trained, config.model.hashing, config.seed)
+    training = data.steps(trained, config.model.tables, config.seed)
     if is_other:
         data = dataclasses.replace(data, validation_share=0.0, test_share=1.0, judged_on="")
-    steps = data.steps(source, config.model.hashing, config.seed, part="test")
+    steps = data.steps(source, config.model.tables, config.seed, part="test")
     return evaluate_requests(model, steps, training, max_requests=max_users, quiet=quiet)

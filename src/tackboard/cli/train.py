@@ -49,7 +49,7 @@ def train(
     checkpoint = CheckpointStore(run.checkpoints).find_latest() if run else None
     source = open_source(config, snapshot_of(checkpoint) if checkpoint else None)
     _warn_of_forgotten(source.dataset.path)
-    steps = config.data.steps(source, config.model.hashing, config.seed, quiet=False)
+    steps = config.data.steps(source, config.model.tables, config.seed, quiet=False)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
@@ -109,18 +109,16 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
     from tackboard.core.errors import UsageError
     from tackboard.core.progress import say
     from tackboard.core.rundir import RunDirectory
-    from tackboard.train.config import config_to_json
     from tackboard.train.resume import changed_settings, find_unfinished
 
     if resume == "never":
         return None
-    wanted = config_to_json(config)
     if resume == "auto":
-        found, sentence = find_unfinished(runs, wanted)
+        found, sentence = find_unfinished(runs, config)
         say(sentence)
         return found
     run = RunDirectory.open(Path(resume))
-    if changed := changed_settings(run.config, wanted):
+    if changed := changed_settings(run.config, config):
         raise UsageError(
             f"{resume} was started with other settings: {', '.join(changed)[:200]}",
             allowed="a resumed run keeps the settings that decide its result",

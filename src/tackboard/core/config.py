@@ -63,7 +63,8 @@ def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
     """`data` of an older version with its settings where they are now; what is not in `moved` stays.
 
     `moved` names a new place `a.b` for an old key. An old table joins the one at its new place. Where an old key is now
-    the name of a table, what is a table already is of today's version and stays.
+    the name of a table, what is a table already is of today's version and stays. Where a new place lies in something
+    that is no table, all stays as it is: `from_dict` says what is wrong with it.
     """
     if not isinstance(data, dict):
         return data
@@ -75,10 +76,9 @@ def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
         table = result
         for part in path:
             table = table.setdefault(part, {})
-        if isinstance(data[key], dict):
-            table[name] = {**table.get(name, {}), **data[key]}
-        else:
-            table[name] = data[key]
+        if not isinstance(table, dict) or not isinstance(there := table.get(name, {}), dict):
+            return data
+        table[name] = {**there, **data[key]} if isinstance(data[key], dict) else data[key]
     return result
 
 
@@ -184,11 +184,16 @@ def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
         return config
     hints = typing.get_type_hints(type(config))
     fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    moved = getattr(config, "moved_settings", {})
     below: dict[str, dict[str, str]] = {}
     values: dict[str, Any] = {}
     for key, text in wanted.items():
         head, _, rest = key.partition(".")
         if head not in fields:
+            if head in moved:
+                raise ConfigError(
+                    f"unknown setting {_join(path, key)}", fix=f"did you mean {_path(path, moved[head], rest)}?"
+                )
             elsewhere = [name for name in flatten(config) if name.rpartition(".")[2] == key.rpartition(".")[2]]
             if path == "" and len(elsewhere) == 1:
                 raise ConfigError(f"unknown setting {key}", fix=f"did you mean {elsewhere[0]}?")
@@ -201,9 +206,8 @@ def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
             )
         if is_table and not rest:
             inside = ", ".join(field.name for field in dataclasses.fields(getattr(config, head)))
-            raise ConfigError(
-                f"{here} is a table of settings", allowed=f"it holds: {inside}", fix=f"set {here}.NAME=value"
-            )
+            fix = f"did you mean {_join(path, moved[head])}?" if head in moved else f"set {here}.NAME=value"
+            raise ConfigError(f"{here} is a table of settings", allowed=f"it holds: {inside}", fix=fix)
         if rest:
             below.setdefault(head, {})[rest] = text
         else:

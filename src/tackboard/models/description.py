@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tackboard.core.config import from_dict, move_settings, to_dict
+from tackboard.core.config import to_dict
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.progress import say
 from tackboard.core.trusted_code import check_trusted
@@ -72,7 +72,7 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None, *
             allowed="allowed: a frozen dataclass that derives from tackboard.models.interface.ModelConfig",
             fix="use the file this model was trained with",
         )
-    return from_dict(cls, move_settings(values, cls.moved_settings), "model")
+    return cls.from_stored(values)
 
 
 def _own_module(place: str) -> ModuleType:

@@ -1,6 +1,6 @@
 """HSTU: a backbone whose attention weighs each key by itself, without a softmax, and gates what it reads.
 
-In and out as of `backbone.Decoder`, of which it is a drop-in. One layer, of a token x:
+In and out as of `decoder.Decoder`, of which it is a drop-in. One layer, of a token x:
 
     u, v, q, k = silu(linear(norm(x)))
     a = Σ silu(⟨q, kⱼ⟩ + bias of position + bias of time) / n · vⱼ      over the keys j up to the token itself
@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.models.backbone import (
+from tackboard.models.decoder import (
     ElapsedBuckets,
     Packing,
     PositionEncoding,
@@ -117,7 +117,8 @@ class HSTU(nn.Module):
         value_width: int = 0,
         final_norm: bool = True,
     ) -> None:
-        """`time_bias` is the number of buckets (0: none); a head width of 0 is width / num_heads."""
+        """`time_bias` is the number of buckets (0: none); a head width of 0 is width / num_heads, a value width of
+        0 the head width."""
         super().__init__()
         self.encoding = positions
         self.num_buckets = time_bias
@@ -126,7 +127,7 @@ class HSTU(nn.Module):
         self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
-        value_width = value_width or width // num_heads
+        value_width = value_width or self.head_width
         self.layers = nn.ModuleList(
             HSTULayer(width, num_heads, self.head_width, value_width, max_positions, dropout, time_bias)
             for _ in range(num_layers)
@@ -140,7 +141,7 @@ class HSTU(nn.Module):
         times_T: torch.Tensor | None = None,
         query_times_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden vectors of packed tokens, as `backbone.Decoder.forward` has them."""
+        """Hidden vectors of packed tokens, as `decoder.Decoder.forward` has them."""
         bucket = functools.partial(hstu_bucket, num_buckets=self.num_buckets)
         times = (times_T, query_times_T, bucket) if self.num_buckets else None
         rotary_width = self.head_width if self.encoding == "rotary" else 0

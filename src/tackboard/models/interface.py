@@ -23,10 +23,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import nn
 
-from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
+from tackboard.batch import RequestBatch, SequenceBatch
 from tackboard.batch.batches import Batch
+from tackboard.core.config import from_dict, move_settings
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
+from tackboard.models.tables import TableConfig
 
 REQUIRED_METHODS = ("loss", "scores")
 RETRIEVAL_METHODS = ("encode_users", "encode_items")
@@ -45,13 +47,18 @@ class ModelConfig(abc.ABC):
 
     batch_type: ClassVar[type[Batch]] = SequenceBatch
     """The batch that `loss` reads."""
-    moved_settings: ClassVar[Mapping[str, str]] = {}
+    moved_settings: ClassVar[Mapping[str, str]] = {"hashing": "tables"}
     """Where settings of older versions are now: `table_dim` → `tables.dim`."""
 
-    hashing: HashConfig = dataclasses.field(default_factory=HashConfig)
-    """How item ids become rows of the sub-tables."""
+    tables: TableConfig = dataclasses.field(default_factory=TableConfig)
+    """The tables of items, and how item ids become their rows."""
     max_history: int = 64
     """Events of a history that the model reads, the newest."""
+
+    @classmethod
+    def from_stored(cls, values: Any) -> Self:
+        """The config that a file holds as JSON, of this version or an older one; a setting it lacks has its default."""
+        return from_dict(cls, move_settings(values, cls.moved_settings), "model")
 
     @abc.abstractmethod
     def build(self, vocabulary: Vocabulary) -> nn.Module:

@@ -14,14 +14,18 @@ negatives: they are no evidence against themselves. As the right item is one of 
 sum, which is why further targets of a token cost next to nothing. To take out only those that came before says more:
 that the next item was chosen before the later ones, at the price of a sum for each pair.
 
-Sums are computed over blocks of tokens, and again in the backward pass, so memory does not grow with tokens × items;
-what does grow is the mask of own items, a byte for each row and item. On a GPU the items are filled up to a multiple of
-8 with ones that are no negatives: rows of scores that begin at odd addresses cost the matrix units most of their speed.
+Sums are computed over blocks of tokens, and again in the backward pass (`in_blocks`), so memory does not grow with
+tokens × items; what does grow is the mask of own items, a byte for each row and item. On a GPU the items are filled up
+to a multiple of 8 with ones that are no negatives: rows of scores that begin at odd addresses cost the matrix units
+most of their speed.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows.
 """
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -29,6 +33,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tackboard.batch import SequenceBatch
+from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
@@ -38,6 +43,51 @@ BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Tokens × items whose scores exist at one time: 128 MiB in fp32, on a GPU 512."""
 ALIGNED_ITEMS = 8
 """Numbers of half precision in the 16 bytes at which the matrix units of a GPU want a row to begin."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is predicted, and against which negatives."""
+
+    initial_temperature: float = 0.07
+    """Where the learned temperature of the scores starts."""
+    in_batch_negatives: bool = True
+    """Whether the batch's other positives are negatives, beside those of data.uniform_negatives."""
+    correct_popularity: bool = True
+    """Divide each negative by its expected count (logQ correction)."""
+    streaming_frequencies: bool = False
+    """Estimate expected counts while training, instead of counting the dataset: for data that never ends."""
+    mask_same_user: bool = True
+    """Take a user's own positives out of that user's negatives."""
+    later_negatives: bool = False
+    """Leave positives that a user comes to later among the negatives: the next one is told apart from them."""
+    multi_token_weight: float = 0.0
+    """Weight of the loss of events further ahead than the next, beside 1 for the next."""
+    multi_token_window: int = 8
+    """How far ahead these events lie at most, in events."""
+    multi_token_share: float = 0.25
+    """Share of the pairs of the window that a step takes, at random."""
+    future_token_weight: float = 0.0
+    """Weight of the loss of the events after the first `future_token_anchor` of a segment, predicted from there."""
+    future_token_anchor: int = 32
+    """Events that a downstream task will read."""
+    future_token_window: int = 8
+    """How many events after the anchor are predicted."""
+
+    def __post_init__(self) -> None:
+        for name in ("multi_token_window", "future_token_anchor", "future_token_window"):
+            check(getattr(self, name) >= 1, f"model.loss.{name}", getattr(self, name), "1 or more")
+        for name in ("multi_token_weight", "future_token_weight"):
+            check(getattr(self, name) >= 0, f"model.loss.{name}", getattr(self, name), "0 or more")
+        share, temperature = self.multi_token_share, self.initial_temperature
+        check(0.0 < share <= 1.0, "model.loss.multi_token_share", share, "above 0, up to 1")
+        check(0.01 <= temperature <= 10, "model.loss.initial_temperature", temperature, "0.01 to 10")
+        is_masked = self.mask_same_user or not self.later_negatives
+        allowed = "false where mask_same_user is off: all are negatives already"
+        check(is_masked, "model.loss.later_negatives", True, allowed)
+        is_used = not self.streaming_frequencies or (self.correct_popularity and self.in_batch_negatives)
+        allowed = "false where correct_popularity or in_batch_negatives is off: nothing would read them"
+        check(is_used, "model.loss.streaming_frequencies", True, allowed)
 
 
 def same_user_items(batch: SequenceBatch) -> torch.Tensor:
@@ -78,8 +128,8 @@ def negative_log_weights(
     """
     if not in_batch and len(batch.sampled) == 0:
         raise ConfigError(
-            "the loss has no negatives: model.in_batch_negatives is off and the batch has no uniform ones",
-            fix="--set data.uniform_negatives=1024, or --set model.in_batch_negatives=true",
+            "the loss has no negatives: model.loss.in_batch_negatives is off and the batch has no uniform ones",
+            fix="--set data.uniform_negatives=1024, or --set model.loss.in_batch_negatives=true",
         )
     drawn_M = torch.zeros(len(batch.item_ids), device=batch.items.device).index_fill(0, batch.sampled, 1.0)
     counts_M = drawn_M + positive_counts(batch) if in_batch else drawn_M
@@ -103,10 +153,10 @@ class LogSum(nn.Module):
 
     def forward(
         self,
-        hidden_RD: torch.Tensor,
         items_MD: torch.Tensor,
         log_weights_M: torch.Tensor,
         own_items_BM: torch.Tensor | None,
+        hidden_RD: torch.Tensor,
         own_rows_R: torch.Tensor | None,
         seen_R: torch.Tensor | None,
         left_out_R: torch.Tensor | None,
@@ -120,6 +170,30 @@ class LogSum(nn.Module):
             is_left_out_RM = torch.arange(len(items_MD), device=items_MD.device) == left_out_R[:, None]
             scores_RM = scores_RM.masked_fill(is_left_out_RM, EXCLUDED)
         return torch.logsumexp(scores_RM, dim=1)
+
+
+def in_blocks(
+    of_block: Callable[..., torch.Tensor],
+    num_cells: int,
+    shared: Sequence[torch.Tensor | None],
+    of_rows: Sequence[torch.Tensor | None],
+) -> torch.Tensor:
+    """What `of_block` gives of rows [R], block by block: its arguments are `shared`, then the rows of the block.
+
+    A row has `num_cells` numbers, and BLOCK_CELLS of them exist at a time. Where there are several blocks, each is
+    computed again in the backward pass, so that none is kept until then. The first of `of_rows` is never None.
+    """
+    first = of_rows[0]
+    assert first is not None
+    step = max(1, BLOCK_CELLS[first.device.type] // max(1, num_cells))
+    blocks = []
+    for begin in range(0, len(first), step):
+        rows = [None if tensor is None else tensor[begin : begin + step] for tensor in of_rows]
+        if len(first) > step and torch.is_grad_enabled():
+            blocks.append(checkpoint(of_block, *shared, *rows, use_reentrant=False, preserve_rng_state=False))
+        else:
+            blocks.append(of_block(*shared, *rows))
+    return torch.cat(blocks) if blocks else first.new_zeros(0)
 
 
 def info_nce(
@@ -157,17 +231,8 @@ def info_nce(
         items_MD = functional.pad(items_MD, (0, 0, 0, missing))
         log_weights_M = functional.pad(log_weights_M, (0, missing), value=EXCLUDED)
         own_items_BM = None if own_items_BM is None else functional.pad(own_items_BM, (0, missing))
-    step = max(1, BLOCK_CELLS[hidden_AD.device.type] // max(1, len(items_MD)))
-    blocks = []
-    for begin in range(0, len(hidden_RD), step):
-        block = slice(begin, begin + step)
-        of_block = (None if tensor is None else tensor[block] for tensor in (own_rows_R, seen_R, left_out_R))
-        arguments = (hidden_RD[block], items_MD, log_weights_M, own_items_BM, *of_block)
-        if len(hidden_RD) > step and torch.is_grad_enabled():
-            blocks.append(checkpoint(log_sum, *arguments, use_reentrant=False, preserve_rng_state=False))
-        else:
-            blocks.append(log_sum(*arguments))
-    log_sums_R = torch.cat(blocks) if blocks else hidden_AD.new_zeros(0)
+    shared, of_rows = (items_MD, log_weights_M, own_items_BM), (hidden_RD, own_rows_R, seen_R, left_out_R)
+    log_sums_R = in_blocks(log_sum, len(items_MD), shared, of_rows)
     log_sums_P = log_sums_R if is_of_pairs else log_sums_R.index_select(0, pairs.tokens)
     return functional.softplus(log_sums_P - (hidden_PD.float() * right_PD).sum(dim=-1))
 

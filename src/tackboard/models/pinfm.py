@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -31,19 +32,19 @@ from tackboard.batch import RequestBatch, SequenceBatch
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
-from tackboard.models.backbone import POSITIONS, Decoder
+from tackboard.models.backbone import BackboneConfig, without_unread
 from tackboard.models.frequencies import StreamingFrequencies
-from tackboard.models.hstu import HSTU
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import (
     LogSum,
+    LossConfig,
     first_places,
     info_nce,
     negative_log_weights,
     positive_counts,
     same_user_items,
 )
-from tackboard.models.tables import STORAGES, HashedTables
+from tackboard.models.tables import HashedTables
 from tackboard.models.targets import (
     Pairs,
     TokenPlaces,
@@ -57,12 +58,14 @@ from tackboard.models.time_encoding import log2_bucket
 MAX_INVERSE_TEMPERATURE = 100.0
 FREQUENCY_HASHES = 2
 """Hash functions of streaming frequencies: those of the first sub-tables."""
-CHOICES = {
-    "table_storage": tuple(STORAGES),
-    "backbone": ("gpt", "hstu"),
-    "positions": POSITIONS,
-    "maps": ("mlp", "residual"),
-}
+MAPS = ("mlp", "residual")
+FLAT_BACKBONE = ("num_layers", "num_heads", "mlp_ratio", "positions", "time_bias")
+FLAT_LOSS = (
+    *("initial_temperature", "in_batch_negatives", "correct_popularity", "streaming_frequencies", "mask_same_user"),
+    *("later_negatives", "multi_token_weight", "multi_token_window", "multi_token_share"),
+    *("future_token_weight", "future_token_anchor", "future_token_window"),
+)
+"""Settings that were not in a table of their own once."""
 RESIDUAL_SCALE = 0.1
 """Of the last layer of a residual map when it is fresh: it begins as little more than its input."""
 
@@ -71,133 +74,89 @@ RESIDUAL_SCALE = 0.1
 class PinFMConfig(ModelConfig):
     """Sizes of a PinFM; the defaults are for a laptop, the published tables are 8 × 80M rows × 32."""
 
-    table_dim: int = 16
-    """Width of one sub-table's row; an item's vector is num_hashes times as wide."""
-    table_init_std: float = 0.1
-    """Standard deviation of fresh table rows."""
-    table_storage: str = "fp32"
-    """How table rows are stored: fp32, fp16 or bf16; half ones are rounded stochastically when they move."""
-    backbone: str = "gpt"
-    """`gpt`: a pre-norm decoder; `hstu`: pointwise attention and gates, without MLPs."""
+    moved_settings: ClassVar[Mapping[str, str]] = {
+        **ModelConfig.moved_settings,
+        **{f"table_{name}": f"tables.{name}" for name in ("dim", "init_std", "storage")},
+        "backbone": "backbone.kind",
+        **{name: f"backbone.{name}" for name in FLAT_BACKBONE},
+        **{name: f"loss.{name}" for name in FLAT_LOSS},
+    }
+
     width: int = 64
-    """Width of the decoder and of user and item vectors."""
-    num_layers: int = 2
-    """Decoder blocks."""
-    num_heads: int = 2
-    """Attention heads; must divide width."""
-    mlp_ratio: int = 4
-    """Width of a block's MLP over width."""
+    """Width of the backbone and of user and item vectors."""
     maps: str = "mlp"
     """What φ_in, φ_out and ψ are: `mlp`, or `residual`: their input with an MLP of it added, so that from the start an
-    item means the same as input and as output. Then num_hashes × table_dim must be width."""
-    positions: str = "learned"
-    """How order enters: `learned` vectors per place, `rotary` turns by place, or `none`."""
+    item means the same as input and as output. Then tables.num_hashes × tables.dim must be width."""
     num_time_buckets: int = 24
     """Buckets of log2(seconds since the previous event); 0 leaves time out."""
-    time_bias: int = 0
-    """Buckets of log2(seconds from one event to another) by which attention is biased; 0 leaves that out."""
     request_time: bool = False
     """Whether tokens know the time from their event to the one they predict, or to the request."""
     request_features: tuple[str, ...] = ()
     """Features of the request (numbers, about -3 to 3) that are read beside the history; see docs/features.md."""
     dropout: float = 0.0
-    """Share of activations dropped in training, 0 to below 1."""
-    initial_temperature: float = 0.07
-    """Where the learned temperature of the scores starts."""
-    in_batch_negatives: bool = True
-    """Whether the batch's other positives are negatives, beside those of data.uniform_negatives."""
-    correct_popularity: bool = True
-    """Divide each negative by its expected count (logQ correction)."""
-    streaming_frequencies: bool = False
-    """Estimate expected counts while training, instead of counting the dataset: for data that never ends."""
-    mask_same_user: bool = True
-    """Take a user's own positives out of that user's negatives."""
-    later_negatives: bool = False
-    """Leave positives that a user comes to later among the negatives: the next one is told apart from them."""
-    multi_token_weight: float = 0.0
-    """Weight of the loss of events further ahead than the next, beside 1 for the next."""
-    multi_token_window: int = 8
-    """How far ahead these events lie at most, in events."""
-    multi_token_share: float = 0.25
-    """Share of the pairs of the window that a step takes, at random."""
-    future_token_weight: float = 0.0
-    """Weight of the loss of the events after the first `future_token_anchor` of a segment, predicted from there."""
-    future_token_anchor: int = 32
-    """Events that a downstream task will read."""
-    future_token_window: int = 8
-    """How many events after the anchor are predicted."""
+    """Share of activations dropped in training, 0 to below 1: of the tokens and within the backbone."""
+    backbone: BackboneConfig = dataclasses.field(default_factory=BackboneConfig)
+    """What stands between φ_in and φ_out."""
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    """What is predicted, and against which negatives."""
 
     def __post_init__(self) -> None:
-        counts = ("table_dim", "width", "num_layers", "num_heads", "mlp_ratio", "max_history")
-        for name in (*counts, "multi_token_window", "future_token_anchor", "future_token_window"):
+        for name in ("width", "max_history"):
             check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
-        for name, allowed in CHOICES.items():
-            check(getattr(self, name) in allowed, f"model.{name}", getattr(self, name), ", ".join(allowed))
-        for name in ("multi_token_weight", "future_token_weight"):
-            check(getattr(self, name) >= 0, f"model.{name}", getattr(self, name), "0 or more")
-        is_masked = self.mask_same_user or not self.later_negatives
-        check(is_masked, "model.later_negatives", True, "false where mask_same_user is off: all are negatives already")
-        share = self.multi_token_share
-        check(0.0 < share <= 1.0, "model.multi_token_share", share, "above 0, up to 1")
-        check(0 <= self.time_bias <= 64, "model.time_bias", self.time_bias, "0 to 64")
+        check(self.maps in MAPS, "model.maps", self.maps, ", ".join(MAPS))
         has_buckets = not self.request_time or self.num_time_buckets > 0
         check(has_buckets, "model.request_time", True, "false where model.num_time_buckets is 0")
-        is_used = not self.streaming_frequencies or (self.correct_popularity and self.in_batch_negatives)
-        names = "false where correct_popularity or in_batch_negatives is off: nothing would read them"
-        check(is_used, "model.streaming_frequencies", True, names)
-        if self.maps == "residual" and self.hashing.num_hashes * self.table_dim != self.width:
-            table_dim, rest = divmod(self.width, self.hashing.num_hashes)
+        tables, anchor = self.tables, self.loss.future_token_anchor
+        if self.maps == "residual" and tables.num_hashes * tables.dim != self.width:
+            dim, rest = divmod(self.width, tables.num_hashes)
             raise ConfigError(
-                f"model.width = {self.width} with tables of {self.hashing.num_hashes} × {self.table_dim}",
+                f"model.width = {self.width} with tables of {tables.num_hashes} × {tables.dim}",
                 allowed="maps with a residual need tables that are together as wide as the model",
-                fix="--set model.maps=mlp" if rest else f"--set model.table_dim={table_dim}, or --set model.maps=mlp",
+                fix="--set model.maps=mlp" if rest else f"--set model.tables.dim={dim}, or --set model.maps=mlp",
             )
-        reaches = self.future_token_weight == 0 or self.future_token_anchor < self.max_history
-        check(reaches, "model.future_token_anchor", self.future_token_anchor, f"below max_history {self.max_history}")
-        check(self.width % self.num_heads == 0, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")
+        reaches = self.loss.future_token_weight == 0 or anchor < self.max_history
+        check(reaches, "model.loss.future_token_anchor", anchor, f"below max_history {self.max_history}")
+        self.backbone.check_width(self.width)
         check(0 <= self.num_time_buckets <= 64, "model.num_time_buckets", self.num_time_buckets, "0 to 64")
         distinct = len(set(self.request_features)) == len(self.request_features)
         check(distinct, "model.request_features", self.request_features, "each name once")
         check(0.0 <= self.dropout < 1.0, "model.dropout", self.dropout, "0 to below 1")
-        check(
-            0.01 <= self.initial_temperature <= 10, "model.initial_temperature", self.initial_temperature, "0.01 to 10"
-        )
+
+    @classmethod
+    def from_stored(cls, values: Any) -> Self:
+        """The config that a file holds; see `ModelConfig`."""
+        return super().from_stored(without_unread(values, "gpt"))
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The features the model reads."""
         gap = ("history.gap",) if self.num_time_buckets else ()
-        time = ("history.time",) if self.reads_times else ()
+        time = ("history.time",) if self.backbone.reads_times else ()
         asked = (SINCE_LAST,) if self.request_time else ()
         return ("history.item", "history.action", "history.surface", *gap, *time, *asked, *self.request_features)
 
     @property
     def needs_drawn_negatives(self) -> bool:
         """Whether there are no negatives but those of data.uniform_negatives."""
-        return not self.in_batch_negatives
+        return not self.loss.in_batch_negatives
 
     @property
     def least_max_length(self) -> int:
         """Events that a training segment must be able to have, so that every loss finds something to predict."""
-        return self.future_token_anchor + 1 if self.future_token_weight else 2
-
-    @property
-    def reads_times(self) -> bool:
-        """Whether the backbone needs the events' times."""
-        return self.time_bias > 0 or self.backbone == "hstu"
+        return self.loss.future_token_anchor + 1 if self.loss.future_token_weight else 2
 
     def warnings(self, max_length: int) -> list[str]:
         """Places that are read and never trained."""
-        if self.positions != "learned" or self.max_history <= max_length:
+        if self.backbone.positions != "learned" or self.max_history <= max_length:
             return []
         return [
             f"positions beyond data.max_length = {max_length} are read but never trained: "
-            "raise it to model.max_history, or --set model.positions=rotary"
+            "raise it to model.max_history, or --set model.backbone.positions=rotary"
         ]
 
     def serving(self) -> Self:
         """The same model without what only its loss reads."""
-        return dataclasses.replace(self, streaming_frequencies=False)
+        return dataclasses.replace(self, loss=dataclasses.replace(self.loss, streaming_frequencies=False))
 
     def build(self, vocabulary: Vocabulary) -> PinFM:
         """A PinFM with fresh parameters."""
@@ -210,31 +169,33 @@ class PinFM(RetrievalModel):
     def __init__(self, config: PinFMConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config = config
-        self.item_tables = HashedTables(config.hashing, config.table_dim, config.table_init_std, config.table_storage)
+        self.item_tables = HashedTables(config.tables)
         event_width = self.item_tables.width
         self.actions = nn.Embedding(vocabulary.num_actions, event_width)
         self.surfaces = nn.Embedding(vocabulary.num_surfaces, event_width)
         self.time_gaps = nn.Embedding(max(1, config.num_time_buckets), event_width)
         for embedding in (self.actions, self.surfaces, self.time_gaps):
-            nn.init.normal_(embedding.weight, std=config.table_init_std)
+            nn.init.normal_(embedding.weight, std=config.tables.init_std)
         self.start = nn.Parameter(torch.randn(config.width))
         make = _Residual if config.maps == "residual" else _mlp
         self.phi_in = make(event_width, config.width)
         self.phi_out = make(config.width, config.width)
         self.psi = make(event_width, config.width)
-        self.decoder = _backbone(config)
+        self.decoder = config.backbone.build(
+            width=config.width, max_positions=config.max_history + 1, dropout=config.dropout
+        )
         self.log_sum = LogSum()
         self.request_gaps = None
         if config.request_time:
             self.request_gaps = nn.Embedding(config.num_time_buckets + 1, config.width)
             nn.init.normal_(self.request_gaps.weight, std=0.02)
         self.frequencies = None
-        if config.streaming_frequencies:
-            num_hashes = min(FREQUENCY_HASHES, config.hashing.num_hashes)
-            self.frequencies = StreamingFrequencies(num_hashes, config.hashing.num_rows)
+        if config.loss.streaming_frequencies:
+            num_hashes = min(FREQUENCY_HASHES, config.tables.num_hashes)
+            self.frequencies = StreamingFrequencies(num_hashes, config.tables.num_rows)
         num_features = len(config.request_features)
         self.request = nn.Linear(num_features, config.width, bias=False) if num_features else None
-        self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.initial_temperature)))
+        self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.loss.initial_temperature)))
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """InfoNCE of every positive event, predicted from what its user did before it; see `targets` for which."""
@@ -251,9 +212,9 @@ class PinFM(RetrievalModel):
         # The event after token t of row r is number t - r: its request is the one that the token answers.
         hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
         own_items_BM, seen_A = None, None
-        if self.config.mask_same_user and not self.config.later_negatives:
+        if self.config.loss.mask_same_user and not self.config.loss.later_negatives:
             own_items_BM = same_user_items(batch)
-        elif self.config.later_negatives:
+        elif self.config.loss.later_negatives:
             own_items_BM = first_places(batch)
             # Token t of row r stands behind t - r events of the batch.
             seen_A = tokens_A - rows_A - batch.offsets[rows_A]
@@ -277,7 +238,7 @@ class PinFM(RetrievalModel):
 
     def _targets(self, batch: SequenceBatch) -> list[tuple[str, float, Pairs]]:
         """(name, weight, pairs) of each loss that is on."""
-        config = self.config
+        config = self.config.loss
         parts = [("next_token", 1.0, next_token_pairs(batch))]
         if config.multi_token_weight:
             pairs = multi_token_pairs(batch, config.multi_token_window, config.multi_token_share)
@@ -295,8 +256,8 @@ class PinFM(RetrievalModel):
             log_expected_M = self.frequencies.log_expected(batch.item_rows)
         return negative_log_weights(
             batch,
-            in_batch=self.config.in_batch_negatives,
-            correct_popularity=self.config.correct_popularity,
+            in_batch=self.config.loss.in_batch_negatives,
+            correct_popularity=self.config.loss.correct_popularity,
             log_expected_M=log_expected_M,
         )
 
@@ -354,7 +315,9 @@ class PinFM(RetrievalModel):
         if self.request_gaps is not None:
             tokens_TD = tokens_TD + self.request_gaps(self._gaps_ahead(batch, places, since_last_B))
         tokens_TD = functional.dropout(tokens_TD, self.config.dropout, self.training)
-        times_T, asked_T = self._times(batch, places, since_last_B) if self.config.reads_times else (None, None)
+        times_T, asked_T = (
+            self._times(batch, places, since_last_B) if self.config.backbone.reads_times else (None, None)
+        )
         hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1, times_T, asked_T)
         return hidden
 
@@ -403,20 +366,6 @@ class PinFM(RetrievalModel):
 
     def _inverse_temperature(self) -> torch.Tensor:
         return self.log_inverse_temperature.exp()
-
-
-def _backbone(config: PinFMConfig) -> nn.Module:
-    sizes: dict[str, Any] = {
-        "width": config.width,
-        "num_layers": config.num_layers,
-        "num_heads": config.num_heads,
-        "max_positions": config.max_history + 1,
-        "dropout": config.dropout,
-        "positions": config.positions,
-    }
-    if config.backbone == "hstu":
-        return HSTU(**sizes)
-    return Decoder(**sizes, mlp_ratio=config.mlp_ratio, time_bias=config.time_bias)
 
 
 class _Residual(nn.Module):

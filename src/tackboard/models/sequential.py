@@ -1,4 +1,4 @@
-"""The rivals: SASRec and HSTU as published, behind the methods of a `SequenceModel`.
+"""The rivals: SASRec and HSTU as published, behind the methods of a model that retrieves.
 
 In: a batch of histories. Out: a loss, or one vector per history and per item whose product is the score.
 
@@ -11,8 +11,7 @@ An item has one row of a plain table, the same as input and as output. The hidde
 event of its row; so nothing predicts the first one, and an empty history is the vector 0, for which all items score
 alike. Inner products have a LayerNorm before them, as in SASRec's paper; under cosines the L2 norm stands in its place,
 as in HSTU's public code. `mixed` is for catalogues too large for all items at every step: its negatives, and how each
-is weighted, are PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax. SASRec
-drops attention weights too, as published.
+is weighted, are PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax.
 
 The published models read items and order, HSTU also times, and the time of the request with them. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival what PinFM reads, so that both can be compared on the
@@ -20,30 +19,29 @@ same inputs. The time of the request is that from the newest event to it. HSTU's
 SASRec has no place for it, so a vector of its log2 bucket is added: to the output, or to the event's input, where the
 layers can work with it; an event then says how long it was until the next, which is known by then.
 
-Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width, H heads, d width
-of a head, S positions.
+Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
-from tackboard.models.backbone import Packing
-from tackboard.models.hstu import HSTU
+from tackboard.models.backbone import BackboneConfig, without_unread
+from tackboard.models.decoder import Packing
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
-from tackboard.models.losses import BLOCK_CELLS, LogSum, info_nce, negative_log_weights
+from tackboard.models.losses import LogSum, in_blocks, info_nce, negative_log_weights
+from tackboard.models.tables import TableConfig
 from tackboard.models.targets import Pairs
 from tackboard.models.time_encoding import log2_bucket
 
@@ -52,30 +50,31 @@ NORM_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequentialConfig(ModelConfig):
-    """A rival; the defaults are SASRec as published for MovieLens-1M, with the exact softmax."""
+class PlainTableConfig(TableConfig):
+    """One table, in which an item has one row, as wide as the model."""
 
-    hashing: HashConfig = dataclasses.field(
-        default_factory=lambda: HashConfig(num_hashes=1, num_rows=4096, method="modulo")
-    )
-    """How item ids become rows of the one table; above the largest id, `modulo` gives every item its own."""
-    backbone: Literal["sasrec", "hstu"] = "sasrec"
-    """What stands between input and output."""
-    width: int = 50
-    """Width of items and of the backbone."""
-    num_layers: int = 2
-    """Layers of the backbone."""
-    num_heads: int = 1
-    """Attention heads; must divide width where head_width is 0."""
-    head_width: int = 0
-    """Width of an HSTU head's queries, keys and values; 0: width over num_heads, as SASRec always has it."""
-    ffn_width: int = 50
-    """Width of the hidden layer of SASRec's pointwise network; HSTU has none."""
-    dropout: float = 0.2
-    """Share of activations dropped in training, 0 to below 1."""
-    max_history: int = 200
-    """Events of a history that the model reads, the newest; longer training segments are refused."""
-    loss: Literal["full", "mixed", "sampled"] = "full"
+    num_hashes: int = 1
+    """1: there is one table."""
+    method: str = "modulo"
+    """How item ids become rows; above the largest id, `modulo` gives every item its own, `mix` lets some share."""
+    dim: int = 0
+    """0: rows are as wide as the model, because they are its input and its output."""
+    init_std: float = SMALL_STD
+    """Standard deviation of fresh rows, which are cut off at twice that."""
+
+    def __post_init__(self) -> None:
+        HashConfig.__post_init__(self)
+        check(self.num_hashes == 1, "model.tables.num_hashes", self.num_hashes, "1: a plain table")
+        check(self.dim == 0, "model.tables.dim", self.dim, "0, the model's width: set model.width")
+        check(0 < self.init_std < math.inf, "model.tables.init_std", self.init_std, "above 0")
+        check(self.storage == "fp32", "model.tables.storage", self.storage, "fp32: a plain table is small")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig:
+    """The softmax of a rival's loss."""
+
+    kind: Literal["full", "mixed", "sampled"] = "full"
     """`full`: softmax over the catalogue, for which data.uniform_negatives has to be its size; `mixed`: an estimate of
     it from the batch's events and the data.uniform_negatives drawn items; `sampled`: over a few of these, as
     published."""
@@ -83,6 +82,34 @@ class SequentialConfig(ModelConfig):
     """Negatives of each prediction under `sampled`, drawn from the items that the batch drew."""
     temperature: float = 0.05
     """What cosines are divided by under `sampled`."""
+
+    def __post_init__(self) -> None:
+        kinds = ("full", "mixed", "sampled")
+        check(self.kind in kinds, "model.loss.kind", self.kind, ", ".join(kinds))
+        check(self.num_negatives >= 1, "model.loss.num_negatives", self.num_negatives, "1 or more")
+        check(0.001 <= self.temperature <= 10, "model.loss.temperature", self.temperature, "0.001 to 10")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequentialConfig(ModelConfig):
+    """A rival; the defaults are SASRec as published for MovieLens-1M, with the exact softmax."""
+
+    moved_settings: ClassVar[Mapping[str, str]] = {
+        **ModelConfig.moved_settings,
+        "backbone": "backbone.kind",
+        **{name: f"backbone.{name}" for name in ("num_layers", "num_heads", "head_width", "ffn_width")},
+        "loss": "loss.kind",
+        **{name: f"loss.{name}" for name in ("num_negatives", "temperature")},
+    }
+
+    tables: PlainTableConfig = dataclasses.field(default_factory=PlainTableConfig)
+    """The table of items."""
+    width: int = 50
+    """Width of items and of the backbone."""
+    dropout: float = 0.2
+    """Share of activations dropped in training, 0 to below 1: of the events' vectors and within the backbone."""
+    max_history: int = 200
+    """Events of a history that the model reads, the newest; longer training segments are refused."""
     use_actions: bool = False
     """Read what the user did with each item."""
     use_time_gap: bool = False
@@ -90,33 +117,37 @@ class SequentialConfig(ModelConfig):
     use_request_time: bool = False
     """Read the time from the newest event to the request."""
     request_vector: Literal["auto", "none", "input", "output"] = "auto"
-    """Where a vector of the request's time is added; auto: to SASRec's output, nowhere with HSTU, whose bias has it."""
+    """Where a vector of the request's time is added; auto: to the output of a backbone that reads no times, as SASRec,
+    else nowhere, because the backbone's bias has it."""
     num_time_buckets: int = 28
     """Buckets of log2(seconds) of the time gap and of the request's time."""
+    backbone: BackboneConfig = dataclasses.field(default_factory=lambda: BackboneConfig(kind="sasrec", num_heads=1))
+    """What stands between input and output."""
+    loss: SoftmaxConfig = dataclasses.field(default_factory=SoftmaxConfig)
+    """The softmax of the loss; `sampled` makes scores cosines."""
 
     def __post_init__(self) -> None:
-        check(self.backbone in ("sasrec", "hstu"), "model.backbone", self.backbone, "sasrec, hstu")
-        losses = ("full", "mixed", "sampled")
-        check(self.loss in losses, "model.loss", self.loss, ", ".join(losses))
         places = ("auto", "none", "input", "output")
         check(self.request_vector in places, "model.request_vector", self.request_vector, ", ".join(places))
-        check(self.hashing.num_hashes == 1, "model.hashing.num_hashes", self.hashing.num_hashes, "1: a plain table")
-        for name in ("width", "num_layers", "num_heads", "ffn_width", "max_history", "num_negatives"):
+        for name in ("width", "max_history"):
             check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
-        check(self.head_width >= 0, "model.head_width", self.head_width, "0 or more")
-        check(self.backbone == "hstu" or not self.head_width, "model.head_width", self.head_width, "0 with sasrec")
-        fits = bool(self.head_width) or self.width % self.num_heads == 0
-        check(fits, "model.num_heads", self.num_heads, f"a divisor of width {self.width}")
+        positions = self.backbone.positions
+        check(positions == "learned", "model.backbone.positions", positions, "learned: positions are part of the input")
+        self.backbone.check_width(self.width)
         check(0.0 <= self.dropout < 1.0, "model.dropout", self.dropout, "0 to below 1")
-        check(0.001 <= self.temperature <= 10, "model.temperature", self.temperature, "0.001 to 10")
         check(1 <= self.num_time_buckets <= 64, "model.num_time_buckets", self.num_time_buckets, "1 to 64")
-        has_place = not self.use_request_time or self.backbone == "hstu" or self.request_vector != "none"
+        has_place = not self.use_request_time or self.backbone.reads_times or self.request_vector != "none"
         check(has_place, "model.request_vector", self.request_vector, "auto, input, output: SASRec has no other place")
+
+    @classmethod
+    def from_stored(cls, values: Any) -> Self:
+        """The config that a file holds; see `ModelConfig`."""
+        return super().from_stored(without_unread(values, "sasrec"))
 
     @property
     def has_cosines(self) -> bool:
         """Whether scores are cosines over a temperature, and not inner products."""
-        return self.loss == "sampled"
+        return self.loss.kind == "sampled"
 
     @property
     def needs_drawn_negatives(self) -> bool:
@@ -129,7 +160,7 @@ class SequentialConfig(ModelConfig):
         if not self.use_request_time:
             return "none"
         if self.request_vector == "auto":
-            return "output" if self.backbone == "sasrec" else "none"
+            return "none" if self.backbone.reads_times else "output"
         return self.request_vector
 
     @property
@@ -138,7 +169,7 @@ class SequentialConfig(ModelConfig):
         wanted = {
             "history.item": True,
             "history.action": self.use_actions,
-            "history.time": self.backbone == "hstu",
+            "history.time": self.backbone.reads_times,
             "history.gap": self.use_time_gap or self.request_place == "input",
             SINCE_LAST: self.use_request_time,
         }
@@ -150,96 +181,33 @@ class SequentialConfig(ModelConfig):
 
 
 def sasrec(num_rows: int, **settings: Any) -> SequentialConfig:
-    """SASRec with sampled softmax as published for MovieLens-1M, its table of `num_rows`; `settings` replace some."""
-    return _published(num_rows, {"backbone": "sasrec", "num_layers": 2, "num_heads": 1, "ffn_width": 50}, settings)
+    """SASRec with sampled softmax as published for MovieLens-1M, its table of `num_rows`.
+
+    `settings` replace some; those of `backbone` and `loss` are mappings.
+    """
+    return _published(num_rows, {"kind": "sasrec", "num_layers": 2, "num_heads": 1, "ffn_width": 50}, settings)
 
 
 def hstu(num_rows: int, **settings: Any) -> SequentialConfig:
-    """HSTU as published for MovieLens-1M, which reads the request's time; `settings` replace some."""
-    published = {"backbone": "hstu", "num_layers": 2, "num_heads": 1, "head_width": 50, "use_request_time": True}
-    return _published(num_rows, published, settings)
+    """HSTU as published for MovieLens-1M, which reads the request's time; `settings` as of `sasrec`."""
+    published = {"kind": "hstu", "num_layers": 2, "num_heads": 1, "head_width": 50}
+    return _published(num_rows, published, {"use_request_time": True} | settings)
 
 
 def hstu_large(num_rows: int, **settings: Any) -> SequentialConfig:
-    """HSTU-large as published for MovieLens-1M, which reads the request's time; `settings` replace some."""
-    published = {"backbone": "hstu", "num_layers": 8, "num_heads": 2, "head_width": 25, "use_request_time": True}
-    return _published(num_rows, published, settings)
+    """HSTU-large as published for MovieLens-1M, which reads the request's time; `settings` as of `sasrec`."""
+    published = {"kind": "hstu", "num_layers": 8, "num_heads": 2, "head_width": 25}
+    return _published(num_rows, published, {"use_request_time": True} | settings)
 
 
-def _published(num_rows: int, published: dict[str, Any], settings: dict[str, Any]) -> SequentialConfig:
-    shared: dict[str, Any] = {
-        "hashing": HashConfig(num_hashes=1, num_rows=num_rows, method="modulo"),
-        "width": 50,
-        "dropout": 0.2,
-        "max_history": 200,
-        "loss": "sampled",
-        "num_negatives": 128,
-        "temperature": 0.05,
+def _published(num_rows: int, backbone: dict[str, Any], settings: dict[str, Any]) -> SequentialConfig:
+    loss = {"kind": "sampled", "num_negatives": 128, "temperature": 0.05} | settings.get("loss", {})
+    parts = {
+        "tables": PlainTableConfig(num_rows=num_rows),
+        "backbone": BackboneConfig(**(backbone | settings.get("backbone", {}))),
+        "loss": SoftmaxConfig(**loss),
     }
-    return SequentialConfig(**(shared | published | settings))
-
-
-class SASRecLayer(nn.Module):
-    """Attention of normed queries to tokens as they are, beside the normed query; then a pointwise network."""
-
-    compiles = True
-
-    def __init__(self, width: int, num_heads: int, ffn_width: int, dropout: float) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.query_norm = nn.LayerNorm(width)
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.ffn_norm = nn.LayerNorm(width)
-        self.ffn_in = nn.Linear(width, ffn_width)
-        self.ffn_out = nn.Linear(ffn_width, width)
-
-    def forward(self, x_TD: torch.Tensor, packing: Packing) -> torch.Tensor:
-        """One layer."""
-        query_TD = self.query_norm(x_TD)
-        grid = packing.spread(torch.cat([self.query(query_TD), self.key_value(x_TD)], dim=1))
-        q, k, v = grid.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        dropped = self.dropout if self.training else 0.0
-        mixed_BHSd = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropped)
-        read_TD = self.attention_out(packing.collect(mixed_BHSd.transpose(1, 2).flatten(2)))
-        y_TD = self.ffn_norm(query_TD + read_TD)
-        return y_TD + self._drop(self.ffn_out(self._drop(functional.relu(self.ffn_in(y_TD)))))
-
-    def _drop(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.dropout(x, self.dropout, self.training)
-
-
-class SASRec(nn.Module):
-    """A stack of layers, with the signature of the other backbones; it reads no times."""
-
-    def __init__(
-        self, *, width: int, num_layers: int, num_heads: int, ffn_width: int, dropout: float, final_norm: bool
-    ) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(SASRecLayer(width, num_heads, ffn_width, dropout) for _ in range(num_layers))
-        self.final_norm = nn.LayerNorm(width) if final_norm else None
-        for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
-                nn.init.xavier_normal_(parameter)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        lengths_B: torch.Tensor,
-        times_T: torch.Tensor | None = None,
-        query_times_T: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden vectors of packed events; an event sees itself and those before it in its row."""
-        packing = Packing.from_lengths(lengths_B)
-        if packing.longest == 0:
-            return x_TD
-        for layer in self.layers:
-            x_TD = layer(x_TD, packing)
-        return x_TD if self.final_norm is None else self.final_norm(x_TD)
+    return SequentialConfig(**({"width": 50, "dropout": 0.2, "max_history": 200} | settings | parts))
 
 
 class SequentialModel(RetrievalModel):
@@ -249,7 +217,7 @@ class SequentialModel(RetrievalModel):
         super().__init__()
         self.config = config
         width = config.width
-        self.items = nn.Embedding(config.hashing.num_rows, width)
+        self.items = nn.Embedding(config.tables.num_rows, width)
         self.positions = nn.Embedding(config.max_history, width)
         self.actions = nn.Embedding(vocabulary.num_actions, width) if config.use_actions else None
         self.time_gaps = nn.Embedding(config.num_time_buckets, width) if config.use_time_gap else None
@@ -257,30 +225,19 @@ class SequentialModel(RetrievalModel):
         if config.request_place != "none":
             self.request_times = nn.Embedding(config.num_time_buckets, width)
         # Items and positions as in the public code. What is ours begins small: drawn like positions, it drowned items.
+        stds = {self.items: config.tables.init_std, self.positions: width**-0.5}
         for embedding in (self.items, self.positions, self.actions, self.time_gaps, self.request_times):
             if embedding is not None:
-                std = width**-0.5 if embedding is self.positions else SMALL_STD
+                std = stds.get(embedding, SMALL_STD)
                 nn.init.trunc_normal_(embedding.weight, std=std, a=-2 * std, b=2 * std)
-        sizes: dict[str, Any] = {
-            "width": width,
-            "num_layers": config.num_layers,
-            "num_heads": config.num_heads,
-            "dropout": config.dropout,
-            "final_norm": not config.has_cosines,
-        }
-        entropies = {"full": CatalogueEntropy(), "mixed": LogSum(), "sampled": SampledEntropy(1.0 / config.temperature)}
-        self.entropy = entropies[config.loss]
-        self.backbone: nn.Module
-        if config.backbone == "sasrec":
-            self.backbone = SASRec(**sizes, ffn_width=config.ffn_width)
-        else:
-            self.backbone = HSTU(
-                **sizes,
-                positions="none",
-                max_positions=config.max_history,
-                head_width=config.head_width,
-                value_width=config.head_width,
-            )
+        self.entropy: nn.Module = LogSum() if config.loss.kind == "mixed" else CrossEntropy(self._scale)
+        self.backbone = config.backbone.build(
+            width=width,
+            max_positions=config.max_history,
+            dropout=config.dropout,
+            positions="none",  # They are part of the input already.
+            final_norm=not config.has_cosines,
+        )
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """Softmax loss of every positive event but those that begin a row, predicted from the event before."""
@@ -294,9 +251,9 @@ class SequentialModel(RetrievalModel):
         hidden_PD = hidden_TD.index_select(0, events_P - 1)
         if self.config.request_place == "output":
             hidden_PD = hidden_PD + self._request_vectors(batch.of_request(SINCE_LAST).index_select(0, events_P))
-        losses = {"full": self._full_loss, "mixed": self._mixed_loss, "sampled": self._sampled_loss}
-        loss = losses[self.config.loss]
-        return LossOutput(loss(self._project(hidden_PD), self._project(items_MD), batch, events_P), {})
+        loss = self._mixed_loss if self.config.loss.kind == "mixed" else self._exact_loss
+        targets_P = batch.items.index_select(0, events_P)
+        return LossOutput(loss(self._project(hidden_PD), self._project(items_MD), batch, targets_P), {})
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One vector per history [B, D]: the prediction of what comes after its last event; 0 where there is none."""
@@ -319,7 +276,7 @@ class SequentialModel(RetrievalModel):
 
     @property
     def _scale(self) -> float:
-        return 1.0 / self.config.temperature if self.config.has_cosines else 1.0
+        return 1.0 / self.config.loss.temperature if self.config.has_cosines else 1.0
 
     def _project(self, vectors: torch.Tensor) -> torch.Tensor:
         """Unit vectors where scores are cosines, else the vectors as they are."""
@@ -345,13 +302,16 @@ class SequentialModel(RetrievalModel):
             gaps_T = batch.column("gap").clamp(0, last_bucket)
             x_TD = x_TD + self.request_times(_of_next(batch, gaps_T, self._request_buckets(since_B)))
         x_TD = functional.dropout(x_TD, self.config.dropout, self.training)
-        if self.config.backbone == "sasrec":
-            return self.backbone(x_TD, batch.lengths())
+        hidden: torch.Tensor
+        if not self.config.backbone.reads_times:
+            hidden = self.backbone(x_TD, batch.lengths())
+            return hidden
         asked_T = None
         if self.config.use_request_time:
             last_B = batch.times_ms.index_select(0, (batch.offsets[1:] - 1).clamp_min(0))
             asked_T = _of_next(batch, batch.times_ms, last_B + (since_B.clamp_min(0).double() * 1000).round().long())
-        return self.backbone(x_TD, batch.lengths(), batch.times_ms, asked_T)
+        hidden = self.backbone(x_TD, batch.lengths(), batch.times_ms, asked_T)
+        return hidden
 
     def _request_buckets(self, since: torch.Tensor) -> torch.Tensor:
         return log2_bucket(since, self.config.num_time_buckets)
@@ -361,51 +321,34 @@ class SequentialModel(RetrievalModel):
         assert self.request_times is not None
         return self.request_times(self._request_buckets(since))
 
-    def _full_loss(
-        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor
-    ) -> torch.Tensor:
-        """Mean cross entropy over all items of the catalogue, some predictions at a time."""
-        num_items = len(items_MD)
-        if len(batch.sampled) != num_items or float(batch.sample_rate) < 1.0:
-            raise ConfigError(
-                f"model.loss = 'full', but {len(batch.sampled):,} items were drawn for this batch",
-                allowed="the exact softmax needs the whole catalogue in every batch",
-                fix="set data.uniform_negatives to the number of items or more, or model.loss to mixed",
-            )
-        targets_P = batch.items.index_select(0, events_P)
-        return _summed_in_parts(self.entropy, items_MD, num_items, hidden_PD, targets_P) / len(hidden_PD)
-
     def _mixed_loss(
-        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor
+        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
         """Mean cross entropy of each target against all items of the batch, each weighted by how often it is there."""
-        targets_P = batch.items.index_select(0, events_P)
         order_P = torch.arange(len(targets_P), device=targets_P.device)
         pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
         return info_nce(hidden_PD, items_MD, pairs, negative_log_weights(batch), None, log_sum=self.entropy).mean()
 
-    def _sampled_loss(
-        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor
+    def _exact_loss(
+        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
-        """Mean cross entropy of each target against its own negatives, some predictions at a time."""
-        targets_P = batch.items.index_select(0, events_P)
-        negatives_PR = draw_negatives(batch.sampled, len(targets_P), self.config.num_negatives)
-        cells = self.config.num_negatives * self.config.width
-        return _summed_in_parts(self.entropy, items_MD, cells, hidden_PD, targets_P, negatives_PR) / len(hidden_PD)
+        """Mean cross entropy of each target over all items of the catalogue, or over itself and its own negatives."""
+        loss, negatives_PR = self.config.loss, None
+        num_cells = len(items_MD)
+        if loss.kind == "sampled":
+            negatives_PR = draw_negatives(batch.sampled, len(targets_P), loss.num_negatives)
+            num_cells = loss.num_negatives * self.config.width
+        elif len(batch.sampled) != len(items_MD) or float(batch.sample_rate) < 1.0:
+            raise ConfigError(
+                f"model.loss.kind = 'full', but {len(batch.sampled):,} items were drawn for this batch",
+                allowed="the exact softmax needs the whole catalogue in every batch",
+                fix="set data.uniform_negatives to the number of items or more, or model.loss.kind to mixed",
+            )
+        return in_blocks(self.entropy, num_cells, (items_MD,), (hidden_PD, targets_P, negatives_PR)).mean()
 
 
-class CatalogueEntropy(nn.Module):
-    """The summed cross entropy of predictions [p] over all items."""
-
-    compiles = True
-
-    def forward(self, items_MD: torch.Tensor, hidden_pD: torch.Tensor, targets_p: torch.Tensor) -> torch.Tensor:
-        """The sum."""
-        return functional.cross_entropy(hidden_pD @ items_MD.T, targets_p, reduction="sum")
-
-
-class SampledEntropy(nn.Module):
-    """The summed cross entropy of predictions [p], each over its target and its own negatives."""
+class CrossEntropy(nn.Module):
+    """The cross entropy of each prediction [p]: over all items, or over its target and its own negatives."""
 
     compiles = True
 
@@ -414,42 +357,33 @@ class SampledEntropy(nn.Module):
         self.scale = scale
 
     def forward(
-        self, items_MD: torch.Tensor, hidden_pD: torch.Tensor, targets_p: torch.Tensor, negatives_pR: torch.Tensor
+        self,
+        items_MD: torch.Tensor,
+        hidden_pD: torch.Tensor,
+        targets_p: torch.Tensor,
+        negatives_pR: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The sum."""
+        """The cross entropies."""
+        if negatives_pR is None:
+            return functional.cross_entropy(hidden_pD @ items_MD.T, targets_p, reduction="none")
         choices_pR = torch.cat([targets_p[:, None], negatives_pR], dim=1)
         vectors_pRD = functional.embedding(choices_pR, items_MD)
         logits_pR = (vectors_pRD @ hidden_pD[:, :, None].to(vectors_pRD.dtype)).squeeze(2) * self.scale
         is_target_pR = choices_pR == targets_p[:, None]
         is_target_pR[:, 0] = False  # A draw that is the target itself is no negative.
         logits_pR = logits_pR.float().masked_fill(is_target_pR, float("-inf"))
-        return functional.cross_entropy(logits_pR, torch.zeros_like(targets_p), reduction="sum")
+        return functional.cross_entropy(logits_pR, torch.zeros_like(targets_p), reduction="none")
 
 
 def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives: int) -> torch.Tensor:
     """Uniform draws with replacement [P, R] from the items that the batch drew, as positions among its items."""
     if len(sampled_K) == 0:
         raise ConfigError(
-            "model.loss = 'sampled', but no item was drawn for this batch",
+            "model.loss.kind = 'sampled', but no item was drawn for this batch",
             fix="set data.uniform_negatives to the number of items to draw from, at best all",
         )
     drawn_PR = torch.randint(len(sampled_K), (num_predictions, num_negatives), device=sampled_K.device)
     return sampled_K[drawn_PR]
-
-
-def _summed_in_parts(
-    summed: Callable[..., torch.Tensor], items_MD: torch.Tensor, cells: int, *of_predictions: torch.Tensor
-) -> torch.Tensor:
-    """The sum of `summed` over parts of the predictions; each has `cells` numbers, and BLOCK_CELLS exist at a time.
-
-    Where there are several parts, each is computed again in the backward pass, so that none is kept until then.
-    """
-    size = max(1, BLOCK_CELLS[items_MD.device.type] // cells)
-    parts = list(zip(*(tensor.split(size) for tensor in of_predictions), strict=True))
-    if len(parts) == 1 or not torch.is_grad_enabled():
-        return torch.stack([summed(items_MD, *part) for part in parts]).sum()
-    sums = [checkpoint(summed, items_MD, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-    return torch.stack(sums).sum()
 
 
 def _of_next(batch: SequenceBatch, values_T: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,8 @@ Shapes: M distinct items, k hash functions, D width of the concatenation, R rows
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,19 +40,37 @@ _rows_device: ContextVar[str | None] = ContextVar("rows_device", default=None)
 """Where fresh rows are made; None: on torch's default device."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig(HashConfig):
+    """Tables of items: how an id becomes rows, and what the rows are."""
+
+    dim: int = 16
+    """Width of one sub-table's row; an item's vector is num_hashes times as wide."""
+    init_std: float = 0.1
+    """Standard deviation of fresh rows."""
+    storage: str = "fp32"
+    """How rows are stored: fp32, fp16 or bf16; half ones are rounded stochastically when they move."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.dim >= 1, "model.tables.dim", self.dim, "1 or more")
+        check(0 <= self.init_std < math.inf, "model.tables.init_std", self.init_std, "0 or more")
+        check(self.storage in STORAGES, "model.tables.storage", self.storage, ", ".join(STORAGES))
+
+
 class HashedTables(nn.Module):
     """k sub-tables of `num_rows` × `dim`. The optimiser finds tables by this class and updates them row-wise."""
 
-    def __init__(self, hashing: HashConfig, dim: int, init_std: float = 0.1, storage: str = "fp32") -> None:
+    def __init__(self, config: TableConfig) -> None:
         super().__init__()
-        check(storage in STORAGES, "model.table_storage", storage, ", ".join(STORAGES))
-        self.num_hashes = hashing.num_hashes
-        self.num_rows = hashing.num_rows
-        self.dim = dim
-        self.weight = nn.Parameter(_fresh_rows(hashing.num_hashes * hashing.num_rows, dim, init_std, STORAGES[storage]))
+        self.num_hashes = config.num_hashes
+        self.num_rows = config.num_rows
+        self.dim = config.dim
+        num_rows = config.num_hashes * config.num_rows
+        self.weight = nn.Parameter(_fresh_rows(num_rows, config.dim, config.init_std, STORAGES[config.storage]))
         self._half_leaf: torch.Tensor | None = None
         self.first_rows: torch.Tensor
-        first_rows = torch.arange(hashing.num_hashes) * hashing.num_rows
+        first_rows = torch.arange(config.num_hashes) * config.num_rows
         self.register_buffer("first_rows", first_rows, persistent=False)
 
     @property

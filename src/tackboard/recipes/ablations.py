@@ -35,10 +35,19 @@ SAVES = ("bookmark", "like")
 def ml_1m_base(name: str, *changes: str) -> RunConfig:
     """The base on MovieLens-1M with `changes`, given as `a.b=c`."""
     base = ml_1m()
-    published = {"backbone": "gpt", "positions": "rotary", "mask_same_user": True, "later_negatives": False}
-    sizes = {"maps": "mlp", "table_dim": 16, "width": 64, "num_layers": 2, "dropout": 0.3}
-    next_alone = {"multi_token_weight": 0.0, "multi_token_window": 8, "request_time": False}
-    small = dataclasses.replace(base.model, **sizes, **published, **next_alone)
+    model = base.model
+    small = dataclasses.replace(
+        model,
+        tables=dataclasses.replace(model.tables, dim=16),
+        backbone=dataclasses.replace(model.backbone, kind="gpt", num_layers=2, positions="rotary"),
+        loss=dataclasses.replace(
+            model.loss, mask_same_user=True, later_negatives=False, multi_token_weight=0.0, multi_token_window=8
+        ),
+        width=64,
+        maps="mlp",
+        dropout=0.3,
+        request_time=False,
+    )
     training = dataclasses.replace(base.training, steps=STEPS, checkpoint_every=STEPS)
     return apply_overrides(dataclasses.replace(base, name=name, model=small, training=training), changes)
 
@@ -46,7 +55,8 @@ def ml_1m_base(name: str, *changes: str) -> RunConfig:
 def deskdrop_base(name: str, positives: tuple[str, ...]) -> RunConfig:
     """The base on Deskdrop, whose loss predicts `positives`; none named means all."""
     base = deskdrop()
-    model = dataclasses.replace(base.model, width=64, num_layers=2, request_time=False)
+    backbone = dataclasses.replace(base.model.backbone, num_layers=2)
+    model = dataclasses.replace(base.model, backbone=backbone, width=64, request_time=False)
     data = dataclasses.replace(base.data, positive_actions=positives)
     training = dataclasses.replace(base.training, checkpoint_every=base.training.steps)
     return dataclasses.replace(base, name=name, data=data, model=model, training=training)
@@ -67,16 +77,20 @@ def losses_multi() -> RunConfig:
 
 def losses_multi_light() -> RunConfig:
     """The same with a tenth of the weight."""
-    return ml_1m_base("ablation-losses-multi-light", *_MULTI, "model.multi_token_weight=0.1")
+    return ml_1m_base("ablation-losses-multi-light", *_MULTI, "model.loss.multi_token_weight=0.1")
 
 
 def losses_all() -> RunConfig:
     """And the future-token loss: the 8 events after the first 100 of a segment, predicted from there."""
-    future = ("model.future_token_weight=1.0", "model.future_token_anchor=100", "model.future_token_window=8")
+    future = (
+        "model.loss.future_token_weight=1.0",
+        "model.loss.future_token_anchor=100",
+        "model.loss.future_token_window=8",
+    )
     return ml_1m_base("ablation-losses-all", *_MULTI, *future)
 
 
-_MULTI = ("model.multi_token_weight=1.0", "model.multi_token_window=8", "model.multi_token_share=0.25")
+_MULTI = ("model.loss.multi_token_weight=1.0", "model.loss.multi_token_window=8", "model.loss.multi_token_share=0.25")
 
 
 # ---- rows of a sub-table ----
@@ -84,27 +98,27 @@ _MULTI = ("model.multi_token_weight=1.0", "model.multi_token_window=8", "model.m
 
 def rows_256() -> RunConfig:
     """256 rows in each of 8 sub-tables, for 3,883 films."""
-    return ml_1m_base("ablation-rows-256", "model.hashing.num_rows=256")
+    return ml_1m_base("ablation-rows-256", "model.tables.num_rows=256")
 
 
 def rows_1024() -> RunConfig:
     """1,024 rows."""
-    return ml_1m_base("ablation-rows-1024", "model.hashing.num_rows=1024")
+    return ml_1m_base("ablation-rows-1024", "model.tables.num_rows=1024")
 
 
 def rows_4096() -> RunConfig:
     """4,096 rows."""
-    return ml_1m_base("ablation-rows-4096", "model.hashing.num_rows=4096")
+    return ml_1m_base("ablation-rows-4096", "model.tables.num_rows=4096")
 
 
 def rows_16384() -> RunConfig:
     """16,384 rows: hardly two films share one."""
-    return ml_1m_base("ablation-rows-16384", "model.hashing.num_rows=16384")
+    return ml_1m_base("ablation-rows-16384", "model.tables.num_rows=16384")
 
 
 def rows_plain() -> RunConfig:
     """One table with a row for each film, as wide as the eight together: what hashing costs."""
-    plain = ("model.hashing.method=modulo", "model.hashing.num_hashes=1", "model.table_dim=128")
+    plain = ("model.tables.method=modulo", "model.tables.num_hashes=1", "model.tables.dim=128")
     return ml_1m_base("ablation-rows-plain", *plain)
 
 
@@ -142,7 +156,7 @@ def _of_length(name: str, steps: int) -> RunConfig:
 
 def negatives_batch() -> RunConfig:
     """The batch's other positives, uncorrected: popular films are negatives too often."""
-    return ml_1m_base("ablation-negatives-batch", *_BATCH, "model.correct_popularity=false")
+    return ml_1m_base("ablation-negatives-batch", *_BATCH, "model.loss.correct_popularity=false")
 
 
 def negatives_batch_corrected() -> RunConfig:
@@ -152,27 +166,29 @@ def negatives_batch_corrected() -> RunConfig:
 
 def negatives_batch_streaming() -> RunConfig:
     """The same with counts that are estimated while training."""
-    return ml_1m_base("ablation-negatives-batch-streaming", *_BATCH, "model.streaming_frequencies=true")
+    return ml_1m_base("ablation-negatives-batch-streaming", *_BATCH, "model.loss.streaming_frequencies=true")
 
 
 def negatives_drawn() -> RunConfig:
     """1,024 films drawn uniformly for each step, and no others."""
     return ml_1m_base(
-        "ablation-negatives-drawn", "model.in_batch_negatives=false", f"data.uniform_negatives={DRAWN}"
+        "ablation-negatives-drawn", "model.loss.in_batch_negatives=false", f"data.uniform_negatives={DRAWN}"
     )  # fmt: skip
 
 
 def negatives_mixed() -> RunConfig:
     """Both, corrected over the mixture."""
-    return ml_1m_base("ablation-negatives-mixed", "model.in_batch_negatives=true", f"data.uniform_negatives={DRAWN}")
+    return ml_1m_base(
+        "ablation-negatives-mixed", "model.loss.in_batch_negatives=true", f"data.uniform_negatives={DRAWN}"
+    )
 
 
 def negatives_all() -> RunConfig:
     """Every film of the catalogue: an exact softmax."""
-    return ml_1m_base("ablation-negatives-all", "model.in_batch_negatives=false", "data.uniform_negatives=3883")
+    return ml_1m_base("ablation-negatives-all", "model.loss.in_batch_negatives=false", "data.uniform_negatives=3883")
 
 
-_BATCH = ("model.in_batch_negatives=true", "data.uniform_negatives=0")
+_BATCH = ("model.loss.in_batch_negatives=true", "data.uniform_negatives=0")
 
 
 # ---- a user's own positives ----
@@ -185,17 +201,17 @@ def own_none() -> RunConfig:
 
 def own_later() -> RunConfig:
     """Those that come later are: the next film is told from the ones after it."""
-    return ml_1m_base("ablation-own-later", "model.later_negatives=true")
+    return ml_1m_base("ablation-own-later", "model.loss.later_negatives=true")
 
 
 def own_all() -> RunConfig:
     """All are, as in SASRec and HSTU."""
-    return ml_1m_base("ablation-own-all", "model.mask_same_user=false")
+    return ml_1m_base("ablation-own-all", "model.loss.mask_same_user=false")
 
 
 def own_later_multi() -> RunConfig:
     """Those that come later are, and the multi-token loss asks for them too."""
-    return ml_1m_base("ablation-own-later-multi", *_MULTI, "model.later_negatives=true")
+    return ml_1m_base("ablation-own-later-multi", *_MULTI, "model.loss.later_negatives=true")
 
 
 # ---- actions that are positives ----

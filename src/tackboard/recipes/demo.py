@@ -5,11 +5,11 @@ Its sizes were chosen on worlds of other seeds than the demo's (docs/log.md).
 
 from __future__ import annotations
 
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.data.request_loader import RequestConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.ranker import HeadConfig, RankerConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, StartConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -26,8 +26,7 @@ def demo() -> RunConfig:
             tokens_per_step=4096,
         ),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=4, num_rows=2048),
-            table_dim=32,
+            tables=TableConfig(num_hashes=4, num_rows=2048, dim=32),
             width=128,
             max_history=64,
             # In this world the gap before an event says little about the next one; on real logs it says much.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -28,7 +28,7 @@ def pretrain_recipe(
         data=DataConfig(
             dataset=dataset, positive_actions=positive_actions, max_length=64, tokens_per_step=TOKENS_PER_STEP
         ),
-        model=PinFMConfig(hashing=HashConfig(num_hashes=4, num_rows=rows), table_dim=32, width=128, max_history=64),
+        model=PinFMConfig(tables=TableConfig(num_hashes=4, num_rows=rows, dim=32), width=128, max_history=64),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=max(1, steps // 20)),
         training=TrainingConfig(steps=steps, checkpoint_every=max(25, steps // 5)),
     )

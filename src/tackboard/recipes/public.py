@@ -9,10 +9,12 @@ worth is in docs/pretraining.md.
 
 from __future__ import annotations
 
-from tackboard.batch import HashConfig
 from tackboard.data.loader import DataConfig
 from tackboard.evaluation.ranking import EvaluationConfig
+from tackboard.models.backbone import BackboneConfig
+from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -23,21 +25,16 @@ def ml_1m() -> RunConfig:
         name="ml-1m",
         data=DataConfig(dataset="datasets/ml-1m", max_length=200, tokens_per_step=16_384, uniform_negatives=3_883),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=8, num_rows=4096),
-            table_dim=32,
+            tables=TableConfig(num_hashes=8, num_rows=4096, dim=32),
+            backbone=BackboneConfig(kind="hstu", num_layers=4, num_heads=4, positions="none"),
+            loss=LossConfig(
+                in_batch_negatives=False, later_negatives=True, multi_token_weight=0.1, multi_token_window=4
+            ),
             width=256,
-            num_layers=4,
-            num_heads=4,
             maps="residual",
             max_history=200,
-            backbone="hstu",
-            positions="none",
             request_time=True,
             dropout=0.4,
-            in_batch_negatives=False,
-            later_negatives=True,
-            multi_token_weight=0.1,
-            multi_token_window=4,
         ),
         optimizer=OptimizerConfig(dense_learning_rate=2e-3, table_learning_rate=0.3, warmup_steps=200),
         training=TrainingConfig(steps=2_800, checkpoint_every=280, precision="auto", compile="auto"),
@@ -53,14 +50,11 @@ def kakao_brunch() -> RunConfig:
             dataset="datasets/kakao-brunch", max_length=200, tokens_per_step=65_536, uniform_negatives=16_384
         ),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=8, num_rows=1 << 19),
-            table_dim=16,
+            tables=TableConfig(num_hashes=8, num_rows=1 << 19, dim=16),
+            backbone=BackboneConfig(num_layers=4, num_heads=2, positions="rotary"),
             width=128,
-            num_layers=4,
-            num_heads=2,
             maps="residual",
             max_history=200,
-            positions="rotary",
             request_time=True,
             dropout=0.1,
         ),
@@ -76,19 +70,14 @@ def deskdrop() -> RunConfig:
         name="deskdrop",
         data=DataConfig(dataset="datasets/deskdrop", max_length=64, tokens_per_step=4_096, uniform_negatives=2_987),
         model=PinFMConfig(
-            hashing=HashConfig(num_hashes=8, num_rows=4096),
-            table_dim=8,
+            tables=TableConfig(num_hashes=8, num_rows=4096, dim=8),
+            backbone=BackboneConfig(num_layers=2, num_heads=2, positions="rotary"),
+            loss=LossConfig(in_batch_negatives=False, multi_token_weight=0.1, multi_token_window=16),
             width=64,
-            num_layers=2,
-            num_heads=2,
             maps="residual",
             max_history=64,
-            positions="rotary",
             request_time=True,
             dropout=0.4,
-            in_batch_negatives=False,
-            multi_token_weight=0.1,
-            multi_token_window=16,
         ),
         optimizer=OptimizerConfig(dense_learning_rate=1e-2, table_learning_rate=0.3, warmup_steps=50),
         training=TrainingConfig(steps=500, checkpoint_every=100, precision="auto", compile="auto"),

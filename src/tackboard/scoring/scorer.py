@@ -59,7 +59,7 @@ class Scorer:
         model = restore_model(config, signature.vocabulary, stored, described)
         check_finite_parameters(model, bundle)
         model.eval()
-        return cls(signature, model, config.hashing, features)
+        return cls(signature, model, config.tables, features)
 
     def score(self, request: ScoreRequest) -> NDArray[np.float32]:
         """Scores of the candidates [C], in their order."""

@@ -164,7 +164,7 @@ def _check_segments(data: DataConfig, model: ModelConfig) -> None:
         raise ConfigError(
             f"data.max_length = {data.max_length}",
             allowed=f"allowed: at least {least}: the future-token loss predicts what comes after its anchor",
-            fix=f"--set data.max_length={least}, or lower model.future_token_anchor",
+            fix=f"--set data.max_length={least}, or lower model.loss.future_token_anchor",
         )
     if data.max_length > model.max_history:
         limit = model.max_history
@@ -184,10 +184,10 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
     """The config that `config_to_json` wrote for a run. `code_file` is the file of a user's own model, if named."""
     model = restore_config(data["model"], code_file, of_run=True)
-    return from_dict(RunConfig, data | {"data": _read_data(data), "model": model})
+    return from_dict(RunConfig, data | {"data": read_data(data), "model": model})
 
 
-def _read_data(data: dict[str, Any]) -> StepsConfig:
+def read_data(data: dict[str, Any]) -> StepsConfig:
     """The data config of a run; those of older versions do not say their kind: they had segments."""
     settings = data.get("data")
     kind = settings.get("kind", DataConfig.kind) if isinstance(settings, dict) else DataConfig.kind

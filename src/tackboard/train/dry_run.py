@@ -40,7 +40,7 @@ def estimate_run(
     num_table = sum(size for name, size in sizes.items() if name in tables)
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
-    steps = steps or config.data.steps(source, config.model.hashing, config.seed)
+    steps = steps or config.data.steps(source, config.model.tables, config.seed)
     # Tables as they are stored, and buffers; one Adagrad sum per row; weight, gradient and two AdamW moments per dense
     # parameter.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
@@ -60,7 +60,7 @@ def estimate_run(
             raise UsageError(
                 f"the model needs {_size(needed)}",
                 allowed=f"{place} has {_size(there)}",
-                fix="lower model.hashing.num_rows or model.table_dim, or set model.table_storage to fp16",
+                fix="lower model.tables.num_rows or model.tables.dim, or set model.tables.storage to fp16",
             )
     if KEPT_CHECKPOINTS * checkpoint > free_disk:
         raise UsageError(

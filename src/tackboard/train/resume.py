@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from tackboard.checkpoint.store import Checkpoint
 from tackboard.checkpoint.trained import read_state
+from tackboard.core.config import from_dict, to_dict
+from tackboard.core.errors import ConfigError
 from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.source import snapshot_path
+from tackboard.train.config import RunConfig, config_to_json, read_data
 
 FREE_SETTINGS = frozenset(
     {"data.num_workers", "data.ray_address", "training.log_every", "training.checkpoint_every", "training.num_threads"}
@@ -17,48 +21,38 @@ FREE_SETTINGS = frozenset(
 """Settings that change how a run works but not what it computes; threads change only how sums are rounded."""
 
 
-ADDED_SETTINGS: dict[str, Any] = {
-    "data.held_out": 1,
-    "data.segments": "all",
-    "data.uniform_negatives": 0,
-    "data.window_buckets": 16,
-    "model.config.backbone": "gpt",
-    "model.config.future_token_anchor": 32,
-    "model.config.future_token_weight": 0.0,
-    "model.config.future_token_window": 8,
-    "model.config.hashing.method": "mix",
-    "model.config.in_batch_negatives": True,
-    "model.config.later_negatives": False,
-    "model.config.maps": "mlp",
-    "model.config.multi_token_share": 0.25,
-    "model.config.multi_token_weight": 0.0,
-    "model.config.multi_token_window": 8,
-    "model.config.positions": "learned",
-    "model.config.request_time": False,
-    "model.config.streaming_frequencies": False,
-    "model.config.table_storage": "fp32",
-    "model.config.time_bias": 0,
-    "optimizer.schedule_steps": 0,
-    "training.compile": "off",
-    "training.precision": "fp32",
-}
-"""Settings that runs of older versions do not record, and what they did."""
+def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
+    """Names of the settings that differ and decide a run's result, as `--set` takes them.
 
-
-def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of the settings that differ and decide a run's result, as `--set` takes them."""
-    old, new = ADDED_SETTINGS | _leaves(before), ADDED_SETTINGS | _leaves(now)
+    `before` is what a run recorded, perhaps of an older version. It is read with today's classes: settings are looked
+    for where they are now, and one that it lacks has its default, because that is what older versions did.
+    """
+    wanted = config_to_json(now)
+    # What today's classes cannot read differs, and is compared as it is.
+    with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError):
+        before = _in_todays_words(before, wanted, now)
+    old, new = _leaves(before), _leaves(wanted)
     changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} - FREE_SETTINGS
     # A run records a model as its class and its config; nobody sets model.config.width.
     return sorted(key.replace("model.config.", "model.", 1) for key in changed)
 
 
-def find_unfinished(runs: Path, config: dict[str, Any]) -> tuple[RunDirectory | None, str]:
+def _in_todays_words(before: dict[str, Any], wanted: dict[str, Any], now: RunConfig) -> dict[str, Any]:
+    """`before` as today's version records it. The model's class is that of `now`: no code is loaded for this."""
+    described = before["model"]
+    if described["config_class"] != wanted["model"]["config_class"]:
+        return before
+    model = type(now.model).from_stored(described["config"])
+    config = from_dict(RunConfig, before | {"data": read_data(before), "model": model})
+    return config_to_json(config) | {"model": described | {"config": to_dict(model)}}
+
+
+def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None, str]:
     """The newest unfinished run under `runs` with this config, or None, and a sentence that says what was found."""
     remove_leftovers(runs)
     passed_over = ""
     # A digit first: a run that was killed while it was created is a folder with a dot.
-    for path in sorted(runs.glob(f"[0-9]*_{config['name']}_*"), reverse=True):
+    for path in sorted(runs.glob(f"[0-9]*_{config.name}_*"), reverse=True):
         if not (path / "config.json").is_file():
             continue
         run = RunDirectory.open(path)

@@ -97,18 +97,18 @@ class Trainer:
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard)
-        hashing = config.model.hashing
-        self.steps: NumberedSteps[Any] = steps or config.data.steps(source, hashing, config.seed, quiet=quiet)
+        tables = config.model.tables
+        self.steps: NumberedSteps[Any] = steps or config.data.steps(source, tables, config.seed, quiet=quiet)
         self.batches: NumberedSteps[Any] | ClusterSteps = self.steps
         if config.data.ray_address:
             self.batches = ClusterSteps(self.steps, config.data.ray_address)  # type: ignore[arg-type]
         self.validation = Validation(config.training.patience)
         self.judges: NumberedSteps[Any] | None = None
         if config.training.validate_every:
-            self.judges = config.data.steps(source, hashing, config.seed, part="validation", quiet=quiet)
+            self.judges = config.data.steps(source, tables, config.seed, part="validation", quiet=quiet)
         self.store = CheckpointStore(run.checkpoints)
         self._verified = checkpoint
-        for warning in [*config.warnings(), *_shared_rows(config.model.hashing, source)]:
+        for warning in [*config.warnings(), *_shared_rows(tables, source)]:
             say(f"warning: {warning}")
         self.step = 0
         self.data_step = 0
@@ -417,7 +417,7 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
     if num_rows == len(source.catalogue):
         return []
     return [
-        f"{len(source.catalogue):,} items share {num_rows:,} rows: raise model.hashing.num_rows above the largest id"
+        f"{len(source.catalogue):,} items share {num_rows:,} rows: raise model.tables.num_rows above the largest id"
     ]
 
 

@@ -22,7 +22,7 @@ from tackboard.recipes.registry import RECIPES
 
 ACTIONS = ("view", "view", "view", "like", "bookmark", "comment_created", "follow")
 CPU = Machine(device="cpu", num_threads=1)
-TINY = ("model.width=8", "model.table_dim=1", "training.steps=4", "training.checkpoint_every=4")
+TINY = ("model.width=8", "model.tables.dim=1", "training.steps=4", "training.checkpoint_every=4")
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from tackboard.bench.quality_report import table_lines
 from tackboard.core.errors import DataError, TackboardError, UsageError
 from tackboard.flow.jobs import Step
 
-SMALL = ("training.steps=4", "training.checkpoint_every=2", "model.width=8", "model.num_layers=1",
-         "pinfm-history:model.table_dim=2")  # fmt: skip
+SMALL = ("training.steps=4", "training.checkpoint_every=2", "model.width=8", "model.backbone.num_layers=1",
+         "pinfm-history:model.tables.dim=2")  # fmt: skip
 
 
 def run(data: Path | None, work: Path, **options: Any) -> dict[str, Any]:

@@ -36,8 +36,9 @@ from tackboard.data.source import open_sequences
 from tackboard.flow.jobs import JobRunner
 
 CPU = Machine(device="cpu", num_threads=1)
-SMALL = ("training.steps=6", "training.checkpoint_every=2", "model.width=8", "sasrec-history:model.ffn_width=8",
-         "pinfm-history:model.table_dim=1", "model.num_layers=1")  # fmt: skip
+SMALL = ("training.steps=6", "training.checkpoint_every=2", "model.width=8",
+         "sasrec-history:model.backbone.ffn_width=8", "pinfm-history:model.tables.dim=1",
+         "model.backbone.num_layers=1")  # fmt: skip
 SOURCE = Path(quality_cell.__file__).resolve().parents[2]
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tackboard.batch import HashConfig
 from tackboard.bench.quality_cells import Cell, Work
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import write_json_atomic
 from tackboard.data.loader import DataConfig
 from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.train.config import RunConfig, config_to_json
 
 CONFIG = RunConfig(
-    name="small", data=DataConfig(dataset="ml-1m-file"), model=PinFMConfig(hashing=HashConfig(num_rows=64))
+    name="small", data=DataConfig(dataset="ml-1m-file"), model=PinFMConfig(tables=TableConfig(num_rows=64))
 )
 VALIDATION = Cell(
     prepared="ml-1m-file",
@@ -28,6 +28,7 @@ VALIDATION = Cell(
     protocol={"filter_seen": True, "max_users": 0},
     config=config_to_json(CONFIG),
 )
+GOLDEN = Path(__file__).parents[2] / "golden"
 TEST = dataclasses.replace(VALIDATION, stage="test", seed=1, after=VALIDATION)
 
 
@@ -88,6 +89,22 @@ def test_older_description_that_means_the_same_is_the_same_cell(work: Work) -> N
     other = json.loads(json.dumps(TEST.describe()))
     other["config"]["model"]["config"]["dropout"] = 0.3
     assert work.find(Cell.from_description(other)) is None
+
+
+@pytest.mark.parametrize("kind", ["pinfm", "sasrec"])
+def test_a_cell_whose_model_was_described_by_flat_settings_is_found(work: Work, kind: str) -> None:
+    flat = json.loads((GOLDEN / f"checkpoint-v1-flat-{kind}" / "state.json").read_text())["config"]
+    old_cell = dataclasses.replace(TEST, config=flat, after=dataclasses.replace(VALIDATION, config=flat))
+    today = old_cell.in_todays_words()
+    assert today.config is not None and set(today.config["model"]["config"]) >= {"tables", "backbone", "loss"}
+    assert today.name != old_cell.name
+    work.save(old_cell, {"metrics": {}}, {})
+    found = work.find(today)
+    assert found is not None and found.path.name == old_cell.name
+    deeper = dataclasses.replace(today, config=json.loads(json.dumps(today.config)))
+    assert deeper.config is not None
+    deeper.config["model"]["config"]["backbone"]["num_layers"] += 1
+    assert work.find(deeper) is None
 
 
 def test_description_that_cannot_be_read_today_is_passed_over(work: Work) -> None:

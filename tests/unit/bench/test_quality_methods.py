@@ -17,7 +17,7 @@ from tackboard.bench.quality_methods import (
     newest_steps,
 )
 from tackboard.core.errors import ConfigError, UsageError
-from tackboard.models.sequential import SequentialConfig
+from tackboard.models.sequential import SequentialConfig, SoftmaxConfig
 from tackboard.train.config import config_from_json, config_to_json
 
 LENGTHS = np.concatenate([np.full(3_000, 21), np.full(3_040, 400)])
@@ -63,9 +63,10 @@ def test_published_rivals_have_the_published_settings(name: str, sizes: tuple[st
     config = config_of(METHODS[name], place, seed=0)
     model = config.model
     assert isinstance(model, SequentialConfig)
-    assert (model.backbone, model.num_layers, model.num_heads, model.width) == sizes
-    assert (model.loss, model.num_negatives, model.temperature, model.dropout) == ("sampled", 128, 0.05, 0.2)
-    assert (model.hashing.method, model.hashing.num_rows, model.max_history) == ("modulo", 3_953, 200)
+    assert (model.backbone.kind, model.backbone.num_layers, model.backbone.num_heads, model.width) == sizes
+    assert model.loss == SoftmaxConfig(kind="sampled", num_negatives=128, temperature=0.05)
+    assert model.dropout == 0.2
+    assert (model.tables.method, model.tables.num_rows, model.max_history) == ("modulo", 3_953, 200)
     optimizer = config.optimizer
     assert (optimizer.dense_learning_rate, optimizer.weight_decay) == (1e-3, 0.0)
     assert (optimizer.warmup_steps, optimizer.final_share) == (0, 1.0)
@@ -84,11 +85,11 @@ def test_steps_of_few_users_hold_a_quarter_of_them() -> None:
 
 def test_overrides_are_for_all_or_for_one() -> None:
     place = place_of()
-    overrides = ["training.steps=7", "pinfm-history:model.num_layers=3", "data.max_length=100"]
+    overrides = ["training.steps=7", "pinfm-history:model.backbone.num_layers=3", "data.max_length=100"]
     ours = config_of(METHODS["pinfm-history"], place, 0, overrides)
     other = config_of(METHODS["sasrec-history"], place, 0, overrides)
-    assert (ours.training.steps, ours.model.num_layers, ours.data.max_length) == (7, 3, 100)
-    assert (other.training.steps, other.model.num_layers, other.data.max_length) == (7, 2, 100)
+    assert (ours.training.steps, ours.model.backbone.num_layers, ours.data.max_length) == (7, 3, 100)
+    assert (other.training.steps, other.model.backbone.num_layers, other.data.max_length) == (7, 2, 100)
     with pytest.raises(ConfigError, match="training.step"):
         config_of(METHODS["pinfm-history"], place, 0, ["training.step=7"])
     with pytest.raises(UsageError, match="popularity has no settings"):

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tackboard.batch import HashConfig
 from tackboard.bench.quality_cell import Machine, run_cell
 from tackboard.bench.quality_cells import Cell, Work
 from tackboard.bench.quality_data import find_bench
@@ -36,18 +35,20 @@ from tackboard.events.dataset import write_dataset
 from tackboard.events.public.publisher import canonical_events
 from tackboard.features.standard import features_for_model
 from tackboard.metrics.binary import auc, interval
+from tackboard.models.backbone import BackboneConfig
 from tackboard.models.pinfm import PinFM, PinFMConfig
+from tackboard.models.tables import TableConfig
 
 CPU = torch.device("cpu")
 CONFIG = PinFMConfig(
-    hashing=HashConfig(num_hashes=2, num_rows=64),
-    table_dim=4,
+    tables=TableConfig(num_hashes=2, num_rows=64, dim=4),
     width=16,
-    num_layers=1,
+    backbone=BackboneConfig(num_layers=1),
     max_history=16,
     request_time=True,
 )
-TINY = ("model.width=8", "model.num_layers=1", "model.table_dim=2", "training.steps=6", "training.checkpoint_every=3")
+TINY = ("model.width=8", "model.backbone.num_layers=1", "model.tables.dim=2", "training.steps=6",
+        "training.checkpoint_every=3")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ def model_of(sequences: Sequences, seed: int = 0, config: PinFMConfig = CONFIG) 
 
 
 def runs_of(sequences: Sequences, examples: Examples) -> Runs:
-    return Runs(sequences, examples, CONFIG.hashing, CONFIG.max_history)
+    return Runs(sequences, examples, CONFIG.tables, CONFIG.max_history)
 
 
 def test_vectors_are_those_of_the_history_alone(sequences: Sequences) -> None:
@@ -89,7 +90,7 @@ def test_vectors_are_those_of_the_history_alone(sequences: Sequences) -> None:
     for place, (event, user) in enumerate(zip(runs.examples.events, runs.examples.users, strict=True)):
         ended = dataclasses.replace(sequences, targets=np.full(len(sequences.user_ids), event))
         alone = stored_batch(
-            ended, np.array([user]), starts[place : place + 1], event - starts[place : place + 1], CONFIG.hashing
+            ended, np.array([user]), starts[place : place + 1], event - starts[place : place + 1], CONFIG.tables
         )
         with torch.no_grad():
             assert torch.allclose(model.encode_users(alone)[0], found[place], atol=1e-5)
@@ -174,7 +175,8 @@ def test_parameters_go_and_come_back(sequences: Sequences) -> None:
     load_parameters(other, parameters_of(one))
     for left, right in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(left, right)
-    half = model_of(sequences, 2, dataclasses.replace(CONFIG, table_storage="bf16"))
+    stored = dataclasses.replace(CONFIG.tables, storage="bf16")
+    half = model_of(sequences, 2, dataclasses.replace(CONFIG, tables=stored))
     load_parameters(half, parameters_of(one))
     assert half.item_tables.weight.dtype == torch.bfloat16
     with pytest.raises(DataError, match="parameters for a model of"):

@@ -31,8 +31,8 @@ def settings(tiny_dataset: Path) -> list[str]:
         "data.positive_actions": '["click","save"]',
         "data.max_length": 8,
         "data.tokens_per_step": 64,
-        "model.hashing.num_rows": 16,
-        "model.table_dim": 4,
+        "model.tables.num_rows": 16,
+        "model.tables.dim": 4,
         "model.width": 8,
         "training.steps": 4,
         "training.checkpoint_every": 2,
@@ -249,7 +249,7 @@ def test_a_users_recipe_and_config(
         "from tackboard.models.pinfm import PinFMConfig\n"
         "def small():\n"
         f"    return RunConfig(name='mine', data=DataConfig(dataset={values['dataset']!r}),\n"
-        "        model=PinFMConfig(width=8, num_layers=1),\n"
+        "        model=PinFMConfig(width=8),\n"
         "        training=TrainingConfig(steps=1, num_threads=1, device='cpu'))\n"
     )
     answer = tackboard("train", f"{recipe}:small", "--json", "--runs", tmp_path / "runs")

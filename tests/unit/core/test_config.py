@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -217,3 +217,36 @@ def test_settings_of_an_older_version_are_moved_to_their_place() -> None:
     assert move_settings(new, MOVED) == new, "what is of today's version stays"
     assert move_settings(5, MOVED) == 5
     assert old["hashing"] == {"num_rows": 3}, "what came in is left alone"
+    for wrong in ({"tables": 5, "table_dim": 4}, {"tables": 5, "hashing": {}}, {"tables": None, "table_dim": 4}):
+        assert move_settings(wrong, MOVED) == wrong, "left to whoever reads it"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tables:
+    dim: int = 1
+    num_rows: int = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    moved_settings: ClassVar[dict[str, str]] = MOVED | {"tables": "tables.num_rows"}
+    tables: Tables = dataclasses.field(default_factory=Tables)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    model: Model = dataclasses.field(default_factory=Model)
+
+
+def test_who_sets_what_has_moved_is_told_where_it_is() -> None:
+    wanted = {
+        "model.table_dim=4": ("unknown setting model.table_dim", "did you mean model.tables.dim?"),
+        "model.hashing.num_rows=4": ("unknown setting model.hashing.num_rows", "did you mean model.tables.num_rows?"),
+        "model.tables=4": ("model.tables is a table of settings", "did you mean model.tables.num_rows?"),
+        "model.tables.rows=4": ("unknown setting model.tables.rows", "did you mean model.tables.num_rows?"),
+    }
+    for override, (got, fix) in wanted.items():
+        with pytest.raises(ConfigError) as caught:
+            apply_overrides(Run(), [override])
+        assert (caught.value.got, caught.value.fix) == (got, fix)
+    assert apply_overrides(Run(), ["model.tables.dim=4"]).model.tables.dim == 4

@@ -84,7 +84,7 @@ def test_filtering_never_changes_the_scores_of_the_next_rival(hand_made: Sequenc
 def test_chunks_change_nothing(tiny_sequences: Sequences, trained_run: RunDirectory, filter_seen: bool) -> None:
     model, config = trained_model(trained_run, tiny_sequences)
     rivals = baselines(tiny_sequences)
-    rivals["model"] = rank_model(model, tiny_sequences, config.hashing, config.max_history)
+    rivals["model"] = rank_model(model, tiny_sequences, config.tables, config.max_history)
     small = evaluate(tiny_sequences, rivals, chunk_users=1, filter_seen=filter_seen)
     large = evaluate(tiny_sequences, rivals, chunk_users=1000, filter_seen=filter_seen)
     assert small["rows"] == large["rows"]
@@ -109,7 +109,7 @@ def test_a_model_is_ranked_by_the_scores_a_server_would_give(
 ) -> None:
     model, config = trained_model(trained_run, tiny_sequences)
     users = np.arange(len(tiny_sequences.user_ids))
-    ranked = rank_model(model, tiny_sequences, config.hashing, config.max_history)(users)
+    ranked = rank_model(model, tiny_sequences, config.tables, config.max_history)(users)
     scorer = Scorer.load(tiny_bundle, num_threads=1)
     data = tiny_sequences
     for user in users:

@@ -33,7 +33,7 @@ class Knowing(nn.Module):
 def test_a_model_that_knows_is_judged_so(ranker_config: Config) -> None:
     config = ranker_config()
     source = open_source(config)
-    test, train = (config.data.steps(source, config.model.hashing, 0, part=part) for part in ("test", "train"))
+    test, train = (config.data.steps(source, config.model.tables, 0, part=part) for part in ("test", "train"))
     for scale, expected in ((3.0, 1.0), (-3.0, 0.0)):
         result = evaluate_requests(Knowing(scale), test, train, quiet=True)
         rows = {(row["label"], row["name"]): row for row in result["rows"]}
@@ -46,7 +46,7 @@ def test_a_model_that_knows_is_judged_so(ranker_config: Config) -> None:
 
 def test_answers_are_those_of_every_request_once(ranker_config: Config) -> None:
     config = ranker_config()
-    steps = config.data.steps(open_source(config), config.model.hashing, 0, part="test")
+    steps = config.data.steps(open_source(config), config.model.tables, 0, part="test")
     answers = answer(Knowing(1.0), steps)
     batches = [steps[step] for step in range(steps.plan.first_step(1))]
     assert np.array_equal(answers.users, torch.cat([b.expand(b.histories.users) for b in batches]).numpy())
@@ -80,7 +80,7 @@ def test_means_are_damped_and_unknown_items_have_that_of_all(ranker_config: Conf
     assert found.tolist() == [-1 / 3, 0.5, 0.0, 0.0]
     assert damped_means(np.zeros(0, np.int64), np.zeros(0), np.array([3]), 1.0).tolist() == [0.0]
     config = ranker_config()
-    steps = config.data.steps(open_source(config), config.model.hashing, 0)
+    steps = config.data.steps(open_source(config), config.model.tables, 0)
     counts: dict[int, list[float]] = {}
     for step in range(steps.plan.first_step(1)):
         batch = steps[step]

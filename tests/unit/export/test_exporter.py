@@ -151,12 +151,12 @@ def test_what_only_training_needs_stays_behind(trained_run: RunDirectory, tmp_pa
     """Streaming frequencies are as large as a table; a server has no use for them."""
     checkpoint = load_checkpoint(find_checkpoint(trained_run.path))
     model = checkpoint.state["model"]
-    config = {**model["config"], "streaming_frequencies": True}
-    frequencies = StreamingFrequencies(2, config["hashing"]["num_rows"])
+    config = model["config"] | {"loss": model["config"]["loss"] | {"streaming_frequencies": True}}
+    frequencies = StreamingFrequencies(2, config["tables"]["num_rows"])
     checkpoint.tensors["dense"] |= {f"frequencies.{name}": value for name, value in frequencies.state_dict().items()}
     state = checkpoint.state | {"model": {**model, "config": config}}
     path = CheckpointStore(tmp_path / "copy" / "checkpoints").save(6, checkpoint.tensors, state)
     export_bundle(path, tmp_path / "bundle", name="tiny", version="3", tables="fp32")
     assert not any(name.startswith("frequencies.") for name in load_file(tmp_path / "bundle" / "dense.safetensors"))
-    assert read_bundle(tmp_path / "bundle").model["config"]["streaming_frequencies"] is False
+    assert read_bundle(tmp_path / "bundle").model["config"]["loss"]["streaming_frequencies"] is False
     Scorer.load(tmp_path / "bundle")

@@ -11,11 +11,13 @@ import torch
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.batch.builder import make_batch
+from tackboard.core.config import from_dict
 from tackboard.core.keyed_random import uniform
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.index import ItemFrequencies
 from tackboard.features.column import Column
 from tackboard.models.pinfm import PinFM, PinFMConfig
+from tackboard.models.tables import TableConfig
 
 VOCABULARY = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
 HASHING = HashConfig(num_hashes=3, num_rows=32)
@@ -51,11 +53,12 @@ def make_histories(make_history: Callable[..., Column]) -> Callable[..., Sequenc
 
 @pytest.fixture
 def make_model() -> Callable[..., PinFM]:
-    """`make_model(width=16, …)`: a PinFM with parameters drawn from one fixed seed, in evaluation mode."""
+    """`make_model(width=16, backbone={…}, …)`: a PinFM with parameters of one fixed seed, in evaluation mode."""
 
     def make(**settings: object) -> PinFM:
         torch.manual_seed(0)
-        values = {"table_dim": 4, "width": 16, "num_layers": 2, "max_history": 10, **settings}
-        return PinFMConfig(hashing=HASHING, **values).build(VOCABULARY).eval()  # type: ignore[arg-type]
+        tables = TableConfig(num_hashes=HASHING.num_hashes, num_rows=HASHING.num_rows, dim=4)
+        values = {"tables": tables, "width": 16, "max_history": 10, **settings}
+        return from_dict(PinFMConfig, values).build(VOCABULARY).eval()
 
     return make

@@ -1,301 +1,85 @@
-"""The decoder: causal, blind to company, equal to plain attention written out."""
+"""The backbones by name: each is built with the settings it has, and the settings it does not have are refused."""
 
 from __future__ import annotations
 
-import math
+import re
+from typing import Any
 
 import pytest
 import torch
 
-from tackboard.core.errors import ConfigError, DataError
-from tackboard.models import backbone
-from tackboard.models.backbone import (
-    Block,
-    Decoder,
-    ElapsedBuckets,
-    Packing,
-    distances_of,
-    rotated,
-    rotation_of,
-    tiles_of,
+from tackboard.core.errors import ConfigError
+from tackboard.models.backbone import BACKBONES, BackboneConfig, without_unread
+from tackboard.models.decoder import Decoder
+from tackboard.models.hstu import HSTU
+from tackboard.models.sasrec import SASRec
+
+SIZES = {"width": 8, "max_positions": 6, "dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "module"),
+    [
+        (BackboneConfig(mlp_ratio=3, time_bias=5, positions="rotary"), Decoder),
+        (BackboneConfig(kind="hstu", head_width=3), HSTU),
+        (BackboneConfig(kind="sasrec", ffn_width=7, positions="none"), SASRec),
+    ],
+    ids=BACKBONES,
 )
-from tackboard.models.time_encoding import log2_bucket
-
-TIMES = torch.tensor([0, 500, 4_000, 4_000, 90_000_000, 0, 7_000, 2_000_000])
-"""Of rows of 5 and 3 tokens."""
-ASKED = torch.tensor([500, 4_000, 4_000, 90_000_000, 90_100_000, 7_000, 2_000_000, 1_000_000_000])
-"""When those tokens ask: at the next one's time, the last of a row at that of a request."""
-
-
-@pytest.fixture
-def decoder() -> Decoder:
+def test_a_backbone_is_the_module_of_its_kind_with_its_settings(config: BackboneConfig, module: type) -> None:
+    special = {name: getattr(config, name) for name in BACKBONES[config.kind].settings}
     torch.manual_seed(0)
-    decoder = Decoder(width=8, num_layers=2, num_heads=2, mlp_ratio=3, max_positions=7, dropout=0.5).eval()
-    with torch.no_grad():  # fresh weights are so small that every effect would be lost in rounding
-        for parameter in decoder.parameters():
-            parameter.mul_(20 if parameter.dim() > 1 else 1)
-    return decoder
-
-
-def packed(decoder: Decoder, *rows: torch.Tensor) -> list[torch.Tensor]:
-    """The decoder's output for rows of different lengths, given and returned one by one."""
-    lengths = torch.tensor([len(row) for row in rows])
-    return list(decoder(torch.cat(rows), lengths).detach().split(lengths.tolist()))
-
-
-def test_a_position_sees_itself_and_what_came_before(decoder: Decoder) -> None:
-    x = torch.randn(6, 8)
-    changed = x.clone()
-    changed[3] = torch.randn(8)
-    (before,), (after,) = packed(decoder, x), packed(decoder, changed)
-    assert torch.allclose(before[:3], after[:3], atol=1e-6)
-    assert ((before[3:] - after[3:]).abs().amax(dim=1) > 1e-4).all()
-
-
-def test_company_changes_nothing(decoder: Decoder) -> None:
-    rows = [torch.randn(length, 8) for length in (4, 7, 1, 2)]
-    for together, row in zip(packed(decoder, *rows), rows, strict=True):
-        assert torch.allclose(together, packed(decoder, row)[0], atol=1e-6)
-
-
-def test_positions_matter(decoder: Decoder) -> None:
-    (hidden,) = packed(decoder, torch.randn(1, 8).repeat(4, 1))
-    assert (hidden[1:] - hidden[:-1]).abs().amax(dim=1).min() > 1e-3
-
-
-def test_packing_spreads_and_collects() -> None:
-    packing = Packing.from_lengths(torch.tensor([2, 0, 3]))
-    x = torch.arange(10.0).view(5, 2) + 1
-    grid = packing.spread(x)
-    assert grid[:, :, 0].tolist() == [[1, 3, 0], [0, 0, 0], [5, 7, 9]]
-    assert torch.equal(packing.collect(grid), x)
-    assert packing.places.tolist() == [0, 1, 0, 1, 2]
-
-
-def test_attention_equals_its_definition() -> None:
-    torch.manual_seed(1)
-    block = Block(width=6, num_heads=2, mlp_ratio=2, dropout=0.0)
-    lengths = [5, 3]
-    x = torch.randn(sum(lengths), 6)
-    expected = torch.zeros(sum(lengths), 6)
-    for first, length in ((0, 5), (5, 3)):
-        q, k, v = block.attention_in(x[first : first + length]).split(6, dim=-1)
-        for head in range(2):
-            part = slice(3 * head, 3 * head + 3)
-            for place in range(length):
-                weights = (k[: place + 1, part] @ q[place, part] / math.sqrt(3)).softmax(0)
-                expected[first + place, part] = weights @ v[: place + 1, part]
-    found = block._attend(x, Packing.from_lengths(torch.tensor(lengths)))
-    assert torch.allclose(found, block.attention_out(expected), atol=1e-5)
-
-
-def test_dropout_acts_in_training_only(decoder: Decoder) -> None:
-    x = torch.randn(4, 8)
-    assert torch.equal(packed(decoder, x)[0], packed(decoder, x)[0])
-    decoder.train()
+    built = config.build(**SIZES)
     torch.manual_seed(0)
-    (first,) = packed(decoder, x)
-    assert not torch.allclose(first, packed(decoder, x)[0])
-    torch.manual_seed(0)
-    assert torch.equal(first, packed(decoder, x)[0])
+    direct = module(**SIZES, num_layers=2, num_heads=2, positions=config.positions, **special)
+    assert type(built) is module
+    expected = direct.state_dict()
+    assert list(built.state_dict()) == list(expected)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in built.state_dict().items())
 
 
-def test_initial_parameters_follow_gpt2() -> None:
-    torch.manual_seed(0)
-    decoder = Decoder(width=64, num_layers=8, num_heads=2, mlp_ratio=4, max_positions=50, dropout=0.0)
-    parameters = dict(decoder.named_parameters())
-    assert float(parameters["blocks.0.mlp_in.weight"].detach().std()) == pytest.approx(0.02, rel=0.05)
-    assert float(parameters["blocks.0.mlp_out.weight"].detach().std()) == pytest.approx(0.02 / 4, rel=0.05)
-    assert not any(parameter.any() for name, parameter in parameters.items() if name.endswith("bias"))
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_every_kind_has_the_same_signature(kind: str) -> None:
+    config, lengths = BackboneConfig(kind=kind), torch.tensor([3, 0, 2])
+    tokens, times = torch.randn(5, 8), torch.arange(5) * 1000
+    for final_norm in (True, False):
+        built = config.build(**SIZES, final_norm=final_norm)
+        assert built(tokens, lengths, times, times + 500).shape == (5, 8)
+        assert any(name.startswith("final_norm") for name in built.state_dict()) is final_norm
 
 
-def decoder_with(scale: float = 20.0, **settings: object) -> Decoder:
-    """A decoder of width 8 whose parameters are large enough for every effect to show."""
-    torch.manual_seed(0)
-    values = {"width": 8, "num_layers": 2, "num_heads": 2, "mlp_ratio": 3, "max_positions": 7, "dropout": 0.0}
-    decoder = Decoder(**(values | settings)).eval()  # type: ignore[arg-type]
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            parameter.mul_(scale if parameter.dim() > 1 else 1)
-            if name.endswith("time_bias"):
-                parameter.normal_()
-    return decoder
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "lstm"}, r"model\.backbone\.kind = 'lstm'.*gpt, hstu, sasrec"),
+        ({"kind": "hstu", "mlp_ratio": 2}, "mlp_ratio = 2.*4 with hstu, which has no mlp_ratio"),
+        ({"kind": "hstu", "time_bias": 9}, "time_bias = 9.*0 with hstu"),
+        ({"ffn_width": 9}, "ffn_width = 9.*50 with gpt"),
+        ({"head_width": 9}, "head_width = 9.*0 with gpt"),
+        ({"kind": "sasrec", "mlp_ratio": 2}, "mlp_ratio = 2.*4 with sasrec"),
+        ({"kind": "sasrec", "positions": "rotary"}, "positions = 'rotary'.*learned, none"),
+        ({"num_layers": 0}, "num_layers = 0"),
+        ({"kind": "sasrec", "ffn_width": 0}, "ffn_width = 0"),
+        ({"kind": "hstu", "head_width": -1}, "head_width = -1"),
+    ],
+)
+def test_a_setting_that_the_kind_does_not_have_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BackboneConfig(**settings)
+    assert re.search(message, str(caught.value).replace("\n", " "))
 
 
-def plain_rotated(vector: torch.Tensor, place: int) -> torch.Tensor:
-    """A head's vector turned pair by pair, as complex numbers."""
-    half = len(vector) // 2
-    result = torch.empty_like(vector)
-    for pair in range(half):
-        angle = place / 10_000 ** (2 * pair / len(vector))
-        turned = complex(float(vector[pair]), float(vector[pair + half])) * complex(math.cos(angle), math.sin(angle))
-        result[pair], result[pair + half] = turned.real, turned.imag
-    return result
+def test_heads_share_the_width_unless_they_have_one_of_their_own() -> None:
+    BackboneConfig(num_heads=4).check_width(8)
+    BackboneConfig(kind="hstu", num_heads=3, head_width=5).check_width(8)
+    with pytest.raises(ConfigError, match="a divisor of width 8"):
+        BackboneConfig(num_heads=3).check_width(8)
 
 
-def plain_attention(
-    block: Block, x: torch.Tensor, lengths: list[int], times: torch.Tensor, asked: torch.Tensor, *, rotary: bool
-) -> torch.Tensor:
-    """The definition, token by token and head by head, of heads of width 4; `block` has 12 buckets of time."""
-    expected = torch.zeros(len(x), 8)
-    first = 0
-    for length in lengths:
-        q, k, v = block.attention_in(x[first : first + length]).detach().split(8, dim=-1)
-        for head in range(2):
-            part = slice(4 * head, 4 * head + 4)
-            for place in range(length):
-                scores = []
-                for key in range(place + 1):
-                    query_vector, key_vector = q[place, part], k[key, part]
-                    if rotary:
-                        query_vector, key_vector = plain_rotated(query_vector, place), plain_rotated(key_vector, key)
-                    seconds = max(0, int(asked[first + place] - times[first + key])) // 1000
-                    bucket = min(11, int(math.log2(1 + seconds)))
-                    assert block.time_bias is not None
-                    scores.append(query_vector @ key_vector / 2 + block.time_bias[bucket, head].detach())
-                expected[first + place, part] = torch.stack(scores).softmax(0) @ v[: place + 1, part]
-        first += length
-    return block.attention_out(expected)
-
-
-@pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("tile_cells", [1 << 24, 1])
-def test_attention_with_time_equals_its_definition(
-    monkeypatch: pytest.MonkeyPatch, rotary: bool, tile_cells: int
-) -> None:
-    monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
-    torch.manual_seed(1)
-    block = Block(width=8, num_heads=2, mlp_ratio=2, dropout=0.0, time_bias=12)
-    torch.nn.init.normal_(block.time_bias)  # type: ignore[arg-type]
-    x, lengths = torch.randn(8, 8), [5, 3]
-    packing = Packing.from_lengths(torch.tensor(lengths))
-    elapsed = ElapsedBuckets(packing, TIMES, ASKED, lambda ms: log2_bucket(ms, 12, per_second=1000))
-    rotation = rotation_of(packing.places, 4) if rotary else None
-    found = block._attend(x, packing, rotation, elapsed)
-    assert torch.allclose(found, plain_attention(block, x, lengths, TIMES, ASKED, rotary=rotary), atol=1e-5)
-
-
-def test_tiles_cover_the_grid_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cells, num_rows, length in ((1, 3, 4), (40, 5, 3), (25, 2, 7), (1 << 24, 4, 9), (100, 0, 5)):
-        covered = torch.zeros(num_rows, length)
-        for tile in tiles_of(num_rows, 2, length, cells):
-            covered[tile.rows, tile.queries] += 1
-            num_cells = len(range(*tile.rows.indices(num_rows))) * 2 * length * (tile.queries.stop - tile.queries.start)
-            assert num_cells <= max(cells, 2 * length)
-        assert bool((covered == 1).all())
-    queries, keys = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 4, 3)
-    assert distances_of(queries, keys).tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
-
-
-def test_tiles_change_neither_result_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, lengths = torch.randn(8, 8), torch.tensor([5, 3])
-    results = []
-    for cells in (1 << 24, 30, 1):
-        monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": cells, "cuda": cells})
-        decoder = decoder_with(time_bias=12)
-        hidden = decoder(x, lengths, TIMES, ASKED)
-        hidden.square().sum().backward()
-        gradients = [parameter.grad for parameter in decoder.parameters()]
-        results.append(torch.cat([tensor.flatten() for tensor in (hidden.detach(), *gradients) if tensor is not None]))
-    scale = results[0].abs().clamp_min(1)
-    assert all(((result - results[0]).abs() / scale).max() < 1e-4 for result in results[1:])
-
-
-@pytest.mark.parametrize("positions", ["learned", "rotary", "none"])
-@pytest.mark.parametrize("time_bias", [0, 12])
-def test_every_choice_is_causal_and_blind_to_company(positions: str, time_bias: int) -> None:
-    decoder = decoder_with(positions=positions, time_bias=time_bias)
-    lengths, x = [5, 0, 3], torch.randn(8, 8)
-    with torch.no_grad():
-        together = decoder(x, torch.tensor(lengths), TIMES, ASKED)
-        alone = [
-            decoder(x[rows], torch.tensor([len(x[rows])]), TIMES[rows], ASKED[rows]) for rows in (slice(5), slice(5, 8))
-        ]
-        assert torch.allclose(together, torch.cat(alone), atol=1e-5)
-        changed, times, asked = x.clone(), TIMES.clone(), ASKED.clone()
-        changed[3], times[3], asked[3] = torch.randn(8), 1, 77_000_000
-        after = decoder(changed, torch.tensor(lengths), times, asked)
-    unaffected = [0, 1, 2, 5, 6, 7]
-    assert torch.allclose(together[unaffected], after[unaffected], atol=1e-5)
-    assert ((together - after)[3:5].abs().amax(dim=1) > 1e-4).all()
-
-
-def test_the_time_at_which_a_token_asks_matters_to_it_alone_and_defaults_to_its_own() -> None:
-    decoder, x, lengths = decoder_with(time_bias=12, num_layers=1), torch.randn(8, 8), torch.tensor([5, 3])
-    with torch.no_grad():
-        own = decoder(x, lengths, TIMES)
-        assert torch.equal(own, decoder(x, lengths, TIMES, TIMES))
-        later = TIMES.clone()
-        later[2] += 10_000_000
-        differs = (own - decoder(x, lengths, TIMES, later)).abs().amax(dim=1) > 1e-5
-    assert differs.tolist() == [False, False, True, False, False, False, False, False]
-
-
-def test_time_that_runs_backwards_counts_as_none() -> None:
-    decoder, x, lengths = decoder_with(time_bias=12), torch.randn(3, 8), torch.tensor([3])
-    with torch.no_grad():
-        backwards = decoder(x, lengths, torch.tensor([9_000_000, 5_000, -3_000_000]))
-        assert torch.equal(backwards, decoder(x, lengths, torch.tensor([7, 7, 7])))
-
-
-def test_rotary_attention_reads_distances_only() -> None:
-    q, k = torch.randn(2, 1, 1, 6, dtype=torch.float64)
-    products = [
-        float((rotated(q, rotation_of(torch.tensor([a]), 6)) * rotated(k, rotation_of(torch.tensor([b]), 6))).sum())
-        for a, b in ((3, 1), (12, 10), (902, 900))
-    ]
-    assert products == pytest.approx([products[0]] * 3, abs=1e-4)
-
-
-def test_rotary_rows_may_be_longer_than_trained_and_learned_ones_may_not() -> None:
-    x = torch.randn(40, 8)
-    assert torch.isfinite(decoder_with(positions="rotary")(x, torch.tensor([40]))).all()
-    with pytest.raises(DataError, match=r"a row of 40 tokens\nthe model has learned 7 positions"):
-        decoder_with()(x, torch.tensor([40]))
-
-
-def test_wrong_choices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="model.positions = 'sine'"):
-        decoder_with(positions="sine")
-    with pytest.raises(ConfigError, match="even width, not 3"):
-        decoder_with(positions="rotary", width=6)
-    with pytest.raises(DataError, match="no times"):
-        decoder_with(time_bias=4)(torch.randn(2, 8), torch.tensor([2]))
-
-
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0]])
-def test_no_token_at_all_gives_no_vector(lengths: list[int]) -> None:
-    decoder = decoder_with(time_bias=4)
-    none = torch.tensor(lengths, dtype=torch.int64)
-    assert decoder(torch.randn(0, 8), none, torch.zeros(0, dtype=torch.int64)).shape == (0, 8)
-
-
-def test_defaults_have_the_parameters_they_always_had() -> None:
-    names = {name for name, _ in decoder_with(num_layers=1).named_parameters()}
-    assert len(names) == 15
-    assert "positions.weight" in names
-    assert not any("time_bias" in name for name in names)
-    assert {name for name, _ in decoder_with(num_layers=1, positions="none").named_parameters()} == names - {
-        "positions.weight"
-    }
-    fresh = Decoder(width=8, num_layers=1, num_heads=2, mlp_ratio=1, max_positions=3, dropout=0.0, time_bias=5)
-    assert not dict(fresh.named_parameters())["blocks.0.time_bias"].any()
-
-
-def test_sixteen_thousand_tokens_without_a_bias() -> None:
-    decoder = decoder_with(scale=1.0, positions="rotary", num_layers=1)
-    with torch.no_grad():
-        hidden = decoder(torch.randn(16_000, 8), torch.tensor([16_000]))
-    assert torch.isfinite(hidden).all()
-
-
-@pytest.mark.parametrize("settings", [{}, {"positions": "rotary", "time_bias": 12}])
-def test_half_precision_layers_stay_near_full_ones(settings: dict[str, object]) -> None:
-    x, lengths = torch.randn(8, 8), torch.tensor([5, 3])
-    decoder = decoder_with(scale=5.0, **settings)
-    full = decoder(x, lengths, TIMES, ASKED).detach()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = decoder(x, lengths, TIMES, ASKED)
-    half.float().square().sum().backward()
-    assert (half.detach() - full).abs().max() < 0.1
-    assert all(torch.isfinite(parameter.grad).all() for parameter in decoder.parameters() if parameter.grad is not None)
+def test_what_an_older_version_never_read_is_left_out_when_it_is_read() -> None:
+    flat = {"backbone": "hstu", "mlp_ratio": 2, "time_bias": 9, "num_layers": 3}
+    assert without_unread(flat, "gpt") == {"backbone": "hstu", "num_layers": 3}
+    assert without_unread({"mlp_ratio": 2, "time_bias": 9}, "gpt") == {"mlp_ratio": 2, "time_bias": 9}
+    assert without_unread({"ffn_width": 9}, "sasrec") == {"ffn_width": 9}
+    for other in ({"backbone": {"kind": "hstu"}, "mlp_ratio": 2}, {"backbone": "lstm", "mlp_ratio": 2}, [], None):
+        assert without_unread(other, "gpt") == other

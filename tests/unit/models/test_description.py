@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tackboard.batch import HashConfig
 from tackboard.core.errors import ConfigError, DataError, UsageError
 from tackboard.core.user_code import load_code
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.description import describe_model, restore_config
 from tackboard.models.interface import build_model
 from tackboard.models.pinfm import PinFM, PinFMConfig
+from tackboard.models.tables import TableConfig
 
 VOCABULARY = Vocabulary(actions=("click",), surfaces=("home",))
 USER_FILE = """
@@ -44,7 +44,7 @@ def user_file(tmp_path: Path) -> Path:
 
 
 def test_own_models_round_trip() -> None:
-    config = PinFMConfig(width=8, hashing=HashConfig(num_rows=7))
+    config = PinFMConfig(width=8, tables=TableConfig(num_rows=7))
     description = describe_model(config)
     assert description["config_class"] == "tackboard.models.pinfm:PinFMConfig"
     assert "code_file" not in description

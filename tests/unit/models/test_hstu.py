@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tackboard.core.errors import ConfigError, DataError
-from tackboard.models import backbone
+from tackboard.models import decoder
 from tackboard.models.hstu import HSTU, HSTULayer
 
 LENGTHS = [5, 0, 3]
@@ -62,7 +62,7 @@ def plain_layer(layer: HSTULayer, x: torch.Tensor, times: list[int], asked: list
 @pytest.mark.parametrize("tile_cells", [1 << 24, 1])
 @pytest.mark.parametrize("settings", [{}, {"head_width": 4, "value_width": 5}, {"max_positions": 2}])
 def test_equal_to_its_definition(monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], tile_cells: int) -> None:
-    monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
+    monkeypatch.setattr(decoder, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
     model = hstu_with(positions="none", final_norm=False, **settings)
     x = torch.randn(8, 6)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_causal_and_blind_to_company(positions: str, time_bias: int) -> None:
 def test_tiles_change_neither_result_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     x, results = torch.randn(8, 6), []
     for cells in (1 << 24, 30, 1):
-        monkeypatch.setattr(backbone, "TILE_CELLS", {"cpu": cells, "cuda": cells})
+        monkeypatch.setattr(decoder, "TILE_CELLS", {"cpu": cells, "cuda": cells})
         model = hstu_with()
         hidden = model(x, torch.tensor(LENGTHS), TIMES, ASKED)
         hidden.pow(3).sum().backward()
@@ -120,7 +120,7 @@ def test_what_a_token_reads_grows_with_the_keys_that_match_it() -> None:
     layer = hstu_with(num_heads=1).layers[0]
     assert isinstance(layer, HSTULayer)
     grid = torch.ones(1, 1, 6, 6)
-    read = layer._attend(None, grid, grid, grid, backbone.Tile(slice(0, 1), slice(0, 6)))[0, 0, :, 0]
+    read = layer._attend(None, grid, grid, grid, decoder.Tile(slice(0, 1), slice(0, 6)))[0, 0, :, 0]
     assert (read[1:] > read[:-1] * 1.1).all()
 
 
@@ -132,7 +132,7 @@ def test_rows_may_be_longer_than_the_bias_reaches_unless_positions_are_learned()
 
 
 def test_wrong_choices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="model.positions"):
+    with pytest.raises(ConfigError, match="model.backbone.positions"):
         hstu_with(positions="rotary")
     with pytest.raises(DataError, match="no times"):
         hstu_with()(torch.randn(2, 6), torch.tensor([2]))

@@ -13,13 +13,16 @@ import torch
 
 from tackboard.batch import HashConfig, RequestBatch, SequenceBatch, item_rows
 from tackboard.batch.builder import make_batch
+from tackboard.core.config import from_dict
 from tackboard.core.errors import ConfigError
 from tackboard.data.index import ItemFrequencies
 from tackboard.data.negatives import UniformNegatives
 from tackboard.features.column import Column
 from tackboard.features.types import BOOL, FLOAT
-from tackboard.models.losses import info_nce, negative_log_weights, positive_counts, same_user_items
+from tackboard.models.backbone import BACKBONES, BackboneConfig
+from tackboard.models.losses import LossConfig, info_nce, negative_log_weights, positive_counts, same_user_items
 from tackboard.models.pinfm import MAX_INVERSE_TEMPERATURE, PinFM, PinFMConfig
+from tackboard.models.tables import TableConfig
 from tackboard.models.targets import future_token_pairs, multi_token_pairs, next_token_pairs, row_of_event
 
 Histories = Callable[..., SequenceBatch]
@@ -68,9 +71,9 @@ def test_a_later_event_never_changes_an_earlier_prediction(
 
 
 COMBINATIONS = [
-    {"backbone": backbone, "positions": positions, "time_bias": time_bias, "request_time": request_time}
-    for backbone, time_bias in (("gpt", 0), ("gpt", 20), ("hstu", 0))
-    for positions in ("learned", "rotary", "none")
+    {"backbone": {"kind": kind, "positions": positions, "time_bias": time_bias}, "request_time": request_time}
+    for kind, time_bias in (("gpt", 0), ("gpt", 20), ("hstu", 0), ("sasrec", 0))
+    for positions in BACKBONES[kind].positions
     for request_time in (False, True)
 ]
 EVENTS = {
@@ -83,7 +86,8 @@ EVENTS = {
 
 
 def named(settings: dict[str, object]) -> str:
-    return "-".join(f"{value}" for value in settings.values())
+    values = [value.values() if isinstance(value, dict) else [value] for value in settings.values()]
+    return "-".join(f"{value}" for group in values for value in group)
 
 
 def with_biases(model: PinFM) -> PinFM:
@@ -194,7 +198,7 @@ def test_an_empty_history_has_a_vector_of_its_own(make_model: Model, one_history
 
 
 def test_vectors_are_unit_and_scores_cosines_over_temperature(make_model: Model, make_histories: Histories) -> None:
-    model = make_model(initial_temperature=0.5)
+    model = make_model(loss={"initial_temperature": 0.5})
     batch = make_histories([4, 2])
     users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
     for vectors in (users, items):
@@ -239,7 +243,7 @@ def losses_one_by_one(
         logits = candidates @ user[0] * model.log_inverse_temperature.exp()
         target = int(batch.items[event])
         weights = counts.clone()
-        if model.config.later_negatives:
+        if model.config.loss.later_negatives:
             weights[batch.items[past][batch.is_positive[past]]] = 0.0
         weights[target] = 1.0
         weighted = weights * logits.exp()
@@ -250,9 +254,9 @@ def losses_one_by_one(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"mask_same_user": False},
-        {"later_negatives": True},
-        {"mask_same_user": False, "maps": "residual", "width": 12},
+        {"loss": {"correct_popularity": False, "mask_same_user": False}},
+        {"loss": {"correct_popularity": False, "later_negatives": True}},
+        {"loss": {"correct_popularity": False, "mask_same_user": False}, "maps": "residual", "width": 12},
     ],
     ids=["plain", "later", "residual"],
 )
@@ -260,7 +264,7 @@ def test_the_loss_predicts_each_positive_from_what_came_before_it(
     make_model: Model, make_histories: Histories, one_history: Histories, settings: dict[str, object]
 ) -> None:
     """The vector that predicts event s is the one after s events: encode_users of the history cut there."""
-    model = make_model(correct_popularity=False, **settings)
+    model = make_model(**settings)
     batch = make_histories([5, 4])
     losses = losses_one_by_one(model, batch, one_history, lambda _event: {})
     assert float(model.loss(batch).loss.detach()) == pytest.approx(float(np.mean(losses)), abs=1e-5)
@@ -270,7 +274,8 @@ def test_the_loss_reads_the_request_just_before_each_event(
     make_model: Model, make_histories: Histories, one_history: Histories
 ) -> None:
     """Training has features of the request per event, serving one value; both predict with the same vector."""
-    model = make_model(correct_popularity=False, mask_same_user=False, request_features=("hour", "is_new"))
+    loss = {"correct_popularity": False, "mask_same_user": False}
+    model = make_model(loss=loss, request_features=("hour", "is_new"))
     batch = make_histories([5, 0, 4])
     hours = torch.linspace(-2, 3, batch.num_events)
     new = torch.arange(batch.num_events) % 2 == 0
@@ -296,7 +301,7 @@ LOSSES = {
 @pytest.mark.parametrize("mask", [True, False])
 def test_further_losses_are_added_with_their_weights(make_model: Model, make_histories: Histories, mask: bool) -> None:
     """Each is the mean over its own pairs, of the same vectors and negatives, with the request of the next event."""
-    model = make_model(**LOSSES, mask_same_user=mask, request_features=("hour",))
+    model = make_model(loss={**LOSSES, "mask_same_user": mask}, request_features=("hour",))
     batch = make_histories([5, 0, 4, 6], users=[1, 2, 3, 1])
     hours = torch.linspace(-2, 3, batch.num_events)
     batch = dataclasses.replace(batch, request={"hour": hours})
@@ -329,7 +334,7 @@ def test_a_batch_without_further_pairs_has_the_loss_of_the_next_events(
     batch = make_histories([1, 0, 1, 2])
     batch.is_positive[-1] = False
     batch.is_positive[0] = True
-    output = make_model(**LOSSES).loss(batch)
+    output = make_model(loss=LOSSES).loss(batch)
     assert float(output.loss.detach()) == pytest.approx(float(make_model().loss(batch).loss.detach()), abs=1e-6)
     assert (output.metrics["loss_multi_token"], output.metrics["loss_future_token"]) == (0.0, 0.0)
     output.loss.backward()
@@ -341,18 +346,18 @@ def test_negatives_come_from_where_the_config_says(make_model: Model, make_histo
     catalogue = np.arange(-3, 40)
     more = UniformNegatives(catalogue, 10, HashConfig(num_hashes=3, num_rows=32), frequencies, seed=0).add(batch, 0)
     found = [
-        float(make_model(in_batch_negatives=in_batch).loss(given).loss.detach())
+        float(make_model(loss={"in_batch_negatives": in_batch}).loss(given).loss.detach())
         for in_batch, given in ((True, batch), (True, more), (False, more))
     ]
     assert len({round(loss, 4) for loss in found}) == 3
     with pytest.raises(ConfigError, match="in_batch_negatives is off"):
-        make_model(in_batch_negatives=False).loss(batch)
+        make_model(loss={"in_batch_negatives": False}).loss(batch)
 
 
 def test_streaming_frequencies_are_counted_in_training_only_and_belong_to_the_state(
     make_model: Model, make_histories: Histories
 ) -> None:
-    model, batch = make_model(streaming_frequencies=True), make_histories([6, 4])
+    model, batch = make_model(loss={"streaming_frequencies": True}), make_histories([6, 4])
     assert model.frequencies is not None
     keys = {name for name in model.state_dict() if name.startswith("frequencies.")}
     assert {"frequencies.step", "frequencies.last_seen", "frequencies.interval"} <= keys
@@ -378,7 +383,7 @@ def test_streaming_frequencies_are_counted_in_training_only_and_belong_to_the_st
     model.eval()
     given = negative_log_weights(batch, log_expected_M=expected)
     assert torch.equal(model._log_weights(batch), given)
-    again = make_model(streaming_frequencies=True)
+    again = make_model(loss={"streaming_frequencies": True})
     again.load_state_dict(model.state_dict())
     assert torch.equal(again._log_weights(batch), given)
 
@@ -408,8 +413,8 @@ def test_what_a_model_reads() -> None:
     assert PinFMConfig(num_time_buckets=0).reads == columns
     assert PinFMConfig(request_features=("hour",)).reads == (*columns, "history.gap", "hour")
     assert PinFMConfig(request_time=True).reads == (*columns, "history.gap", "since_last")
-    assert PinFMConfig(time_bias=9).reads == (*columns, "history.gap", "history.time")
-    hstu = PinFMConfig(backbone="hstu", request_time=True, request_features=("hour",))
+    assert PinFMConfig(backbone=BackboneConfig(time_bias=9)).reads == (*columns, "history.gap", "history.time")
+    hstu = PinFMConfig(backbone=BackboneConfig(kind="hstu"), request_time=True, request_features=("hour",))
     assert hstu.reads == (*columns, "history.gap", "history.time", "since_last", "hour")
 
 
@@ -437,16 +442,16 @@ def test_time_can_be_left_out(make_model: Model, one_history: Histories) -> None
     "settings",
     [
         {},
-        {"backbone": "hstu", "request_time": True},
-        {**LOSSES, "multi_token_share": 0.5, "positions": "rotary", "time_bias": 8},
-        {**LOSSES, "streaming_frequencies": True, "correct_popularity": True},
+        {"backbone": {"kind": "hstu"}, "request_time": True},
+        {"backbone": {"kind": "sasrec"}},
+        {"loss": {**LOSSES, "multi_token_share": 0.5}, "backbone": {"positions": "rotary", "time_bias": 8}},
+        {"loss": {**LOSSES, "streaming_frequencies": True, "correct_popularity": True}},
     ],
-    ids=["next", "hstu", "all losses", "streaming"],
+    ids=["next", "hstu", "sasrec", "all losses", "streaming"],
 )
-def test_it_learns_one_batch_by_heart(
-    make_model: Model, make_histories: Histories, settings: dict[str, object]
-) -> None:
-    model = make_model(**{"width": 32, "correct_popularity": False, **settings}).train()
+def test_it_learns_one_batch_by_heart(make_model: Model, make_histories: Histories, settings: dict[str, Any]) -> None:
+    loss = {"correct_popularity": False, **settings.get("loss", {})}
+    model = make_model(**{"width": 32, **settings, "loss": loss}).train()
     torch.manual_seed(0)
     batch = make_histories([6, 6, 6, 6])
     # Four first events follow the same start token: no model can tell them apart.
@@ -483,40 +488,44 @@ def test_every_parameter_takes_part_in_the_loss(
     "wrong",
     [
         {"width": 0},
-        {"num_heads": 3},
+        {"backbone": {"num_heads": 3}},
         {"dropout": 1.0},
         {"num_time_buckets": 65},
-        {"initial_temperature": 0.001},
+        {"loss": {"initial_temperature": 0.001}},
         {"max_history": 0},
-        {"table_storage": "int8"},
-        {"backbone": "lstm"},
-        {"positions": "sinus"},
-        {"time_bias": 65},
+        {"tables": {"storage": "int8"}},
+        {"tables": {"dim": 0}},
+        {"tables": {"init_std": -0.1}},
+        {"backbone": {"kind": "lstm"}},
+        {"backbone": {"positions": "sinus"}},
+        {"backbone": {"time_bias": 65}},
         {"request_time": True, "num_time_buckets": 0},
-        {"later_negatives": True, "mask_same_user": False},
+        {"loss": {"later_negatives": True, "mask_same_user": False}},
         {"maps": "linear"},
         {"maps": "residual", "width": 32},
-        {"multi_token_weight": -0.1},
-        {"multi_token_window": 0},
-        {"multi_token_share": 0.0},
-        {"future_token_weight": -1.0},
-        {"future_token_anchor": 0},
-        {"future_token_anchor": 64, "future_token_weight": 1.0},
+        {"loss": {"multi_token_weight": -0.1}},
+        {"loss": {"multi_token_window": 0}},
+        {"loss": {"multi_token_share": 0.0}},
+        {"loss": {"future_token_weight": -1.0}},
+        {"loss": {"future_token_anchor": 0}},
+        {"loss": {"future_token_anchor": 64, "future_token_weight": 1.0}},
     ],
 )
-def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        PinFMConfig(**wrong)  # type: ignore[arg-type]
+def test_impossible_sizes_are_refused(wrong: dict[str, Any]) -> None:
+    name, value = next(iter(wrong.items()))
+    path = f"model.{name}.{next(iter(value))}" if isinstance(value, dict) else f"model.{name}"
+    with pytest.raises(ConfigError, match=path):
+        from_dict(PinFMConfig, wrong)
 
 
 def test_tables_that_do_not_fit_residual_maps_are_told_what_would() -> None:
-    wide = {"hashing": HashConfig(num_hashes=8), "maps": "residual", "table_dim": 32}
+    wide = TableConfig(num_hashes=8, dim=32)
     with pytest.raises(ConfigError, match=r"8 × 32") as caught:
-        PinFMConfig(**wide, width=64)  # type: ignore[arg-type]
-    assert caught.value.fix.startswith("--set model.table_dim=8,")
-    assert PinFMConfig(**wide | {"table_dim": 8}, width=64).maps == "residual"  # type: ignore[arg-type]
+        PinFMConfig(tables=wide, maps="residual", width=64)
+    assert caught.value.fix.startswith("--set model.tables.dim=8,")
+    assert PinFMConfig(tables=dataclasses.replace(wide, dim=8), maps="residual", width=64).maps == "residual"
     with pytest.raises(ConfigError) as caught:
-        PinFMConfig(**wide, width=60)  # type: ignore[arg-type]
+        PinFMConfig(tables=wide, maps="residual", width=60)
     assert caught.value.fix == "--set model.maps=mlp", "no number of columns would fit"
 
 
@@ -529,7 +538,7 @@ def test_a_temperature_without_end_is_reported_not_raised(make_model: Model, mak
 
 def test_the_temperature_comes_back_from_its_limit(make_model: Model, make_histories: Histories) -> None:
     """Beyond a clamp there would be no gradient: the temperature would stay at its lowest for ever."""
-    model = make_model(initial_temperature=0.01)
+    model = make_model(loss={"initial_temperature": 0.01})
     model.train()
     batch = make_histories([6, 4, 5], users=[1, 2, 3])
     with torch.no_grad():
@@ -543,4 +552,4 @@ def test_the_temperature_comes_back_from_its_limit(make_model: Model, make_histo
 @pytest.mark.parametrize("off", ["correct_popularity", "in_batch_negatives"])
 def test_frequencies_that_nothing_reads_are_refused(off: str) -> None:
     with pytest.raises(ConfigError, match="streaming_frequencies"):
-        PinFMConfig(streaming_frequencies=True, **{off: False})
+        LossConfig(streaming_frequencies=True, **{off: False})

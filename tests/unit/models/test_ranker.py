@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tackboard.batch import HashConfig, RequestBatch
+from tackboard.batch import RequestBatch
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.interface import build_model, can_retrieve
-from tackboard.models.ranker import HeadConfig, Ranker
+from tackboard.models.ranker import HeadConfig, Ranker, RankerConfig
 from tackboard.train.config import RunConfig
 from tackboard.train.optimizers import OptimizerConfig, Optimizers
 from tackboard.train.start import open_source
@@ -24,7 +24,7 @@ Config = Callable[..., RunConfig]
 @pytest.fixture(scope="module")
 def batch(ranker_config: Config) -> RequestBatch:
     config = ranker_config()
-    found: RequestBatch = config.data.steps(open_source(config), config.model.hashing, 0)[0]
+    found: RequestBatch = config.data.steps(open_source(config), config.model.tables, 0)[0]
     return found
 
 
@@ -108,7 +108,7 @@ def test_the_label_is_named_or_the_only_one(ranker_config: Config, batch: Reques
 
 def test_a_ranker_scores_and_does_not_retrieve(ranker_config: Config) -> None:
     assert not can_retrieve(make(ranker_config))
-    assert not ranker_config("model.in_batch_negatives=false").model.needs_drawn_negatives
+    assert not ranker_config("model.loss.in_batch_negatives=false").model.needs_drawn_negatives
 
 
 @pytest.mark.parametrize("wrong", [{"reads": "all"}, {"dropout": 1.0}, {"dropout": -0.1}])
@@ -117,6 +117,7 @@ def test_impossible_heads_are_refused(wrong: dict[str, Any]) -> None:
         HeadConfig(**wrong)
 
 
-def test_hashing_is_that_of_the_model_inside(ranker_config: Config) -> None:
-    config = ranker_config().model
-    assert config.hashing == HashConfig(num_hashes=2, num_rows=16)
+def test_its_settings_are_those_of_the_model_inside(ranker_config: Config, tiny_config: Config) -> None:
+    inside = tiny_config().model
+    assert RankerConfig.on(inside, HeadConfig(label="click")) == ranker_config().model
+    assert ranker_config().model.tables == inside.tables

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.types import FLOAT
-from tackboard.models import backbone, sequential
+from tackboard.models import losses, sequential
+from tackboard.models.backbone import BackboneConfig
 from tackboard.models.description import describe_model, restore_config
 from tackboard.models.interface import build_model
 from tackboard.models.sequential import (
-    SASRecLayer,
     SequentialConfig,
     SequentialModel,
     draw_negatives,
@@ -37,10 +38,10 @@ NUM_ITEMS = 12
 HASHING = HashConfig(num_hashes=1, num_rows=NUM_ITEMS, method="modulo")
 Histories = Callable[..., SequenceBatch]
 EVERYTHING = [
-    {"backbone": backbone, "loss": loss, "use_actions": more, "use_time_gap": more, "use_request_time": more}
+    {"kind": kind, "loss": {"kind": loss}, "use_actions": more, "use_time_gap": more, "use_request_time": more}
     | ({"request_vector": place} if more else {})
-    for backbone, loss, (more, place) in itertools.product(
-        ("sasrec", "hstu"),
+    for kind, loss, (more, place) in itertools.product(
+        ("sasrec", "hstu", "gpt"),
         ("full", "mixed", "sampled"),
         ((False, ""), (True, "auto"), (True, "input"), (True, "output")),
     )
@@ -78,11 +79,21 @@ def histories(make_history: Callable[..., Column]) -> Histories:
     return make
 
 
-def model_of(**settings: object) -> SequentialModel:
-    """A rival of width 8 with parameters from one fixed seed, in evaluation mode."""
+def config_of(kind: str = "sasrec", **settings: Any) -> SequentialConfig:
+    """A rival of width 8; its settings of `backbone` and `loss` are given as dictionaries."""
+    special = {"ffn_width": 6} if kind == "sasrec" else {}
+    parts = {
+        "tables": {"num_rows": NUM_ITEMS} | settings.get("tables", {}),
+        "backbone": {"kind": kind, "num_heads": 2} | special | settings.get("backbone", {}),
+        "loss": {"num_negatives": 4} | settings.get("loss", {}),
+    }
+    return from_dict(SequentialConfig, {"width": 8, "max_history": 9} | settings | parts, "model")
+
+
+def model_of(**settings: Any) -> SequentialModel:
+    """The model of `config_of` with parameters from one fixed seed, in evaluation mode."""
     torch.manual_seed(0)
-    values = {"hashing": HASHING, "width": 8, "num_heads": 2, "ffn_width": 6, "max_history": 9, "num_negatives": 4}
-    model = SequentialConfig(**(values | settings)).build(VOCABULARY).eval()  # type: ignore[arg-type]
+    model = config_of(**settings).build(VOCABULARY).eval()
     with torch.no_grad():  # fresh items are so small that every effect would be lost in rounding
         model.items.weight.mul_(20)
     return model
@@ -105,7 +116,7 @@ def test_training_and_requests_use_the_same_vectors(
     """Of every prediction: what `encode_users` makes of the events before it and the time since the last of these."""
     model, batch = model_of(**settings), histories([5, 0, 1, 9])
     seen = []
-    name = f"_{settings['loss']}_loss"
+    name = "_mixed_loss" if model.config.loss.kind == "mixed" else "_exact_loss"
     plain = getattr(model, name)
     setattr(model, name, lambda hidden, *rest: seen.append(hidden) or plain(hidden, *rest))
     assert torch.isfinite(model.loss(batch).loss)
@@ -129,9 +140,9 @@ def test_training_and_requests_use_the_same_vectors(
 def test_the_full_loss_is_cross_entropy_over_the_catalogue(
     monkeypatch: pytest.MonkeyPatch, histories: Histories, kind: str, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(sequential, "BLOCK_CELLS", {"cpu": tile_cells})
+    monkeypatch.setattr(losses, "BLOCK_CELLS", {"cpu": tile_cells})
     batch = histories([6, 4, 0, 1, 5])
-    model, twin = model_of(backbone=kind), model_of(backbone=kind)
+    model, twin = model_of(kind=kind), model_of(kind=kind)
     loss = model.loss(batch).loss
     loss.backward()
     hidden = twin._hidden(batch, twin.items(batch.item_rows[:, 0]), None)
@@ -153,10 +164,10 @@ def test_the_full_loss_is_cross_entropy_over_the_catalogue(
 def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
     monkeypatch: pytest.MonkeyPatch, histories: Histories, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(sequential, "BLOCK_CELLS", {"cpu": tile_cells})
+    monkeypatch.setattr(losses, "BLOCK_CELLS", {"cpu": tile_cells})
     batch = histories([6, 4], items=[1, 4, 7, 2, 4, 1, 7, 1, 3, 4])
     batch = dataclasses.replace(batch, sampled=torch.tensor([1, 4, 7]))  # most targets are among so few
-    model = model_of(loss="sampled", num_negatives=5, temperature=0.5)
+    model = model_of(loss={"kind": "sampled", "num_negatives": 5, "temperature": 0.5})
     drawn: list[torch.Tensor] = []
     monkeypatch.setattr(
         sequential, "draw_negatives", lambda *arguments: drawn.append(draw_negatives(*arguments)) or drawn[0]
@@ -176,13 +187,59 @@ def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
     assert loss == pytest.approx(float(np.mean(terms)), abs=1e-5)
 
 
+class FormerSequentialModel(SequentialModel):
+    """The losses as they were when they had blocks of their own: the plain twin, which sums over all predictions."""
+
+    def _exact_loss(
+        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
+    ) -> torch.Tensor:
+        if self.config.loss.kind == "full":
+            return functional.cross_entropy(hidden_PD @ items_MD.T, targets_P, reduction="sum") / len(hidden_PD)
+        drawn_PR = draw_negatives(batch.sampled, len(targets_P), self.config.loss.num_negatives)
+        choices_PR = torch.cat([targets_P[:, None], drawn_PR], dim=1)
+        vectors_PRD = functional.embedding(choices_PR, items_MD)
+        logits_PR = (vectors_PRD @ hidden_PD[:, :, None]).squeeze(2) * (1.0 / self.config.loss.temperature)
+        is_target_PR = choices_PR == targets_P[:, None]
+        is_target_PR[:, 0] = False
+        logits_PR = logits_PR.masked_fill(is_target_PR, float("-inf"))
+        return functional.cross_entropy(logits_PR, torch.zeros_like(targets_P), reduction="sum") / len(hidden_PD)
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize(("kind", "tile_cells"), [("sasrec", 1 << 24), ("sasrec", 200), ("hstu", 1 << 24)])
+def test_a_hundred_steps_have_the_losses_of_the_former_formula(
+    monkeypatch: pytest.MonkeyPatch, histories: Histories, kind: str, loss: str, tile_cells: int
+) -> None:
+    """In one block and in several, with dropout: losses within 1e-6 at every step, parameters equal after one block."""
+    monkeypatch.setattr(losses, "BLOCK_CELLS", {"cpu": tile_cells})
+    batches = [histories([7, 4, 0, 9, 1, 6], seed) for seed in range(10)]
+    config = config_of(kind=kind, loss={"kind": loss})
+    curves, ends = [], []
+    for made in (SequentialModel, FormerSequentialModel):
+        torch.manual_seed(0)
+        model = made(config, VOCABULARY).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        curve = []
+        for step in range(100):
+            optimizer.zero_grad()
+            output = model.loss(batches[step % len(batches)]).loss
+            output.backward()
+            optimizer.step()
+            curve.append(float(output.detach()))
+        curves.append(curve)
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.equal(*ends) or tile_cells == 200
+    assert sum(curves[0][-10:]) < sum(curves[0][:10])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
+
+
 def test_the_mixed_loss_weights_every_item_by_how_often_it_is_there(histories: Histories) -> None:
     batch = histories([6, 4, 5])
     shares = torch.linspace(1, 2, NUM_ITEMS) / 18
     batch = dataclasses.replace(
         batch, sampled=torch.tensor([0, 3, 5]), sample_rate=torch.tensor(0.25), item_log_q=shares.log()
     )
-    model = model_of(loss="mixed")
+    model = model_of(loss={"kind": "mixed"})
     hidden = model._hidden(batch, model.items(batch.item_rows[:, 0]), None).detach()
     items, positives = model.items.weight.detach(), batch.items[batch.is_positive].tolist()
     terms = []
@@ -208,27 +265,9 @@ def test_negatives_are_uniform_over_what_was_drawn() -> None:
     assert (counts[[2, 5, 9]] - 10_000).abs().max() < 500
 
 
-def test_a_sasrec_layer_equals_its_definition() -> None:
-    torch.manual_seed(1)
-    layer = SASRecLayer(width=6, num_heads=2, ffn_width=4, dropout=0.5).eval()
-    x, expected = torch.randn(8, 6), []
-    for first, end in ((0, 5), (5, 8)):
-        for place in range(first, end):
-            normed = layer.query_norm(x[place])
-            keys, values = layer.key_value(x[first : place + 1]).split(6, dim=1)
-            heads = []
-            for part in (slice(0, 3), slice(3, 6)):
-                weights = (keys[:, part] @ layer.query(normed)[part] / 3**0.5).softmax(0)
-                heads.append(weights @ values[:, part])
-            y = layer.ffn_norm(normed + layer.attention_out(torch.cat(heads)))
-            expected.append(y + layer.ffn_out(functional.relu(layer.ffn_in(y))))
-    found = layer(x, backbone.Packing.from_lengths(torch.tensor([5, 3])))
-    assert torch.allclose(found, torch.stack(expected), atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["sasrec", "hstu"])
 def test_a_later_event_never_changes_an_earlier_vector(histories: Histories, kind: str) -> None:
-    model, batch = model_of(backbone=kind, use_actions=True, use_time_gap=True), histories([7, 2])
+    model, batch = model_of(kind=kind, use_actions=True, use_time_gap=True), histories([7, 2])
     items = batch.items.clone()
     items[4] = (items[4] + 1) % NUM_ITEMS
     with torch.no_grad():
@@ -242,7 +281,7 @@ def test_a_later_event_never_changes_an_earlier_vector(histories: Histories, kin
 @pytest.mark.parametrize("kind", ["sasrec", "hstu"])
 @pytest.mark.parametrize("loss", ["full", "mixed", "sampled"])
 def test_an_empty_history_is_the_vector_zero(histories: Histories, kind: str, loss: str) -> None:
-    model = model_of(backbone=kind, loss=loss, use_request_time=True)
+    model = model_of(kind=kind, loss={"kind": loss}, use_request_time=True)
     for lengths in ([0, 3, 0], [0, 0], []):
         batch = dataclasses.replace(histories(lengths), request={"since_last": torch.full((len(lengths),), 5.0)})
         users = model.encode_users(batch)
@@ -261,7 +300,7 @@ def test_scores_are_products_or_cosines_over_temperature(histories: Histories) -
     owners = torch.tensor([0, 1, 1])
     request = RequestBatch(batch, torch.zeros(2), owners, candidates, none, none.float(), {}, {}, {})
     assert torch.allclose(model.scores(request), (users @ items.T)[owners, candidates])
-    model = model_of(loss="sampled", temperature=0.1)
+    model = model_of(loss={"kind": "sampled", "temperature": 0.1})
     users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
     assert torch.allclose(items.norm(dim=1), torch.ones(NUM_ITEMS), atol=1e-5)
     assert torch.allclose(model.scores(request), 10 * (users @ items.T)[owners, candidates], atol=1e-5)
@@ -276,10 +315,10 @@ def test_a_batch_in_which_nothing_is_predicted_has_loss_zero(histories: Historie
 @pytest.mark.parametrize(
     "settings",
     [
-        {"backbone": "sasrec", "loss": "full"},
-        {"backbone": "sasrec", "loss": "sampled"},
-        {"backbone": "hstu", "loss": "full", "use_request_time": True},
-        {"backbone": "hstu", "loss": "sampled", "use_actions": True, "use_time_gap": True},
+        {"kind": "sasrec", "loss": {"kind": "full"}},
+        {"kind": "sasrec", "loss": {"kind": "sampled", "num_negatives": 8}},
+        {"kind": "hstu", "loss": {"kind": "full"}, "use_request_time": True},
+        {"kind": "hstu", "loss": {"kind": "sampled", "num_negatives": 8}, "use_actions": True, "use_time_gap": True},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
@@ -292,7 +331,7 @@ def test_learns_a_pattern(histories: Histories, settings: dict[str, object]) -> 
             rows[-1].append((5 * rows[-1][-1] + 1) % NUM_ITEMS)
     batch = histories([7] * 6, items=[*itertools.chain(*rows)])
     batch = dataclasses.replace(batch, is_positive=torch.ones(42, dtype=torch.bool))
-    model = model_of(width=16, dropout=0.0, num_negatives=8, **settings).train()
+    model = model_of(width=16, dropout=0.0, **settings).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
     torch.manual_seed(0)
     for _ in range(100):
@@ -315,11 +354,11 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
         model_of().loss(some)
     with pytest.raises(ConfigError, match="5 items were drawn"):
         model_of().loss(dataclasses.replace(some, item_rows=batch.item_rows[:5], items=batch.items % 5))
-    assert torch.isfinite(model_of(loss="sampled").loss(some).loss)
-    assert torch.isfinite(model_of(loss="mixed").loss(some).loss)
-    assert torch.isfinite(model_of(loss="mixed").loss(none).loss), "those of the batch are left"
+    assert torch.isfinite(model_of(loss={"kind": "sampled"}).loss(some).loss)
+    assert torch.isfinite(model_of(loss={"kind": "mixed"}).loss(some).loss)
+    assert torch.isfinite(model_of(loss={"kind": "mixed"}).loss(none).loss), "those of the batch are left"
     with pytest.raises(ConfigError, match="no item was drawn"):
-        model_of(loss="sampled").loss(none)
+        model_of(loss={"kind": "sampled"}).loss(none)
     with pytest.raises(DataError, match="a row of 10 tokens"):
         model_of().loss(histories([10]))
 
@@ -327,30 +366,36 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hashing": HashConfig(num_hashes=2)}, "num_hashes = 2"),
-        ({"backbone": "gru"}, "model.backbone"),
-        ({"loss": "bce"}, "model.loss"),
-        ({"num_heads": 3}, "a divisor of width 8"),
-        ({"head_width": 4}, "0 with sasrec"),
+        ({"tables": {"num_hashes": 2}}, "num_hashes = 2"),
+        ({"tables": {"dim": 8}}, "set model.width"),
+        ({"tables": {"storage": "fp16"}}, "model.tables.storage"),
+        ({"tables": {"init_std": 0.0}}, "model.tables.init_std"),
+        ({"kind": "gru"}, "model.backbone.kind"),
+        ({"loss": {"kind": "bce"}}, "model.loss.kind"),
+        ({"backbone": {"num_heads": 3}}, "a divisor of width 8"),
+        ({"backbone": {"head_width": 4}}, "0 with sasrec"),
+        ({"backbone": {"positions": "none"}}, "model.backbone.positions"),
         ({"dropout": 1.0}, "model.dropout"),
         ({"use_request_time": True, "request_vector": "none"}, "SASRec has no other place"),
-        ({"num_negatives": 0}, "model.num_negatives"),
+        ({"loss": {"num_negatives": 0}}, "model.loss.num_negatives"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        model_of(**settings)
+        config_of(**settings)
 
 
 def test_published_sizes_and_what_they_read() -> None:
     assert sasrec(3953).reads == ("history.item",)
     assert hstu(3953).reads == hstu_large(3953).reads == ("history.item", "history.time", "since_last")
     assert hstu(3953, use_request_time=False).reads == ("history.item", "history.time")
-    both = sasrec(3953, use_actions=True, use_request_time=True, request_vector="input", loss="full")
+    both = sasrec(3953, use_actions=True, use_request_time=True, request_vector="input", loss={"kind": "full"})
     assert both.reads == ("history.item", "history.action", "history.gap", "since_last")
-    assert (both.width, both.num_layers, both.num_heads, both.ffn_width, both.loss) == (50, 2, 1, 50, "full")
+    assert both.backbone == BackboneConfig(kind="sasrec", num_layers=2, num_heads=1, ffn_width=50)
+    assert (both.width, both.loss.kind) == (50, "full")
     large = hstu_large(3953)
-    assert (large.num_layers, large.num_heads, large.head_width, large.temperature) == (8, 2, 25, 0.05)
+    assert large.backbone == BackboneConfig(kind="hstu", num_layers=8, num_heads=2, head_width=25)
+    assert large.loss.temperature == 0.05
     for config in (sasrec(100), hstu(100), large, both):
         build_model(config, VOCABULARY)
         assert restore_config(describe_model(config)) == config

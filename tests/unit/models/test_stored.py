@@ -11,17 +11,20 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from tackboard.batch import HashConfig
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.models.backbone import BackboneConfig
 from tackboard.models.interface import ModelConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.stored import check_finite_parameters, check_fit, load_tensors, restore_model
-from tackboard.models.tables import HashedTables
+from tackboard.models.tables import HashedTables, TableConfig
 
 NAMES = Vocabulary(actions=("save",), surfaces=("home",))
 CONFIG = PinFMConfig(
-    hashing=HashConfig(num_hashes=2, num_rows=16), table_dim=4, width=8, num_layers=1, num_heads=1, max_history=8
+    tables=TableConfig(num_hashes=2, num_rows=16, dim=4),
+    backbone=BackboneConfig(num_layers=1, num_heads=1),
+    width=8,
+    max_history=8,
 )
 STATE = Path("state.json")
 
@@ -66,7 +69,12 @@ def test_the_parameters_of_the_model_fit_in_any_precision(tensors: dict[str, tor
 
 
 @pytest.mark.parametrize(
-    "change", [{"hashing": HashConfig(num_hashes=2, num_rows=1 << 30)}, {"width": 1 << 20}, {"num_layers": 1 << 40}]
+    "change",
+    [
+        {"tables": TableConfig(num_hashes=2, num_rows=1 << 30, dim=4)},
+        {"width": 1 << 20},
+        {"backbone": BackboneConfig(num_layers=1 << 40, num_heads=1)},
+    ],
 )
 def test_a_larger_model_is_refused_before_it_is_built(
     change: dict[str, object], tensors: dict[str, torch.Tensor]
@@ -118,7 +126,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = HashedTables(HashConfig(num_hashes=1, num_rows=4), 2)
+        self.tables = HashedTables(TableConfig(num_hashes=1, num_rows=4, dim=2))
         self.output = nn.Linear(2, 4, bias=False)
         self.output.weight = self.tables.weight
 

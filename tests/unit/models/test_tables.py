@@ -10,16 +10,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tackboard.batch import HashConfig
 from tackboard.core.errors import ConfigError
 from tackboard.models import tables as module
-from tackboard.models.tables import STORAGES, HashedTables, table_modules, table_parameter_names
+from tackboard.models.tables import STORAGES, HashedTables, TableConfig, table_modules, table_parameter_names
 
 HALVES = ("fp16", "bf16")
 
 
 def test_a_vector_is_one_row_of_each_sub_table() -> None:
-    tables = HashedTables(HashConfig(num_hashes=2, num_rows=5), dim=3)
+    tables = HashedTables(TableConfig(num_hashes=2, num_rows=5, dim=3))
     with torch.no_grad():
         tables.weight.copy_(torch.arange(30.0).view(10, 3))
     assert tables.width == 6
@@ -28,7 +27,7 @@ def test_a_vector_is_one_row_of_each_sub_table() -> None:
 
 
 def test_the_gradient_is_sparse_and_touches_looked_up_rows_only() -> None:
-    tables = HashedTables(HashConfig(num_hashes=2, num_rows=1000), dim=3)
+    tables = HashedTables(TableConfig(num_hashes=2, num_rows=1000, dim=3))
     tables(torch.tensor([[7, 7], [7, 900]])).sum().backward()
     gradient = tables.weight.grad
     assert gradient is not None
@@ -40,28 +39,28 @@ def test_the_gradient_is_sparse_and_touches_looked_up_rows_only() -> None:
 
 def test_nothing_but_the_weight_is_stored() -> None:
     """The first rows follow from the sizes; storing them would let a file contradict its config."""
-    assert list(HashedTables(HashConfig(num_hashes=2, num_rows=5), dim=3).state_dict()) == ["weight"]
+    assert list(HashedTables(TableConfig(num_hashes=2, num_rows=5, dim=3)).state_dict()) == ["weight"]
 
 
 def test_fresh_rows_have_the_stated_spread() -> None:
     torch.manual_seed(0)
-    weight = HashedTables(HashConfig(num_hashes=4, num_rows=2000), dim=8, init_std=0.3).weight
+    weight = HashedTables(TableConfig(num_hashes=4, num_rows=2000, dim=8, init_std=0.3)).weight
     assert abs(float(weight.detach().std()) - 0.3) < 0.01
 
 
 def test_tables_are_found_by_class_wherever_they_are() -> None:
-    hashing = HashConfig(num_hashes=1, num_rows=2)
-    model = nn.ModuleDict({"a": nn.Sequential(HashedTables(hashing, 2)), "b": nn.Embedding(3, 2)})
+    config = TableConfig(num_hashes=1, num_rows=2, dim=2)
+    model = nn.ModuleDict({"a": nn.Sequential(HashedTables(config)), "b": nn.Embedding(3, 2)})
     assert list(table_modules(model)) == ["a.0"]
     assert table_parameter_names(model) == {"a.0.weight"}
-    assert table_parameter_names(HashedTables(hashing, 2)) == {"weight"}
+    assert table_parameter_names(HashedTables(config)) == {"weight"}
     assert table_parameter_names(model["b"]) == set()
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(("num_hashes", "num_rows", "dim"), [(1, 1, 1), (8, 3, 32), (64, 7, 5), (3, 1000, 1)])
 def test_any_size_goes_through_every_storage(storage: str, num_hashes: int, num_rows: int, dim: int) -> None:
-    tables = HashedTables(HashConfig(num_hashes=num_hashes, num_rows=num_rows), dim, storage=storage)
+    tables = HashedTables(TableConfig(num_hashes=num_hashes, num_rows=num_rows, dim=dim, storage=storage))
     assert tables.weight.dtype == STORAGES[storage]
     rows = torch.arange(6 * num_hashes).view(6, num_hashes) % num_rows
     vectors = tables(rows)
@@ -79,8 +78,8 @@ def test_any_size_goes_through_every_storage(storage: str, num_hashes: int, num_
 @pytest.mark.parametrize("storage", HALVES)
 def test_the_gradient_of_a_half_table_never_becomes_half(storage: str) -> None:
     """1e-9 is 0 in fp16 and 4097 is 4096 in both: sums over repeated rows and over two lookups keep all of them."""
-    half = HashedTables(HashConfig(num_hashes=1, num_rows=5), dim=2, storage=storage)
-    full = HashedTables(HashConfig(num_hashes=1, num_rows=5), dim=2)
+    half = HashedTables(TableConfig(num_hashes=1, num_rows=5, dim=2, storage=storage))
+    full = HashedTables(TableConfig(num_hashes=1, num_rows=5, dim=2))
     first, second = torch.tensor([[3], [0], [3]]), torch.tensor([[3], [4]])
     factors = torch.tensor([[1e-9, 4097.0], [1.0, 1e6], [3e-9, 0.25]])
     for tables in (half, full):
@@ -94,7 +93,7 @@ def test_the_gradient_of_a_half_table_never_becomes_half(storage: str) -> None:
 
 @pytest.mark.parametrize("storage", HALVES)
 def test_the_leaf_takes_no_room_and_is_in_no_file(storage: str) -> None:
-    tables = HashedTables(HashConfig(num_hashes=2, num_rows=500), dim=8, storage=storage)
+    tables = HashedTables(TableConfig(num_hashes=2, num_rows=500, dim=8, storage=storage))
     leaf = tables.gradient_leaf
     assert leaf is tables.gradient_leaf
     assert leaf.untyped_storage().nbytes() == 4
@@ -105,13 +104,13 @@ def test_the_leaf_takes_no_room_and_is_in_no_file(storage: str) -> None:
     assert other.gradient_leaf.grad is not None
     assert leaf.grad is None
     assert other.gradient_leaf.untyped_storage().nbytes() == 4
-    full = HashedTables(HashConfig(num_hashes=2, num_rows=500), dim=8)
+    full = HashedTables(TableConfig(num_hashes=2, num_rows=500, dim=8))
     assert full.gradient_leaf is full.weight
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_no_gradient_where_none_is_wanted(storage: str) -> None:
-    tables = HashedTables(HashConfig(num_hashes=1, num_rows=4), dim=2, storage=storage)
+    tables = HashedTables(TableConfig(num_hashes=1, num_rows=4, dim=2, storage=storage))
     rows = torch.tensor([[2]])
     with torch.inference_mode():
         assert torch.equal(tables(rows)[0], tables.weight[2].float())
@@ -125,10 +124,10 @@ def test_a_half_table_begins_as_the_full_one_rounded(storage: str, monkeypatch: 
     monkeypatch.setattr(module, "DRAWN_AT_ONCE", 48)
     for num_rows in (1, 5, 16, 33):
         torch.manual_seed(3)
-        full = HashedTables(HashConfig(num_hashes=3, num_rows=num_rows), dim=7, init_std=0.2)
+        full = HashedTables(TableConfig(num_hashes=3, num_rows=num_rows, dim=7, init_std=0.2))
         after = torch.rand(4)
         torch.manual_seed(3)
-        half = HashedTables(HashConfig(num_hashes=3, num_rows=num_rows), dim=7, init_std=0.2, storage=storage)
+        half = HashedTables(TableConfig(num_hashes=3, num_rows=num_rows, dim=7, init_std=0.2, storage=storage))
         assert torch.equal(half.weight, full.weight.to(STORAGES[storage]))
         assert torch.equal(torch.rand(4), after)
     torch.manual_seed(3)
@@ -153,11 +152,11 @@ class Allocations(TorchDispatchMode):
 
 def test_making_a_table_takes_the_room_of_one_table() -> None:
     with Allocations() as full:
-        HashedTables(HashConfig(num_hashes=2, num_rows=50_000), dim=8)
+        HashedTables(TableConfig(num_hashes=2, num_rows=50_000, dim=8))
     assert sum(full.places.values()) < 2 * 50_000 * 8 * 4 * 1.01
     with pytest.MonkeyPatch.context() as patch, Allocations() as half:
         patch.setattr(module, "DRAWN_AT_ONCE", 1 << 12)
-        HashedTables(HashConfig(num_hashes=2, num_rows=50_000), dim=8, storage="fp16")
+        HashedTables(TableConfig(num_hashes=2, num_rows=50_000, dim=8, storage="fp16"))
     sizes = sorted(half.places.values())
     assert sizes[-1] == 2 * 50_000 * 8 * 2
     assert sizes[-2] <= 4 << 12  # one block of draws; each is dropped before the next is made
@@ -166,7 +165,7 @@ def test_making_a_table_takes_the_room_of_one_table() -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_the_published_size_can_be_declared(storage: str) -> None:
     with torch.device("meta"):
-        tables = HashedTables(HashConfig(num_hashes=8, num_rows=80_000_000), dim=32, storage=storage)
+        tables = HashedTables(TableConfig(num_hashes=8, num_rows=80_000_000, dim=32, storage=storage))
         assert tables(torch.zeros(5, 8, dtype=torch.int64)).shape == (5, 256)
     assert tables.weight.shape == (640_000_000, 32)
     assert tables.weight.dtype == STORAGES[storage]
@@ -174,4 +173,4 @@ def test_the_published_size_can_be_declared(storage: str) -> None:
 
 def test_an_unknown_storage_is_refused() -> None:
     with pytest.raises(ConfigError, match="fp32, fp16, bf16"):
-        HashedTables(HashConfig(), 4, storage="int8")
+        TableConfig(storage="int8")

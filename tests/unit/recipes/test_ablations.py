@@ -13,16 +13,16 @@ from tackboard.train.config import RunConfig, config_from_json, config_to_json
 
 NAMES = [name for name in RECIPES if name.startswith("ablation-")]
 ALLOWED = {
-    "losses": ("model.multi_token_", "model.future_token_"),
-    "rows": ("model.hashing.", "model.table_dim"),
+    "losses": ("model.loss.multi_token_", "model.loss.future_token_"),
+    "rows": ("model.tables.",),
     "length": ("training.steps", "training.checkpoint_every", "optimizer.warmup_steps"),
     "negatives": (
-        "model.in_batch_negatives",
-        "model.correct_popularity",
-        "model.streaming_frequencies",
+        "model.loss.in_batch_negatives",
+        "model.loss.correct_popularity",
+        "model.loss.streaming_frequencies",
         "data.uniform_negatives",
     ),
-    "own": ("model.mask_same_user", "model.later_negatives", "model.multi_token_"),
+    "own": ("model.loss.mask_same_user", "model.loss.later_negatives", "model.loss.multi_token_"),
     "positives": ("data.positive_actions",),
 }
 
@@ -60,10 +60,11 @@ def test_recipes_of_a_question_differ() -> None:
 
 
 def test_the_base_is_the_datasets_recipe_made_small() -> None:
-    small = ("model.width", "model.num_layers", "model.request_time", "training.steps", "training.checkpoint_every")
-    published = ("model.backbone", "model.positions", "model.later_negatives")
-    next_alone = ("model.multi_token_weight", "model.multi_token_window")
-    fit = ("model.maps", "model.table_dim", "model.dropout")
+    small = ("model.width", "model.backbone.num_layers", "model.request_time", "training.steps",
+             "training.checkpoint_every")  # fmt: skip
+    published = ("model.backbone.kind", "model.backbone.positions", "model.loss.later_negatives")
+    next_alone = ("model.loss.multi_token_weight", "model.loss.multi_token_window")
+    fit = ("model.maps", "model.tables.dim", "model.dropout")
     assert set(changed(settings(ml_1m_base("base")), settings(ml_1m()))) <= {*small, *published, *next_alone, *fit}
     assert set(changed(settings(deskdrop_base("base", ())), settings(deskdrop()))) <= set(small)
     for config in (ml_1m_base("base"), deskdrop_base("base", ())):
@@ -73,7 +74,7 @@ def test_the_base_is_the_datasets_recipe_made_small() -> None:
 
 def test_losses_add_up() -> None:
     weights = [
-        (config.model.multi_token_weight, config.model.future_token_weight)
+        (config.model.loss.multi_token_weight, config.model.loss.future_token_weight)
         for config in map(find_recipe, ("ablation-losses-next", "ablation-losses-multi", "ablation-losses-all"))
     ]
     assert weights == [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]
@@ -82,7 +83,7 @@ def test_losses_add_up() -> None:
 def test_negatives_exist_in_every_recipe() -> None:
     for name in NAMES:
         config = find_recipe(name)
-        assert config.model.in_batch_negatives or config.data.uniform_negatives
+        assert config.model.loss.in_batch_negatives or config.data.uniform_negatives
     assert find_recipe("ablation-negatives-all").data.uniform_negatives >= ml_1m().data.uniform_negatives
 
 

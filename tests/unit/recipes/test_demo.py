@@ -13,7 +13,7 @@ def test_it_predicts_every_action_of_the_world_but_hide() -> None:
 
 
 def test_its_table_is_smaller_than_it_could_be_and_collisions_of_whole_vectors_are_unlikely() -> None:
-    hashing = demo().model.hashing
+    hashing = demo().model.tables
     num_items = load_world_config("demo").num_items
     pairs = num_items * (num_items - 1) / 2
     assert pairs / hashing.num_rows**hashing.num_hashes < 1e-3

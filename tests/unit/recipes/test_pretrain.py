@@ -12,7 +12,7 @@ from tackboard.recipes.pretrain import EPOCHS, TOKENS_PER_STEP, pretrain_recipe
     [(0, 1024), (1, 1024), (1024, 1024), (1025, 2048), (3000, 4096), (1 << 21, 1 << 21), (10**9, 1 << 21)],
 )
 def test_rows_are_the_next_power_of_two_above_the_items(num_items: int, num_rows: int) -> None:
-    assert pretrain_recipe(dataset="x", num_items=num_items, num_events=10).model.hashing.num_rows == num_rows
+    assert pretrain_recipe(dataset="x", num_items=num_items, num_events=10).model.tables.num_rows == num_rows
 
 
 def test_steps_follow_the_events_between_bounds() -> None:

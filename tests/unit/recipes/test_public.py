@@ -15,6 +15,6 @@ def test_a_recipe_reads_the_dataset_that_an_import_of_its_name_writes(name: str)
     config = find_recipe(name)
     counts = find_public(name).counts
     assert config.name == name and config.data.dataset == f"datasets/{name}"
-    assert config.model.hashing.num_rows >= counts.items / 2
+    assert config.model.tables.num_rows >= counts.items / 2
     assert config_from_json(config_to_json(config)) == config
     assert to_dict(config)["model"]["request_time"] is True

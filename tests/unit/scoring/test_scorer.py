@@ -73,10 +73,10 @@ def scores_of_the_model(
         vocabulary.surface_indices(history["surface"]),
         history["time"],
     )
-    batch = make_batch(history=column, hashing=config.hashing)
+    batch = make_batch(history=column, hashing=config.tables)
     assert isinstance(model, PinFM)
     with torch.no_grad():
-        items = model.encode_items(item_rows(request.candidate_items, config.hashing))
+        items = model.encode_items(item_rows(request.candidate_items, config.tables))
         cosines = items @ model.encode_users(batch)[0]
         scores: NDArray[np.float32] = (cosines * model.log_inverse_temperature.exp()).numpy()
         return scores
@@ -314,13 +314,12 @@ def test_more_events_than_the_model_reads_change_nothing(tiny_bundle: Path) -> N
 OWN_MODEL = """
 import dataclasses, torch
 from torch import nn
-from tackboard.batch import HashConfig
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
-from tackboard.models.tables import HashedTables
+from tackboard.models.tables import HashedTables, TableConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MineConfig(ModelConfig):
-    hashing: HashConfig = dataclasses.field(default_factory=lambda: HashConfig(num_hashes=2, num_rows=16))
+    tables: TableConfig = dataclasses.field(default_factory=lambda: TableConfig(num_hashes=2, num_rows=16, dim=4))
     max_history: int = 8
     def build(self, vocabulary):
         return Mine(self)
@@ -328,7 +327,7 @@ class MineConfig(ModelConfig):
 class Mine(RetrievalModel):
     def __init__(self, config):
         super().__init__()
-        self.items = HashedTables(config.hashing, 4)
+        self.items = HashedTables(config.tables)
         self.bias = nn.Parameter(torch.zeros(8))
     def loss(self, batch):
         return LossOutput((self.items(batch.item_rows) + self.bias).square().mean(), {})

@@ -52,7 +52,7 @@ def test_settings_of_a_users_model_can_be_overridden(tmp_path: Path, tiny_config
     path = tmp_path / "mine.py"
     path.write_text(OWN_MODEL)
     config = dataclasses.replace(tiny_config(), model=load_code(path).Mine())
-    assert apply_overrides(config, ["model.depth=3", "model.hashing.num_rows=9"]).model.depth == 3
+    assert apply_overrides(config, ["model.depth=3", "model.tables.num_rows=9"]).model.depth == 3
     with pytest.raises(ConfigError, match=r"did you mean model\.depth"):
         apply_overrides(config, ["model.dept=3"])
 
@@ -140,8 +140,8 @@ def test_a_seed_beyond_64_bits_is_refused(tiny_config: Callable[..., RunConfig])
 
 def test_losses_that_would_find_nothing_are_refused_before_a_run_is_made(tiny_config: Callable[..., RunConfig]) -> None:
     with pytest.raises(ConfigError, match=r"data.uniform_negatives = 0"):
-        tiny_config("model.in_batch_negatives=false")
-    anchored = ("model.future_token_weight=1.0", "model.future_token_anchor=7")
+        tiny_config("model.loss.in_batch_negatives=false")
+    anchored = ("model.loss.future_token_weight=1.0", "model.loss.future_token_anchor=7")
     with pytest.raises(ConfigError, match=r"data.max_length = 4"):
         tiny_config(*anchored, "data.max_length=4")
     assert tiny_config(*anchored, "data.max_length=8").data.max_length == 8
@@ -150,5 +150,6 @@ def test_losses_that_would_find_nothing_are_refused_before_a_run_is_made(tiny_co
 def test_positions_that_are_never_trained_are_warned_of(tiny_config: Callable[..., RunConfig]) -> None:
     model = tiny_config().model
     assert "never trained" in model.warnings(4)[0]
-    assert dataclasses.replace(model, positions="rotary").warnings(4) == []
+    rotary = dataclasses.replace(model.backbone, positions="rotary")
+    assert dataclasses.replace(model, backbone=rotary).warnings(4) == []
     assert model.warnings(8) == []

@@ -30,7 +30,7 @@ def test_sizes_are_those_of_the_real_model(tiny_config: Config, tiny_source: Seq
     tables = model.get_parameter("item_tables.weight").numel()
     assert estimate["table_parameters"] == tables == 2 * 16 * 4
     assert estimate["dense_parameters"] == sum(p.numel() for p in model.parameters()) - tables
-    steps = TrainingSteps(tiny_source, config.data, config.model.hashing, config.seed)
+    steps = TrainingSteps(tiny_source, config.data, config.model.tables, config.seed)
     assert estimate["steps_per_epoch"] == steps.plan.steps_per_epoch
     assert estimate["training_tokens"] == sum(steps[number].num_events for number in range(steps.plan.steps_per_epoch))
     assert estimate["users"] == tiny_source.dataset.num_users
@@ -50,7 +50,7 @@ def test_the_checkpoint_is_as_large_as_estimated(
 def test_a_model_larger_than_memory_is_refused_without_being_built(
     tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path
 ) -> None:
-    huge = tiny_config("model.hashing.num_rows=2000000000", "model.table_dim=1000")
+    huge = tiny_config("model.tables.num_rows=2000000000", "model.tables.dim=1000")
     with pytest.raises(UsageError, match="the model needs 16016"):
         estimate_run(huge, tiny_source, tmp_path)
 

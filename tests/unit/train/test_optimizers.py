@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tackboard.batch import HashConfig
 from tackboard.core.errors import ConfigError
 from tackboard.core.hashing import string_id
-from tackboard.models.tables import STORAGES, HashedTables
+from tackboard.models.tables import STORAGES, HashedTables, TableConfig
 from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
 from tackboard.train.optimizers import OptimizerConfig, Optimizers, RowWiseAdagrad, learning_rate_share
 
@@ -25,7 +24,7 @@ class Model(nn.Module):
     def __init__(self, storage: str = "fp32") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table = HashedTables(HashConfig(num_hashes=2, num_rows=6), dim=3, storage=storage)
+        self.table = HashedTables(TableConfig(num_hashes=2, num_rows=6, dim=3, storage=storage))
         self.linear = nn.Linear(6, 4)
         self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
 
@@ -201,7 +200,7 @@ def test_a_half_table_goes_where_the_full_one_goes(storage: str, tolerance: floa
     moved = {}
     for kind in ("fp32", storage):
         torch.manual_seed(0)
-        table = HashedTables(HashConfig(num_hashes=1, num_rows=200), dim=4, storage=kind)
+        table = HashedTables(TableConfig(num_hashes=1, num_rows=200, dim=4, storage=kind))
         with torch.no_grad():
             table.weight.fill_(1.0)
         optimizers = Optimizers(table, OptimizerConfig(table_learning_rate=0.004, warmup_steps=0), 300)
@@ -221,7 +220,7 @@ def test_a_table_trains_on_the_gpu_as_on_the_cpu(storage: str) -> None:
     weights, losses = [], []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        table = HashedTables(HashConfig(num_hashes=4, num_rows=5000), dim=16, storage=storage).to(device)
+        table = HashedTables(TableConfig(num_hashes=4, num_rows=5000, dim=16, storage=storage)).to(device)
         optimizers = Optimizers(table, OptimizerConfig(warmup_steps=0), 40, seed=3)
         target = torch.randn(500, 64, generator=torch.Generator().manual_seed(1)).to(device)
         rows = torch.stack(

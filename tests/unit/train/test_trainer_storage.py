@@ -33,7 +33,7 @@ def make_trainer(tmp_path: Path, tiny_config: Config, tiny_source: SequenceSourc
     """`make_trainer("fp16", run=None)`: a trainer with tables in this storage, on a new run or on an old one."""
 
     def make(storage: str, run: RunDirectory | None = None) -> Trainer:
-        config = tiny_config(f"model.table_storage={storage}")
+        config = tiny_config(f"model.tables.storage={storage}")
         run = run or RunDirectory.create(tmp_path / "runs", config.name, config_to_json(config))
         return Trainer(config, RunDirectory.open(run.path), tiny_source)
 
@@ -93,7 +93,7 @@ def test_half_tables_are_exported_evaluated_and_scored(
     assert scorer.model.item_tables.weight.dtype == STORAGES[tables]
     sequences, config, users = trainer.source.read(), trainer.config.model, np.arange(5)
     trained, served = (
-        np.asarray(rank_model(model, sequences, config.hashing, config.max_history)(users))
+        np.asarray(rank_model(model, sequences, config.tables, config.max_history)(users))
         for model in (trainer.model, scorer.model)
     )
     assert trained.dtype == np.float32

@@ -100,7 +100,7 @@ def test_patience_ends_a_run_and_a_resumed_one_stays_ended(
 
 
 def test_judging_does_not_change_what_is_trained(tiny_config: Config, tmp_path: Path) -> None:
-    settings = ("data.validation_share=0.3", "training.steps=6", "model.multi_token_weight=1.0")
+    settings = ("data.validation_share=0.3", "training.steps=6", "model.loss.multi_token_weight=1.0")
     plain, judged = (
         trainer_of(tiny_config(*settings, *more), tmp_path / str(number))
         for number, more in enumerate(((), ("training.validate_every=1",)))

@@ -1,0 +1,348 @@
+"""The decoder: a GPT-2-style, pre-norm, causal transformer over packed histories.
+
+In: the tokens of all histories end to end [T, D], and where each history begins. Out: hidden vectors of the same
+shape. Everything that looks at one token alone runs on the packed tokens; only attention lays them out as a grid
+[B, S], right-padded. Padding stands on the right and attention is causal, so no token ever sees a padded one and no
+mask is needed: that keeps the fast causal kernel. With histories of 5 to 64 events the grid is twice as large as the
+tokens in it, so packing halves the work of the layers.
+
+How a token knows where it stands is a choice: `learned` positions are added to the tokens, and no row may be longer
+than there are positions; `rotary` turns queries and keys by their position, so that attention reads distances and a
+row may be longer than any that was trained on; `none` leaves order to what the tokens say.
+
+How it knows when is another: `time_bias` buckets give each pair of query and key a learned number per head, by the
+time that passed from the key to the moment at which the query asks. What it costs: the bias is a tensor of the whole
+grid, B × H × S × S, where the plain kernel never holds one. Grids of more than TILE_CELLS numbers are computed in
+tiles, and each tile again in the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512)
+while time grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as
+without. Without it, memory is linear in the length.
+
+Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from tackboard.core.config import check
+from tackboard.core.errors import DataError
+from tackboard.models.time_encoding import log2_bucket
+from tackboard.ops.small_table import small_table_rows
+
+TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Pairs of query and key, times heads, whose scores or bias exist at one time: 64 MiB of each such tensor in fp32, on a
+GPU 512."""
+ROTARY_BASE = 10_000.0
+
+PositionEncoding = Literal["learned", "rotary", "none"]
+POSITIONS: tuple[str, ...] = get_args(PositionEncoding)
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and sine of each token's angles [T, 1, d/2]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """Where packed tokens lie in a padded grid: `places` [T] within their row, `cells` [T] in the grid of B × S."""
+
+    num_rows: int
+    longest: int
+    places: torch.Tensor
+    cells: torch.Tensor
+
+    @classmethod
+    def from_lengths(cls, lengths_B: torch.Tensor) -> Packing:
+        """The packing of rows of these lengths."""
+        longest = int(lengths_B.max()) if len(lengths_B) else 0
+        rows_T = torch.repeat_interleave(torch.arange(len(lengths_B), device=lengths_B.device), lengths_B)
+        first_B = torch.cumsum(lengths_B, 0) - lengths_B
+        places_T = torch.arange(len(rows_T), device=lengths_B.device) - first_B[rows_T]
+        return cls(len(lengths_B), longest, places_T, rows_T * longest + places_T)
+
+    def spread(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Packed tokens as a grid [B, S, D], zeros where there is none."""
+        grid = x_TD.new_zeros(self.num_rows * self.longest, x_TD.shape[1]).index_copy(0, self.cells, x_TD)
+        return grid.view(self.num_rows, self.longest, -1)
+
+    def collect(self, grid_BSD: torch.Tensor) -> torch.Tensor:
+        """The tokens of a grid, packed [T, D]."""
+        return grid_BSD.flatten(0, 1).index_select(0, self.cells)
+
+    def check_fits(self, max_positions: int) -> None:
+        """Raises DataError where a row has more tokens than there are learned positions."""
+        if self.longest > max_positions:
+            raise DataError(
+                f"a row of {self.longest:,} tokens",
+                allowed=f"the model has learned {max_positions:,} positions",
+                fix="read shorter histories, or build the model with rotary positions",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A part of the attention grid: some rows, some of their queries, and the keys up to the last of these."""
+
+    rows: slice
+    queries: slice
+
+    @property
+    def keys(self) -> slice:
+        """The keys that some query of the tile may see."""
+        return slice(0, self.queries.stop)
+
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tile | None], torch.Tensor]
+"""Queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile, or None for the whole grid: what the
+queries read [b, H, q, d]."""
+
+
+def distances_of(q_bHqd: torch.Tensor, k_bHkd: torch.Tensor) -> torch.Tensor:
+    """Positions from key to query of a tile [q, k], whose last key is its last query; below 0 in the query's future."""
+    num_queries, num_keys = q_bHqd.shape[2], k_bHkd.shape[2]
+    keys_k = torch.arange(num_keys, device=q_bHqd.device)
+    return torch.arange(num_queries, device=q_bHqd.device)[:, None] + (num_keys - num_queries) - keys_k
+
+
+def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile]:
+    """The grid cut into tiles of at most `most` cells: several rows where these are small, else some queries of one."""
+    of_row = num_heads * length * length
+    if of_row <= most:
+        step = max(1, most // max(1, of_row))
+        return [Tile(slice(row, min(row + step, num_rows)), slice(0, length)) for row in range(0, num_rows, step)]
+    step = max(1, most // (num_heads * length))
+    return [
+        Tile(slice(row, row + 1), slice(query, min(query + step, length)))
+        for row in range(num_rows)
+        for query in range(0, length, step)
+    ]
+
+
+def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
+    """What `attend` gives, tile by tile [B, H, S, d]. Where there are several, each is computed again for backward."""
+    B, H, S, _ = q_BHSd.shape
+    most = TILE_CELLS[q_BHSd.device.type]
+    if most >= B * H * S * S:
+        return attend(q_BHSd, k_BHSd, v_BHSd, None)
+    tiles = tiles_of(B, H, S, most)
+    rows: dict[int, list[torch.Tensor]] = {}
+    for tile in tiles:
+        parts = (q_BHSd[tile.rows, :, tile.queries], k_BHSd[tile.rows, :, tile.keys], v_BHSd[tile.rows, :, tile.keys])
+        if torch.is_grad_enabled():
+            mixed_bHqd = checkpoint(attend, *parts, tile, use_reentrant=False, preserve_rng_state=False)
+        else:
+            mixed_bHqd = attend(*parts, tile)
+        rows.setdefault(tile.rows.start, []).append(mixed_bHqd)
+    return torch.cat([torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] for parts in rows.values()])
+
+
+class ElapsedBuckets:
+    """The bucket of the time from each key to each query, by tile; kept for all layers where the whole is small."""
+
+    def __init__(
+        self,
+        packing: Packing,
+        times_T: torch.Tensor,
+        query_times_T: torch.Tensor | None,
+        bucket: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self.keys_BS = packing.spread(times_T[:, None]).squeeze(2)
+        self.queries_BS = self.keys_BS if query_times_T is None else packing.spread(query_times_T[:, None]).squeeze(2)
+        self.bucket = bucket
+        self.everything = Tile(slice(0, packing.num_rows), slice(0, packing.longest))
+        is_small = packing.num_rows * packing.longest**2 <= TILE_CELLS[times_T.device.type]
+        self.whole_BSS = self._compute(self.everything) if is_small else None
+
+    def of_tile(self, tile: Tile | None) -> torch.Tensor:
+        """Buckets of a tile [b, q, k], or of the whole grid."""
+        if self.whole_BSS is None:
+            return self._compute(tile or self.everything)
+        return self.whole_BSS if tile is None else self.whole_BSS[tile.rows, tile.queries, tile.keys]
+
+    def _compute(self, tile: Tile) -> torch.Tensor:
+        queries_bq, keys_bk = self.queries_BS[tile.rows, tile.queries], self.keys_BS[tile.rows, tile.keys]
+        return self.bucket(queries_bq[:, :, None] - keys_bk[:, None, :]).int()
+
+
+def rotation_of(places_T: torch.Tensor, head_width: int) -> Rotation:
+    """The angles by which heads of width d are turned at each place: place / 10000^(2i/d) for the i-th pair."""
+    pairs = torch.arange(head_width // 2, dtype=torch.float32, device=places_T.device)
+    angles_Td = places_T[:, None].float() * ROTARY_BASE ** (-2.0 * pairs / head_width)
+    return angles_Td.cos()[:, None], angles_Td.sin()[:, None]
+
+
+def rotated(x_THd: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Each pair (i, i + d/2) of a head turned by its angle."""
+    cosine, sine = rotation
+    first, second = x_THd.float().chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x_THd.dtype)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a LayerNorm and beside a residual."""
+
+    def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
+        super().__init__()
+        # Not with a time bias: that attention, compiled, is suspected of a fault on a GPU (docs/log.md).
+        self.compiles = time_bias == 0
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention_in = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, mlp_ratio * width)
+        self.mlp_out = nn.Linear(mlp_ratio * width, width)
+        self.time_bias = nn.Parameter(torch.zeros(time_bias, num_heads)) if time_bias else None
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        packing: Packing,
+        rotation: Rotation | None = None,
+        elapsed: ElapsedBuckets | None = None,
+    ) -> torch.Tensor:
+        """One block."""
+        x_TD = x_TD + self._drop(self._attend(self.attention_norm(x_TD), packing, rotation, elapsed))
+        return x_TD + self._drop(self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(x_TD)), approximate="tanh")))
+
+    def _attend(
+        self,
+        x_TD: torch.Tensor,
+        packing: Packing,
+        rotation: Rotation | None = None,
+        elapsed: ElapsedBuckets | None = None,
+    ) -> torch.Tensor:
+        packed = self.attention_in(x_TD)
+        if rotation is not None:
+            query_key, value = packed.view(len(packed), 3 * self.num_heads, -1).tensor_split([2 * self.num_heads], 1)
+            packed = torch.cat([rotated(query_key, rotation), value], dim=1).flatten(1)
+        grid = packing.spread(packed)
+        B, S, three_D = grid.shape
+        q, k, v = grid.view(B, S, 3, self.num_heads, three_D // (3 * self.num_heads)).permute(2, 0, 3, 1, 4)
+        if elapsed is None:
+            mixed_BHSd = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mixed_BHSd = attend_in_tiles(functools.partial(self._attend_with_bias, elapsed), q, k, v)
+        return self.attention_out(packing.collect(mixed_BHSd.transpose(1, 2).flatten(2)))
+
+    def _attend_with_bias(
+        self, elapsed: ElapsedBuckets, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile | None
+    ) -> torch.Tensor:
+        assert self.time_bias is not None
+        bias_bqkH = small_table_rows(self.time_bias, elapsed.of_tile(tile))
+        bias_bHqk = bias_bqkH.permute(0, 3, 1, 2).masked_fill(distances_of(q, k) < 0, float("-inf"))
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias_bHqk.to(q.dtype).contiguous())
+
+    def _drop(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, self.dropout, self.training)
+
+
+class Decoder(nn.Module):
+    """A stack of blocks and a final LayerNorm; see the module's docstring for positions and time."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_layers: int,
+        num_heads: int,
+        mlp_ratio: int,
+        max_positions: int,
+        dropout: float,
+        positions: PositionEncoding = "learned",
+        time_bias: int = 0,
+        final_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.encoding = positions
+        self.num_buckets = time_bias
+        self.head_width = width // num_heads
+        check_positions(positions, self.head_width)
+        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(width, num_heads, mlp_ratio, dropout, time_bias) for _ in range(num_layers))
+        self.final_norm = nn.LayerNorm(width) if final_norm else None
+        self._initialise(num_layers)
+
+    def _initialise(self, num_layers: int) -> None:
+        """GPT-2's: normal with 0.02, the layers that write into the residual scaled down by its depth; no bias."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            depth_scale = (2 * num_layers) ** -0.5 if name.endswith(("attention_out.weight", "mlp_out.weight")) else 1.0
+            nn.init.normal_(parameter, std=0.02 * depth_scale)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        lengths_B: torch.Tensor,
+        times_T: torch.Tensor | None = None,
+        query_times_T: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden vectors of packed tokens; a token sees itself and those before it in its row.
+
+        `times_T` int64 are the tokens' times in ms, which a decoder with `time_bias` needs; `query_times_T` those at
+        which they ask: the next event's or the request's. A token asks at its own time where none are given.
+        """
+        bucket = functools.partial(log2_bucket, num_buckets=self.num_buckets, per_second=1000)
+        times = (times_T, query_times_T, bucket) if self.num_buckets else None
+        rotary_width = self.head_width if self.encoding == "rotary" else 0
+        x_TD = run_layers(self.blocks, x_TD, lengths_B, self.positions, rotary_width, times)
+        return x_TD if self.final_norm is None else self.final_norm(x_TD)
+
+
+def run_layers(
+    layers: nn.ModuleList,
+    x_TD: torch.Tensor,
+    lengths_B: torch.Tensor,
+    positions: nn.Embedding | None,
+    rotary_width: int,
+    times: tuple[torch.Tensor | None, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]] | None,
+) -> torch.Tensor:
+    """Packed tokens through layers of (tokens, packing, rotation, elapsed), in what order and time say to them.
+
+    `rotary_width` is that of the heads that are turned by place, or 0; `times` are those of the tokens, those at which
+    they ask, and what makes buckets of the time between, or None.
+    """
+    packing = Packing.from_lengths(lengths_B)
+    if packing.longest == 0:
+        return x_TD
+    if positions is not None:
+        packing.check_fits(positions.num_embeddings)
+        x_TD = x_TD + functional.embedding(packing.places, positions.weight)
+    rotation = rotation_of(packing.places, rotary_width) if rotary_width else None
+    elapsed = None
+    if times is not None:
+        times_T, query_times_T, bucket = times
+        elapsed = ElapsedBuckets(packing, _needed(times_T), query_times_T, bucket)
+    for layer in layers:
+        x_TD = layer(x_TD, packing, rotation, elapsed)
+    return x_TD
+
+
+def check_positions(positions: str, head_width: int) -> None:
+    """Raises ConfigError for an unknown encoding of positions, or one that heads of this width cannot have."""
+    check(positions in POSITIONS, "model.backbone.positions", positions, ", ".join(POSITIONS))
+    is_even = positions != "rotary" or head_width % 2 == 0
+    check(
+        is_even,
+        "model.backbone.positions",
+        positions,
+        f"learned, none; rotary needs heads of even width, not {head_width}",
+    )
+
+
+def _needed(times_T: torch.Tensor | None) -> torch.Tensor:
+    """The tokens' times; DataError where the caller gave none."""
+    if times_T is None:
+        raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
+    return times_T

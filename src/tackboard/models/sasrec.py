@@ -1,0 +1,85 @@
+"""SASRec's layers as a backbone: causal attention, then a pointwise network.
+
+In and out as of `decoder.Decoder`, of which it is a drop-in; it reads no times. Queries have a LayerNorm before them,
+keys and values are read from the tokens as they are, and attention weights are dropped too: all as published.
+
+Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tackboard.models.decoder import Packing, PositionEncoding, run_layers
+
+
+class SASRecLayer(nn.Module):
+    """Attention of normed queries to tokens as they are, beside the normed query; then a pointwise network."""
+
+    compiles = True
+
+    def __init__(self, width: int, num_heads: int, ffn_width: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.query_norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.ffn_norm = nn.LayerNorm(width)
+        self.ffn_in = nn.Linear(width, ffn_width)
+        self.ffn_out = nn.Linear(ffn_width, width)
+
+    def forward(self, x_TD: torch.Tensor, packing: Packing, *_no_rotation_no_times: None) -> torch.Tensor:
+        """One layer."""
+        query_TD = self.query_norm(x_TD)
+        grid = packing.spread(torch.cat([self.query(query_TD), self.key_value(x_TD)], dim=1))
+        q, k, v = grid.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        dropped = self.dropout if self.training else 0.0
+        mixed_BHSd = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropped)
+        read_TD = self.attention_out(packing.collect(mixed_BHSd.transpose(1, 2).flatten(2)))
+        y_TD = self.ffn_norm(query_TD + read_TD)
+        return y_TD + self._drop(self.ffn_out(self._drop(functional.relu(self.ffn_in(y_TD)))))
+
+    def _drop(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, self.dropout, self.training)
+
+
+class SASRec(nn.Module):
+    """A stack of layers; positions are learned, or left to what the tokens say."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_layers: int,
+        num_heads: int,
+        ffn_width: int,
+        max_positions: int,
+        dropout: float,
+        positions: PositionEncoding = "learned",
+        final_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        self.layers = nn.ModuleList(SASRecLayer(width, num_heads, ffn_width, dropout) for _ in range(num_layers))
+        self.final_norm = nn.LayerNorm(width) if final_norm else None
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_normal_(parameter)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        lengths_B: torch.Tensor,
+        times_T: torch.Tensor | None = None,
+        query_times_T: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden vectors of packed tokens; a token sees itself and those before it in its row."""
+        del times_T, query_times_T
+        x_TD = run_layers(self.layers, x_TD, lengths_B, self.positions, 0, None)
+        return x_TD if self.final_norm is None else self.final_norm(x_TD)
