@@ -120,7 +120,11 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
     """The config that `config_to_json` wrote for a run. `code_file` is the file of a user's own model, if named."""
-    model = restore_config(data["model"], code_file, of_run=True)
+    return with_model(data, restore_config(data["model"], code_file, of_run=True))
+
+
+def with_model(data: dict[str, Any], model: ModelConfig) -> RunConfig:
+    """The config that `config_to_json` wrote for a run, its model's config being read already."""
     return from_dict(RunConfig, data | {"model": model})
 
 
