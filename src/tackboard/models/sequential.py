@@ -127,6 +127,7 @@ class SequentialConfig(ModelConfig):
     """The softmax of the loss; `sampled` makes scores cosines."""
 
     def __post_init__(self) -> None:
+        check(isinstance(self.tables, PlainTableConfig), "model.tables", self.tables, "a PlainTableConfig")
         places = ("auto", "none", "input", "output")
         check(self.request_vector in places, "model.request_vector", self.request_vector, ", ".join(places))
         for name in ("width", "max_history"):
@@ -251,7 +252,7 @@ class SequentialModel(RetrievalModel):
         hidden_PD = hidden_TD.index_select(0, events_P - 1)
         if self.config.request_place == "output":
             hidden_PD = hidden_PD + self._request_vectors(batch.of_request(SINCE_LAST).index_select(0, events_P))
-        loss = self._mixed_loss if self.config.loss.kind == "mixed" else self._exact_loss
+        loss = self._mixed_loss if self.config.loss.kind == "mixed" else self._entropy_loss
         targets_P = batch.items.index_select(0, events_P)
         return LossOutput(loss(self._project(hidden_PD), self._project(items_MD), batch, targets_P), {})
 
@@ -329,7 +330,7 @@ class SequentialModel(RetrievalModel):
         pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
         return info_nce(hidden_PD, items_MD, pairs, negative_log_weights(batch), None, log_sum=self.entropy).mean()
 
-    def _exact_loss(
+    def _entropy_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
         """Mean cross entropy of each target over all items of the catalogue, or over itself and its own negatives."""

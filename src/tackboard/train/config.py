@@ -183,11 +183,15 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
     """The config that `config_to_json` wrote for a run. `code_file` is the file of a user's own model, if named."""
-    model = restore_config(data["model"], code_file, of_run=True)
-    return from_dict(RunConfig, data | {"data": read_data(data), "model": model})
+    return with_model(data, restore_config(data["model"], code_file, of_run=True))
 
 
-def read_data(data: dict[str, Any]) -> StepsConfig:
+def with_model(data: dict[str, Any], model: ModelConfig) -> RunConfig:
+    """The config that `config_to_json` wrote for a run, its model's config being read already."""
+    return from_dict(RunConfig, data | {"data": _read_data(data), "model": model})
+
+
+def _read_data(data: dict[str, Any]) -> StepsConfig:
     """The data config of a run; those of older versions do not say their kind: they had segments."""
     settings = data.get("data")
     kind = settings.get("kind", DataConfig.kind) if isinstance(settings, dict) else DataConfig.kind

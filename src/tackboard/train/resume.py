@@ -8,12 +8,12 @@ from typing import Any
 
 from tackboard.checkpoint.store import Checkpoint
 from tackboard.checkpoint.trained import read_state
-from tackboard.core.config import from_dict, to_dict
+from tackboard.core.config import to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.source import snapshot_path
-from tackboard.train.config import RunConfig, config_to_json, read_data
+from tackboard.train.config import RunConfig, config_to_json, with_model
 
 FREE_SETTINGS = frozenset(
     {"data.num_workers", "data.ray_address", "training.log_every", "training.checkpoint_every", "training.num_threads"}
@@ -43,8 +43,7 @@ def _in_todays_words(before: dict[str, Any], wanted: dict[str, Any], now: RunCon
     if described["config_class"] != wanted["model"]["config_class"]:
         return before
     model = type(now.model).from_stored(described["config"])
-    config = from_dict(RunConfig, before | {"data": read_data(before), "model": model})
-    return config_to_json(config) | {"model": described | {"config": to_dict(model)}}
+    return config_to_json(with_model(before, model)) | {"model": described | {"config": to_dict(model)}}
 
 
 def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None, str]:

@@ -97,7 +97,7 @@ def test_compare_table(context: Context) -> None:
 
 @pytest.mark.parametrize(("loss", "said"), [("full", ""), ("mixed", " drawn ones"), ("sampled", " 128 drawn")])
 def test_what_a_rival_s_softmax_is_over_is_said(context: Context, loss: str, said: str) -> None:
-    context.options = Options(methods=("sasrec-history",), seeds=1, overrides=(f"model.loss={loss}",))
+    context.options = Options(methods=("sasrec-history",), seeds=1, overrides=(f"model.loss.kind={loss}",))
     plan = compare(context)
     finish(context, plan.cells[0], 0.3)
     notes = [note for note in plan.table(context.work.find)["notes"] if " rivals " in note]

@@ -32,6 +32,7 @@ from tackboard.models.sequential import (
     hstu_large,
     sasrec,
 )
+from tackboard.models.tables import TableConfig
 
 VOCABULARY = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
 NUM_ITEMS = 12
@@ -116,7 +117,7 @@ def test_training_and_requests_use_the_same_vectors(
     """Of every prediction: what `encode_users` makes of the events before it and the time since the last of these."""
     model, batch = model_of(**settings), histories([5, 0, 1, 9])
     seen = []
-    name = "_mixed_loss" if model.config.loss.kind == "mixed" else "_exact_loss"
+    name = "_mixed_loss" if model.config.loss.kind == "mixed" else "_entropy_loss"
     plain = getattr(model, name)
     setattr(model, name, lambda hidden, *rest: seen.append(hidden) or plain(hidden, *rest))
     assert torch.isfinite(model.loss(batch).loss)
@@ -190,7 +191,7 @@ def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
 class FormerSequentialModel(SequentialModel):
     """The losses as they were when they had blocks of their own: the plain twin, which sums over all predictions."""
 
-    def _exact_loss(
+    def _entropy_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
         if self.config.loss.kind == "full":
@@ -383,6 +384,11 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(**settings)
+
+
+def test_hashed_tables_are_no_plain_one() -> None:
+    with pytest.raises(ConfigError, match="a PlainTableConfig"):
+        SequentialConfig(tables=TableConfig())  # type: ignore[arg-type]
 
 
 def test_published_sizes_and_what_they_read() -> None:
