@@ -211,7 +211,7 @@ def test_offline_scores_are_those_that_evaluation_ranks_by(shop: Path, tackboard
         who = next(f"user {number}" for number in range(NUM_USERS) if string_id(f"user {number}") == user_id)
         if who in late:
             continue  # Evaluation's history is a run of stored events; what a server saw of it was less.
-        ranked = rank(np.array([user]))[0]
+        ranked = rank(np.array([user]))[0] * model.log_inverse_temperature.exp().item()  # A ranking needs no scale.
         scores = scores_of(offline(shop, tackboard, request_of(who)))
         expected = [scores[item] for item in sorted(scores, key=string_id) if string_id(item) in sequences.catalogue]
         assert ranked == pytest.approx(expected, abs=1e-4)

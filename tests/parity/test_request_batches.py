@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from tackboard.batch import Feature, HashConfig, Jagged, RequestBatch
+from tackboard.batch import Feature, Jagged, RequestBatch
 from tackboard.batch.batches import Batch
 from tackboard.bundle.signature import Signature
 from tackboard.core import keyed_random
@@ -34,6 +34,7 @@ from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Bool, Context, Events, Float, Id, Int, Item, List, Request, Time, User, Vector
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput, ModelConfig, build_model
+from tackboard.models.tables import TableConfig
 from tackboard.ops.row_ids import row_ids
 from tackboard.scoring.scorer import Scorer
 
@@ -153,7 +154,7 @@ class AdRanker(nn.Module):
         return self.logits(batch).sigmoid()
 
 
-CONFIG = AdRankerConfig(hashing=HashConfig(num_hashes=2, num_rows=64), max_history=MAX_HISTORY)
+CONFIG = AdRankerConfig(tables=TableConfig(num_hashes=2, num_rows=64, dim=8), max_history=MAX_HISTORY)
 
 
 def features(vocabulary: Vocabulary) -> FeatureSet:

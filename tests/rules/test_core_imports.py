@@ -47,3 +47,10 @@ def test_the_blocker_blocks() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, "rich", "rich"], capture_output=True, text=True)
     assert done.returncode != 0
     assert "rich is blocked" in done.stderr
+
+
+def test_a_model_is_imported_without_the_log_and_the_feature_language() -> None:
+    program = "import sys, tackboard.models.pinfm; print(*[n for n in sys.modules if n.startswith('tackboard.')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    folders = {name.split(".")[1] for name in done.stdout.split()}
+    assert folders == {"batch", "core", "models", "ops"}

@@ -159,7 +159,7 @@ def dataset(tackboard: Program, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def train(tackboard: Program, dataset: Path, folder: Path) -> Any:
-    settings = (f"data.dataset={dataset}", 'data.positive_actions=["event"]', "training.steps=1", "model.width=4")
+    settings = (f"data.dataset={dataset}", 'data.positive_actions=["event"]', "training.steps=1", "model.tables.dim=4")
     return tackboard("train", "mine.py:recipe", *(w for s in settings for w in ("--set", s)), cwd=folder)
 
 

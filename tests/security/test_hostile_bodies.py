@@ -188,15 +188,15 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request], int]] = {
     "long history": ("int64", long_history, 200),
     "10,000 candidates, JSON": ("int64", lambda: numbers(list(range(10**15, 10**15 + 10_000))), 200),
     "10,000 candidates, binary": ("int64", lambda: binary_history(0), 200),
-    "worst: numbers": ("int64", lambda: numbers([1] * 6_500, tensor("candidate_price", [1] * 6_500, "FP64")), 200),
+    "worst: numbers": ("int64", lambda: numbers([1] * 4_900, tensor("candidate_price", [1] * 4_900, "FP64")), 200),
     "worst: brackets": (
         "int64",
-        lambda: (b'{"inputs":[' + b"[]," * 2_900 + b'[]],"x":' + b"[" * 90 + b"]" * 90 + b"}", {}),
+        lambda: (b'{"inputs":[' + b"[]," * 2_650 + b'[]],"x":' + b"[" * 90 + b"]" * 90 + b"}", {}),
         400,
     ),
-    "worst: texts": ("string", lambda: as_json(*TEXTS, tensor("candidate_item", NAMES[:1_650], "BYTES")), 200),
-    "worst: lists": ("int64", lambda: numbers([1], one_list("1," * 1_200)), 200),
-    "worst: events": ("int64", lambda: binary_history(6_600), 200),
+    "worst: texts": ("string", lambda: as_json(*TEXTS, tensor("candidate_item", NAMES[:1_400], "BYTES")), 200),
+    "worst: lists": ("int64", lambda: numbers([1], one_list("1," * 850)), 200),
+    "worst: events": ("int64", lambda: binary_history(2_200), 200),
 }
 TEXTS = (tensor("history_item", [], "BYTES", [0]),)
 

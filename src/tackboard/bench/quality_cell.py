@@ -57,7 +57,7 @@ USER_STREAM = 32
 """Keeps the draw of ranked users apart from every other use of a seed."""
 NUM_RECENT = 200
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any] | Path]
 Outcome = tuple[dict[str, Any], Arrays]
 
 
@@ -279,7 +279,7 @@ STAGES = {
     "validate": f"{_HERE}:run_validation",
     "test": f"{_HERE}:run_test",
     "published": f"{_HERE}:run_published",
-    "transfer-pretrain": "tackboard.bench.transfer_fit:run_pretraining",
+    "pretrain": "tackboard.bench.transfer_fit:run_pretraining",
     "transfer": "tackboard.bench.transfer_fit:run_transfer",
     "transfer-means": "tackboard.bench.transfer_fit:run_means",
     "ablation-positives": "tackboard.bench.ablations:run_positives",

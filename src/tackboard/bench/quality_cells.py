@@ -181,8 +181,11 @@ class Work:
                 return Result(path, cell, read_json(path / "result.json"))
         return None
 
-    def save(self, cell: Cell, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Result:
-        """Writes a result, whole or not at all. Where another process wrote it first, that one counts."""
+    def save(self, cell: Cell, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | Path]) -> Result:
+        """Writes a result, whole or not at all. Where another process wrote it first, that one counts.
+
+        Of `arrays`, one that is a folder is copied, under its name.
+        """
         final = self.cells / cell.name
         values = {
             "cell": cell.name,
@@ -193,7 +196,12 @@ class Work:
         if not final.exists():
             with new_directory(final) as folder:
                 for name, array in arrays.items():
-                    save_array(folder / f"{name}.npy", array)
+                    if isinstance(array, Path):
+                        (folder / name).mkdir()
+                        for file in array.iterdir():
+                            write_bytes_atomic(folder / name / file.name, file.read_bytes())
+                    else:
+                        save_array(folder / f"{name}.npy", array)
                 write_json_atomic(folder / "cell.json", cell.describe())
                 write_json_atomic(folder / "result.json", values)
         return Result(final, cell, read_json(final / "result.json"))

@@ -24,9 +24,19 @@ from tackboard.bench.quality_data import read_facts
 from tackboard.bench.quality_methods import Method, Place
 from tackboard.bench.quality_plan import Context, Find, Plan, Table, section
 from tackboard.bench.quality_verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
-from tackboard.bench.transfer_data import PRETRAINED_SHARE, TASKS, Task, share_of, user_offsets, write_beginning
-from tackboard.bench.transfer_fit import ARMS, METRICS, FitSettings
+from tackboard.bench.transfer_data import (
+    PRETRAINED_SHARE,
+    SHARES,
+    TASKS,
+    Task,
+    share_of,
+    user_offsets,
+    write_beginning,
+    write_task,
+)
+from tackboard.bench.transfer_fit import ARMS, FitSettings
 from tackboard.core.errors import UsageError, counted
+from tackboard.evaluation.requests import METRICS
 from tackboard.metrics.binary import interval
 
 SIZES = (1_000, 5_000, 25_000, 0)
@@ -75,10 +85,10 @@ def _plan(context: Context, vectors: str) -> Plan:
         raise UsageError(f"--methods {names}", allowed="allowed: one PinFM", fix="use --methods pinfm-history")
     rule = context.one_rule()
     place = context.places([rule])[rule]
-    beginning = _beginning(context, place)
+    beginning = _write_parts(context, place, task)
     seeds = context.seeds(3)
     pretrained = {
-        seed: context.cell(beginning, rule, method, seed, "transfer-pretrain") for seed in seeds
+        seed: context.cell(beginning, rule, method, seed, "pretrain") for seed in seeds
     }  # fmt: skip
     sizes = QUICK_SIZES if context.options.quick else SIZES
     settings = dataclasses.asdict(_settings(context))
@@ -102,12 +112,14 @@ def _settings(context: Context) -> FitSettings:
     return QUICK if context.options.quick else FitSettings()
 
 
-def _beginning(context: Context, place: Place) -> Place:
-    """The dataset that is pretrained on: the beginning of each user's events."""
+def _write_parts(context: Context, place: Place, task: Task) -> Place:
+    """Writes the datasets of the examples; returns the one that is pretrained on, the beginning of users' events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-first{round(100 * PRETRAINED_SHARE)}"
     if context.is_trial:
         return dataclasses.replace(place, prepared=target.name)
+    for part in SHARES:
+        write_task(source, task.actions, part)
     write_beginning(source, share_of(user_offsets(source), PRETRAINED_SHARE), target)
     return Place(place.bench, read_facts(target), target.name, place.quick)
 

@@ -1,142 +1,67 @@
 """A task on top of a model: examples in; how well they are answered by the model as it was pretrained, fine-tuned, or
 from scratch, out.
 
-    history  ─ model ─►  user vector u ┐
-                                       ├─ [u, z, u∘z] ─ MLP ─►  log odds
-    item     ─ model ─►  item vector z ┘
-
-The arms differ in nothing but where the model begins and what moves:
+Each arm is a ranker (models/ranker.py) on labelled requests, trained like any other run. The arms differ in nothing but
+where the model begins and what moves:
 
     fine-tuned   begins as pretrained and moves at a tenth of the head's rates, as published
     frozen       stays as pretrained; only the head moves
     scratch      begins at random and moves at the head's rates
 
-Every arm tries the same number of rates, is judged on the validation users at the same places, stops when it has not
-improved for as long, and is tested once, where it was best. So an arm that needs longer gets longer. `vectors` says
-what the head reads: `outputs`, the unit vectors that the model compares, or `hidden`, also what they are made of.
-
-A cell takes a minute or two and is not saved on the way: one that is stopped begins again.
-
-Shapes: P examples of a batch, D width, E width of an item's rows.
+Every arm tries the same number of rates, each a run of its own in the cell's folder of runs. A run is judged on the
+validation users at the same places and stops when it has not improved for as long, so an arm that needs longer gets
+longer; the better run is tested once, where it was best. A cell that is killed goes on with its runs. Parameters of
+pretraining lie as a checkpoint in the result of its cell, which is all that an arm begins with.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn import functional
 
-from tackboard.bench.quality_cell import Fit, Machine, Outcome, metrics_of
+from tackboard.batch import HashConfig
+from tackboard.bench.quality_cell import Fit, Machine, Outcome
+from tackboard.bench.quality_cell import metrics_of as ranking_metrics
 from tackboard.bench.quality_cells import Cell, Work
-from tackboard.bench.transfer_data import (
-    RunBatch,
-    Runs,
-    Split,
-    additive_means,
-    before_judging,
-    facts_of,
-    sample,
-    split_examples,
-)
-from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
+from tackboard.bench.transfer_data import VALIDATION_USERS, YES, Examples, additive_means, task_dataset
+from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
+from tackboard.checkpoint.trained import load_trained
 from tackboard.core.errors import DataError, UsageError
-from tackboard.core.hashing import mix64
-from tackboard.core.machine import usable_cores
+from tackboard.core.files import read_json, remove_directory
 from tackboard.core.progress import say
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.data.sequences import Sequences
-from tackboard.data.source import open_sequences
+from tackboard.data.config import Part
+from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
+from tackboard.evaluation.requests import METRICS, Answers, answer, metrics_of
 from tackboard.events.dataset import open_dataset
-from tackboard.metrics.binary import UserResamples, auc, auc_of_users, log_losses, logit
-from tackboard.models.interface import build_model
-from tackboard.models.pinfm import PinFM
-from tackboard.train.config import RunConfig, features_for
-from tackboard.train.optimizers import OptimizerConfig, Optimizers
-from tackboard.train.trainer import choose_device
+from tackboard.features.feature_set import FILE_NAME as FEATURES
+from tackboard.metrics.binary import UserResamples, auc_of_users, log_losses, logit
+from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.ranker import HeadConfig, RankerConfig
+from tackboard.train.config import RunConfig, StartConfig, TrainingConfig, config_to_json, features_for
+from tackboard.train.optimizers import OptimizerConfig
+from tackboard.train.trainer import Trainer
 
 ARMS = {
     "fine-tuned": "pretrained, fine-tuned",
     "frozen": "pretrained, frozen",
     "scratch": "from scratch",
 }
+RATES = {"fine-tuned": {"pinfm.": 0.1}, "frozen": {"pinfm.": 0.0}, "scratch": {}}
+"""Arm → rates of the model over those of the head."""
 VECTORS = ("outputs", "hidden")
-PRETRAINED_RATE = 0.1
-"""The rates of a pretrained model over those of the head."""
-ORDER_STREAM = 43
-"""Keeps the order of examples apart from every other use of a seed."""
-JUDGED_AT_ONCE = 128
-"""Runs of events that are judged in one go."""
 NUM_RESAMPLES = 1000
-METRICS = ("auc", "auc_within_users", "log_loss")
-
-
-# ---- the model and its head ----
-
-
-class Answerer(nn.Module):
-    """A model and a head that answers a yes-or-no question about a history and an item."""
-
-    def __init__(self, model: PinFM, vectors: str, *, is_frozen: bool) -> None:
-        super().__init__()
-        self.model = model.requires_grad_(not is_frozen)
-        self.vectors = vectors
-        self.is_frozen = is_frozen
-        self.head = Head(model.config.width, model.item_tables.width, vectors)
-
-    def forward(self, batch: RunBatch) -> torch.Tensor:
-        """Log odds of a yes for each example [P], from what came before it and its item."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_frozen):
-            hidden_PD, user_PD = self.model.encode_before(batch.histories, batch.events)
-            item_P = batch.histories.items.index_select(0, batch.events)
-            rows_PK = batch.histories.item_rows.index_select(0, item_P)
-            item_PD = self.model.encode_items(rows_PK)
-            rows_PE = self.model.item_tables(rows_PK)
-        answer: torch.Tensor = self.head(user_PD, item_PD, hidden_PD, rows_PE)
-        return answer
-
-    def learn(self) -> None:
-        """Ready to train: a frozen model does not drop anything out."""
-        self.train()
-        if self.is_frozen:
-            self.model.eval()
-
-
-class Head(nn.Module):
-    """An MLP over two unit vectors and their product, and with `hidden` over what they are made of."""
-
-    def __init__(self, width: int, item_width: int, vectors: str, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.reads_hidden = vectors == "hidden"
-        self.norms = nn.ModuleList([nn.LayerNorm(size) for size in ((width, item_width) if self.reads_hidden else ())])
-        num_read = 3 * width + (width + item_width if self.reads_hidden else 0)
-        self.mlp = nn.Sequential(
-            nn.Linear(num_read, 2 * width), nn.GELU(), nn.Dropout(dropout), nn.Linear(2 * width, 1)
-        )
-
-    def forward(
-        self, user_PD: torch.Tensor, item_PD: torch.Tensor, hidden_PD: torch.Tensor, rows_PE: torch.Tensor
-    ) -> torch.Tensor:
-        """Log odds [P]."""
-        scale = math.sqrt(user_PD.shape[1])
-        # Entries of unit vectors are about 1/√D: brought to about 1 here, and their products too.
-        parts = [user_PD * scale, item_PD * scale, user_PD * item_PD * scale**2]
-        if self.reads_hidden:
-            parts += [norm(part) for norm, part in zip(self.norms, (hidden_PD, rows_PE), strict=True)]
-        found: torch.Tensor = self.mlp(torch.cat(parts, dim=1)).squeeze(1)
-        return found
-
-
-# ---- a fit ----
+CHECKPOINT = "checkpoint"
+"""Folder of the parameters in the result of pretraining."""
+UNLIMITED = 1 << 40
+"""More tokens than any pass has, and more steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +70,8 @@ class FitSettings:
 
     learning_rates: tuple[float, ...] = (3e-3, 1e-3)
     """Rates of the head that are tried, chosen between on validation."""
-    runs_per_step: int = 32
-    """Runs of events in a step at least."""
+    users_per_step: int = 32
+    """Users whose examples a step holds at least, on average."""
     steps_per_pass: int = 100
     """Steps in which all examples are read once, at most: where there are many, steps are larger instead."""
     least_steps: int = 20
@@ -156,9 +81,22 @@ class FitSettings:
     patience: int = 4
     """Judgements without improvement after which a fit ends."""
 
-    def size_of_step(self, num_runs: int) -> int:
-        """Runs of events in a step, where there are so many."""
-        return max(self.runs_per_step, -(-num_runs // self.steps_per_pass))
+    def steps_of_pass(self, num_users: int) -> int:
+        """Steps in which the examples of so many users are read once, about."""
+        return min(self.steps_per_pass, -(-num_users // self.users_per_step))
+
+    def training(self, steps_per_pass: int, machine: Machine) -> TrainingConfig:
+        """How long a run lasts, and when it is judged."""
+        every = max(self.least_steps, -(-steps_per_pass // 2))
+        return TrainingConfig(
+            steps=self.max_points * every,
+            checkpoint_every=every,
+            validate_every=every,
+            validation_steps=UNLIMITED,
+            patience=self.patience,
+            device=machine.device,
+            num_threads=machine.num_threads,
+        )
 
     @classmethod
     def of(cls, protocol: Mapping[str, Any]) -> FitSettings:
@@ -166,109 +104,6 @@ class FitSettings:
         names = [field.name for field in dataclasses.fields(cls)]
         chosen = {name: protocol[name] for name in names if name in protocol}
         return cls(**chosen | {"learning_rates": tuple(protocol.get("learning_rates", cls.learning_rates))})
-
-
-@dataclasses.dataclass
-class Best:
-    """Where a fit was best on validation."""
-
-    log_loss: float = float("inf")
-    step: int = 0
-    learning_rate: float = 0.0
-    state: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-
-
-class ArmFit:
-    """One arm on some examples."""
-
-    def __init__(
-        self,
-        answerer: Answerer,
-        settings: FitSettings,
-        seed: int,
-        rate: float,
-        device: torch.device,
-        table_rate: float = 100.0,
-    ) -> None:
-        """`rate` is the head's. `table_rate` is that of tables (row-wise Adagrad) over that of dense parameters."""
-        self.answerer = answerer.to(device)
-        self.settings, self.seed, self.device = settings, seed, device
-        self.learning_rate, self.table_rate = rate, table_rate
-        self.curve: list[dict[str, float]] = []
-
-    def run(self, train: Runs, validation: Runs, best: Best, share: float) -> Best:
-        """Fits until nothing improves; gives the better of `best` and what was found. `share`: of the model's rates."""
-        batches = [validation.batch(chosen).to(self.device) for chosen in validation.in_order(JUDGED_AT_ONCE)]
-        movers = [self._optimizers(self.answerer.head, 1.0)]
-        if not self.answerer.is_frozen:
-            movers.append(self._optimizers(self.answerer.model, share))
-        settings, step, epoch, since, mine = self.settings, 0, 0, 0, float("inf")
-        per_step = settings.size_of_step(len(train))
-        every = max(settings.least_steps, -(-len(train) // (2 * per_step)))
-        while True:
-            for chosen in train.shuffled(per_step, self.seed, ORDER_STREAM, epoch):
-                self._step(train.batch(chosen).to(self.device), movers, step)
-                step += 1
-                if step % every:
-                    continue
-                loss = float(log_losses(_answers(self.answerer, batches), validation.examples.labels).mean())
-                self.curve.append({"step": step, "log_loss": round(loss, 6)})
-                since = 0 if loss < mine else since + 1
-                mine = min(mine, loss)
-                if loss < best.log_loss:
-                    state = {name: value.clone() for name, value in self.answerer.state_dict().items()}
-                    best = Best(loss, step, self.learning_rate, state)
-                if since >= settings.patience or len(self.curve) >= settings.max_points:
-                    return best
-            epoch += 1
-
-    def _optimizers(self, module: nn.Module, share: float) -> Optimizers:
-        config = OptimizerConfig(
-            dense_learning_rate=self.learning_rate * share,
-            table_learning_rate=self.learning_rate * share * self.table_rate,
-            warmup_steps=self.settings.least_steps,
-            final_share=1.0,
-        )
-        return Optimizers(module, config, total_steps=1, seed=self.seed)
-
-    def _step(self, batch: RunBatch, movers: Sequence[Optimizers], step: int) -> None:
-        torch.manual_seed(int(mix64(self.seed * 1_000_003 + step, 19)[0] >> 1))
-        self.answerer.learn()
-        for mover in movers:
-            mover.prepare(step)
-        functional.binary_cross_entropy_with_logits(self.answerer(batch), batch.labels).backward()
-        for mover in movers:
-            mover.clip()
-            mover.step()
-
-
-def answers(answerer: Answerer, runs: Runs, device: torch.device) -> NDArray[np.float64]:
-    """Log odds of each example of `runs`, in their order [E]."""
-    return _answers(answerer, (runs.batch(chosen).to(device) for chosen in runs.in_order(JUDGED_AT_ONCE)))
-
-
-def _answers(answerer: Answerer, batches: Any) -> NDArray[np.float64]:
-    answerer.eval()
-    with torch.no_grad():
-        found = [answerer(batch).double().cpu() for batch in batches]
-    return np.asarray(torch.cat(found).numpy()) if found else np.zeros(0)
-
-
-def judged(logits: NDArray[np.float64], split: Split) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """(metrics on the test examples, the same over draws of test users), by name."""
-    labels, users = split.test.labels, split.test.dense_users()
-    losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)
-    if np.isnan(within).all():
-        raise DataError("no test user has a yes and a no", allowed="needed: examples of both kinds to tell them apart")
-    draws = UserResamples(users, NUM_RESAMPLES)
-    metrics = dict(zip(METRICS, (auc(logits, labels), np.nanmean(within), losses.mean()), strict=True))
-    over_draws = zip(
-        METRICS, (draws.auc(logits, labels), draws.mean_of_users(within), draws.mean(losses)), strict=True
-    )  # fmt: skip
-    return (
-        {name: round(float(value), 6) for name, value in metrics.items()},
-        {f"draws_{name}": np.asarray(values, dtype=np.float32) for name, values in over_draws},
-    )
 
 
 # ---- the stages ----
@@ -279,52 +114,39 @@ def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
     fit = Fit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
-    values = fit.values() | {"metrics": metrics_of(ranks)}
-    path = CheckpointStore(RunDirectory.open(work.run(cell)).checkpoints).find_latest()
-    if path is None:
-        raise DataError(f"{work.run(cell)} has no checkpoint", fix="remove that folder, and it is pretrained again")
-    checkpoint = load_checkpoint(path, groups=("dense", "tables"))
-    model = _model(work, cell, cell.prepared)
-    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
-    return values, {"ranks": ranks, "parameters": parameters_of(model)}
+    trained = load_trained(find_checkpoint(fit.run.path))
+    features = {FEATURES: read_json(trained.path / FEATURES)}
+    kept = CheckpointStore(fit.run.path / "kept").save(fit.last_step(), trained.tensors, trained.state, features)
+    return fit.values() | {"metrics": ranking_metrics(ranks)}, {"ranks": ranks, CHECKPOINT: kept}
 
 
 def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
     """Fits one arm on so many examples and tests it once."""
-    started, protocol, config = time.perf_counter(), cell.protocol, cell.run_config()
-    arm, settings, device = str(protocol["arm"]), FitSettings.of(protocol), choose_device(machine.device)
-    if arm not in ARMS or protocol["vectors"] not in VECTORS:
-        raise UsageError(f"arm {arm}, vectors {protocol['vectors']}", allowed=f"{', '.join((*ARMS, *VECTORS))}")
-    torch.set_num_threads(machine.num_threads or usable_cores())
-    torch.use_deterministic_algorithms(device.type == "cpu")
-    sequences = open_task(work, cell, config)
-    split = split_examples(sequences)
-    parts = (sample(split.train, int(protocol["num_examples"]), cell.seed), split.validation, split.test)
-    runs = [Runs(sequences, part, config.model.tables, config.model.max_history) for part in parts]
-    # Tables move as much faster than the rest as they did in pretraining.
-    table_rate = config.optimizer.table_learning_rate / config.optimizer.dense_learning_rate
-    best, curves = Best(), []
-    for rate in settings.learning_rates:
-        answerer = _answerer(work, cell)
-        fit = ArmFit(answerer, settings, cell.seed, rate, device, table_rate)
-        best = fit.run(runs[0], runs[1], best, 1.0 if arm == "scratch" else PRETRAINED_RATE)
-        curves.append({"learning_rate": rate, "points": fit.curve})
-        say(f"{arm}, rate {rate}: log-loss {min(point['log_loss'] for point in fit.curve):.4f} on validation")
-    if not best.state:
+    started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
+    config = arm_config(work, cell)
+    source = open_examples(work, cell, config)
+    config, steps = _in_steps(config, source, settings, machine)
+    runs = [fit_arm(work, cell, config, source, steps, rate) for rate in settings.learning_rates]
+    best = min(runs, key=lambda run: run.validation.best_loss)
+    if best.validation.best_step is None:
         raise DataError(f"{cell.label}: no judgement was a number")
-    answerer = _answerer(work, cell).to(device)
-    answerer.load_state_dict(best.state)
-    metrics, arrays = judged(answers(answerer, runs[2], device), split)
+    trained = load_trained(find_checkpoint(best.run.path))
+    best.model.load_state_dict(trained.tensors["dense"] | trained.tensors["tables"])
+    hashing = config.model.tables
+    metrics, arrays = judged(answer(best.model, config.data.steps(source, hashing, config.seed, part="test")))
+    for run in runs:  # The best is what was tested; only a run that goes on needs more.
+        best_name = find_checkpoint(run.run.path).name
+        for path in [path for path in run.store.complete() if path.name != best_name]:
+            remove_directory(path)
     values = {
         "metrics": metrics,
-        "validation_log_loss": round(best.log_loss, 6),
-        "learning_rate": best.learning_rate,
-        "steps": best.step,
-        "epochs": round(best.step * settings.size_of_step(len(runs[0])) / len(runs[0]), 2),
-        "num_examples": len(parts[0]),
-        "curves": curves,
-        **facts_of(split),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "validation_log_loss": round(best.validation.best_loss, 6),
+        "learning_rate": best.config.optimizer.dense_learning_rate,
+        "steps": best.validation.best_step,
+        "epochs": round(best.validation.best_step / steps.plan.steps_per_epoch, 2),
+        "num_examples": len(Examples.of(steps)),
+        **facts_of(config.data, source, hashing),
+        "device": torch.cuda.get_device_name(best.device) if best.device.type == "cuda" else "cpu",
         "seconds": round(time.perf_counter() - started, 1),
     }
     return values, arrays
@@ -333,67 +155,141 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
 def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
     """Answers by the mean of the item, or of item and user: over so many examples, or over all that could be known."""
     del machine
-    started, sequences = time.perf_counter(), open_task(work, cell, cell.run_config())
-    split = split_examples(sequences)
-    known = [(False, sample(split.train, int(count), cell.seed)) for count in cell.protocol["sizes"]]
+    started, config = time.perf_counter(), cell.run_config()
+    data = _data(work, cell, config.model.max_history)
+    source, hashing = data.open(None), config.model.tables
+    test = Examples.of(data.steps(source, hashing, cell.seed, part="test"))
+    known = [
+        (False, Examples.of(dataclasses.replace(data, max_requests=count).steps(source, hashing, cell.seed)))
+        for count in cell.protocol["sizes"]
+    ]
+    everything = Examples.before_judging(work.dataset(cell), tuple(cell.protocol["actions"]))
     rows: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[Any]] = {}
-    for is_all, examples in [*known, (True, before_judging(sequences))]:
+    for is_all, examples in [*known, (True, everything)]:
         for with_users in (False, True):
-            means = additive_means(examples, sequences.item_ids, split.test, with_users=with_users)
-            metrics, arrays = judged(logit(means), split)
+            means = additive_means(examples, test, with_users=with_users)
+            answers = Answers(logit(means), test.users, test.items, {YES: test.labels.astype(np.int8)})
+            metrics, arrays = judged(answers)
             about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
             rows.append(about | {"metrics": metrics})
+    facts = facts_of(data, source, hashing)
     # The last of them knows most: its draws are kept, to compare others with it.
-    return {"means": rows, **facts_of(split), "seconds": round(time.perf_counter() - started, 1)}, arrays
+    return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
 
 
-def open_task(work: Work, cell: Cell, config: RunConfig) -> Sequences:
-    """The sequences of the whole dataset, whose `is_positive` are the answers, as the pretrained model reads them."""
-    actions = tuple(cell.protocol["actions"])
-    vocabulary = _vocabulary(work, str(cell.protocol["pretrained_on"]))
-    features = features_for(config)
-    return open_sequences(work.dataset(cell), actions, held_out=0, vocabulary=vocabulary, features=features).read()
+# ---- an arm ----
 
 
-def _answerer(work: Work, cell: Cell) -> Answerer:
-    """A fresh one: its head, and in the arm `scratch` its model, are drawn by the cell's seed."""
-    arm = str(cell.protocol["arm"])
-    torch.manual_seed(cell.seed)
-    model = _model(work, cell, str(cell.protocol["pretrained_on"]))
+def arm_config(work: Work, cell: Cell) -> RunConfig:
+    """The run of a cell's arm, but for its rate and the size of its steps."""
+    protocol, pretraining = cell.protocol, cell.run_config()
+    arm, start = str(protocol["arm"]), StartConfig()
+    if arm not in ARMS or protocol["vectors"] not in VECTORS:
+        raise UsageError(f"arm {arm}, vectors {protocol['vectors']}", allowed=f"{', '.join((*ARMS, *VECTORS))}")
     if arm != "scratch":
         result = work.find(cell.after) if cell.after is not None else None
         if result is None:
             raise DataError(f"{cell.label} has no pretrained model to begin with")
-        load_parameters(model, result.array("parameters"))
-    return Answerer(model, str(cell.protocol["vectors"]), is_frozen=arm == "frozen")
+        start = StartConfig(run=str(result.path / CHECKPOINT), prefix="pinfm.")
+    data = _data(work, cell, pretraining.model.max_history, int(protocol["num_examples"]))
+    return RunConfig(name=arm, data=data, model=_ranker(cell), start=start, seed=cell.seed)
 
 
-def _model(work: Work, cell: Cell, pretrained_on: str) -> PinFM:
-    model = build_model(cell.run_config().model, _vocabulary(work, pretrained_on))
-    if not isinstance(model, PinFM):
-        raise UsageError(f"{type(model).__name__} cannot be transferred", allowed="allowed: PinFM")
-    return model
+def _ranker(cell: Cell) -> RankerConfig:
+    """The model of pretraining with a head on it."""
+    model = cell.run_config().model
+    if not isinstance(model, PinFMConfig):
+        raise UsageError(f"{type(model).__name__} cannot be transferred", allowed="allowed: PinFMConfig")
+    head = HeadConfig(label=YES, reads=cell.protocol["vectors"])
+    return RankerConfig(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)}, head=head)
 
 
-def _vocabulary(work: Work, prepared: str) -> Vocabulary:
-    """The actions and surfaces that a model pretrained on a dataset knows."""
-    dataset = open_dataset(work.datasets / prepared, verify=False)
-    return Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
+def _data(work: Work, cell: Cell, max_history: int, num_examples: int = 0) -> RequestConfig:
+    train, judge = (str(task_dataset(work.dataset(cell), part)) for part in ("train", "judge"))
+    return RequestConfig(
+        dataset=train,
+        labels=(YES,),
+        max_history=max_history,
+        judged_on=judge,
+        validation_share=VALIDATION_USERS,
+        test_share=1.0 - VALIDATION_USERS,
+        max_requests=num_examples,
+        tokens_per_step=UNLIMITED,
+        window_buckets=64,
+    )
 
 
-def parameters_of(model: nn.Module) -> NDArray[np.float32]:
-    """All parameters end to end."""
-    flat = [parameter.detach().float().cpu().flatten() for parameter in model.parameters()]
-    return np.asarray(torch.cat(flat).numpy())
+def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
+    """The examples to train with, in the words of the dataset that was pretrained on, from scratch too."""
+    dataset = open_dataset(work.datasets / str(cell.protocol["pretrained_on"]), verify=False)
+    vocabulary = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
+    source: RequestSource = config.data.open(features_for(config), vocabulary=vocabulary)
+    return source
 
 
-@torch.no_grad()
-def load_parameters(model: nn.Module, flat: NDArray[np.float32]) -> None:
-    """Takes over what `parameters_of` gave of a model of the same config."""
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    if sum(sizes) != len(flat):
-        raise DataError(f"{len(flat):,} parameters for a model of {sum(sizes):,}")
-    pieces = torch.from_numpy(copy.copy(flat)).split(sizes)
-    for parameter, piece in zip(model.parameters(), pieces, strict=True):
-        parameter.copy_(piece.view_as(parameter))
+def _in_steps(
+    config: RunConfig, source: RequestSource, settings: FitSettings, machine: Machine
+) -> tuple[RunConfig, RequestSteps]:
+    """The run with steps of the size that the settings want, and these steps."""
+    in_one = config.data.steps(source, config.model.tables, config.seed)
+    wanted = settings.steps_of_pass(len(np.unique(Examples.of(in_one).users)))
+    # A plan leaves room for the longest request in every step: a whole history and its one candidate.
+    longest = config.model.max_history + 1
+    tokens = max(2 * longest, -(-in_one.plan.total_tokens // wanted) + longest)
+    data = dataclasses.replace(config.data, tokens_per_step=tokens)
+    steps = data.steps(source, config.model.tables, config.seed)
+    training = settings.training(steps.plan.steps_per_epoch, machine)
+    return dataclasses.replace(config, data=data, training=training), steps
+
+
+def fit_arm(
+    work: Work, cell: Cell, config: RunConfig, source: RequestSource, steps: RequestSteps, rate: float
+) -> Trainer:
+    """The run of an arm with one rate of the head, trained to its end."""
+    before, settings = cell.run_config().optimizer, FitSettings.of(cell.protocol)
+    optimizer = OptimizerConfig(
+        dense_learning_rate=rate,
+        # Tables move as much faster than the rest as they did in pretraining.
+        table_learning_rate=rate * before.table_learning_rate / before.dense_learning_rate,
+        warmup_steps=settings.least_steps,
+        final_share=1.0,
+        multipliers=RATES[config.name],
+    )
+    config = dataclasses.replace(config, optimizer=optimizer)
+    run = RunDirectory(work.run(cell) / f"rate-{rate:g}")
+    if not (run.path / "config.json").is_file():
+        run.write(config_to_json(config))
+    trainer = Trainer(config, run, source, steps=steps)
+    trainer.train(quiet=True)
+    say(f"{config.name}, rate {rate:g}: log-loss {trainer.validation.best_loss:.4f} on validation")
+    return trainer
+
+
+def judged(answers: Answers) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+    """(metrics on the test examples, the same over draws of test users), by name."""
+    logits, labels = answers.scores, answers.labels[YES] == 1
+    users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)
+    losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)
+    if np.isnan(within).all():
+        raise DataError("no test user has a yes and a no", allowed="needed: examples of both kinds to tell them apart")
+    draws = UserResamples(users, NUM_RESAMPLES)
+    over_draws = (draws.auc(logits, labels), draws.mean_of_users(within), draws.mean(losses))
+    return metrics_of(answers, YES), {
+        f"draws_{name}": np.asarray(values, dtype=np.float32)
+        for name, values in zip(METRICS, over_draws, strict=True)
+    }  # fmt: skip
+
+
+def facts_of(data: RequestConfig, source: RequestSource, hashing: HashConfig) -> Mapping[str, Any]:
+    """How many examples there are, and how many of them are yes."""
+    every = dataclasses.replace(data, max_requests=0)
+    parts: tuple[Part, ...] = ("train", "validation", "test")
+    train, validation, test = (Examples.of(every.steps(source, hashing, 0, part=part)) for part in parts)
+    return {
+        "num_train": len(train),
+        "num_validation": len(validation),
+        "num_test": len(test),
+        "num_test_users": len(np.unique(test.users)),
+        "share_yes": round(float(test.labels.mean()), 4) if len(test) else None,
+    }

@@ -185,6 +185,7 @@ def write_dataset(
     item_attributes: pa.Table | None = None,
     user_attributes: pa.Table | None = None,
     impressions: pa.Table | None = None,
+    requests: pa.Table | None = None,
     truth: Mapping[str, Any] | None = None,
     source: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -192,7 +193,9 @@ def write_dataset(
 
     `events` has the canonical columns in any order; ids, sort order, items, users and statistics are added here.
     Attribute tables carry a column `item` or `user`; with a column valid_from_ms (int64, ms UTC) an id may have several
-    rows, each of which holds until the next. `source` says where the events came from, in the manifest.
+    rows, each of which holds until the next. `requests` are labelled ones (`requests_schema` of data/labels.py), sorted
+    by (user_id, time_ms), where whoever asks knows the labels and no rule has to find them. `source` says where the
+    events came from, in the manifest.
     Users on the dataset's list of forgotten users are left out (see forgetting.py).
     A reader sees the old `latest` or the new one, never a part.
     """
@@ -222,6 +225,9 @@ def write_dataset(
     if impressions is not None:
         tables["impressions"] = shown_to_others(impressions, everyone, forgotten)
     layout = cut_buckets(numpy_column(completed, "user_id"), ROWS_PER_BUCKET)
+    if requests is not None:
+        tables["requests"] = without_forgotten(requests, forgotten)
+        layout = layout.with_rows("requests", numpy_column(tables["requests"], "user_id"))
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
     snapshot = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + _content_hash(tables, truth)[:8]

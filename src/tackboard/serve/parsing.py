@@ -29,11 +29,11 @@ from tackboard.serve.protocol import (
 )
 
 # What one callback reads at most: bytes, bytes of JSON, and an estimate of CPU time. The costs of a value in JSON, of a
-# bracket, a text, an event and a byte of a list were measured where cores are shared; alone they are about half.
+# bracket, a text, an event and a byte of a list are those of the slowest machine seen; most take half.
 _CHEAP_BODY_BYTES = 256 << 10
 _CHEAP_JSON_BYTES = 64 << 10
 _CHEAP_US = 2000.0
-_VALUE_US, _BRACKET_US, _TEXT_US, _EVENT_US, _LIST_BYTE_US = 0.15, 0.5, 1.0, 0.3, 0.7
+_VALUE_US, _BRACKET_US, _TEXT_US, _EVENT_US, _LIST_BYTE_US = 0.2, 0.5, 1.2, 0.9, 1.0
 _TIMEOUT = re.compile(rb'"timeout"\s*:\s*(\d{1,15})')
 
 

@@ -75,6 +75,15 @@ def test_result_is_kept_and_found(work: Work) -> None:
     assert work.find(VALIDATION) is None and work.find(dataclasses.replace(TEST, seed=2)) is None
 
 
+def test_a_folder_is_kept_as_a_folder(work: Work, tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000007"
+    folder.mkdir()
+    (folder / "dense.safetensors").write_bytes(b"numbers")
+    saved = work.save(TEST, {}, {"checkpoint": folder})
+    assert [path.name for path in (saved.path / "checkpoint").iterdir()] == ["dense.safetensors"]
+    assert (saved.path / "checkpoint" / "dense.safetensors").read_bytes() == b"numbers"
+
+
 def test_older_description_that_means_the_same_is_the_same_cell(work: Work) -> None:
     """A setting that an older version did not have counts as today's default, here and in the cell before."""
     older = TEST.describe()

@@ -13,8 +13,9 @@ from tackboard.bench.quality_data import find_bench
 from tackboard.bench.quality_plan import Context, Options, Plan, find_study
 from tackboard.bench.quality_report import charts, protocol
 from tackboard.bench.transfer import SIZES, compare_arms, measure
-from tackboard.bench.transfer_fit import ARMS, METRICS
+from tackboard.bench.transfer_fit import ARMS
 from tackboard.core.errors import UsageError
+from tackboard.evaluation.requests import METRICS
 from tackboard.events.dataset import open_dataset
 
 ENVIRONMENT = {"commit": "none"}
@@ -33,7 +34,7 @@ def plan_of(work: Work, study: str = "transfer", **options: Any) -> Plan:
 
 def test_arms_differ_in_nothing_but_where_they_begin(work: Work) -> None:
     plan = plan_of(work)
-    pretrained = [cell for cell in plan.cells if cell.stage == "transfer-pretrain"]
+    pretrained = [cell for cell in plan.cells if cell.stage == "pretrain"]
     assert [cell.seed for cell in pretrained] == [0, 1, 2]
     assert {cell.prepared for cell in pretrained} == {"ml-1m-file-first70"}
     arms = [cell for cell in plan.cells if cell.stage == "transfer"]

@@ -9,6 +9,7 @@ import pytest
 from tackboard.core import files
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.events.dataset import check_name, open_dataset, write_dataset
+from tackboard.events.forgetting import add_forgotten
 
 
 def events(num_rows: int = 4) -> pa.Table:
@@ -39,6 +40,18 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert dataset.read_truth() == {"seed": 1}
     assert dataset.read_impressions() is None
     assert dataset.manifest["source"] == {"kind": "test"}
+
+
+def test_labelled_requests_lie_in_the_buckets_of_their_users(tmp_path: Path) -> None:
+    one = pa.array([[1]] * 3)
+    requests = pa.table({"user_id": [0, 1, 1], "time_ms": [4000, 2000, 5000], "item_id": one, "label_save": one})
+    path = write_dataset(tmp_path, "log", events(), requests=requests)
+    dataset = open_dataset(path)
+    assert dataset.layout.rows_of("requests", 0) == (0, 3)
+    assert pq.read_table(path / "requests.parquet").to_pylist() == requests.to_pylist()
+    add_forgotten(tmp_path / "log", [0])
+    again = write_dataset(tmp_path, "log", events(), requests=requests)
+    assert pq.read_table(again / "requests.parquet")["user_id"].to_pylist() == [1, 1]
 
 
 def test_row_groups_and_string_types_are_as_documented(tmp_path: Path) -> None:
