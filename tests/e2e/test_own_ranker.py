@@ -95,6 +95,8 @@ def test_it_is_judged_on_requests_of_held_out_users(own: Path, tackboard: Callab
     assert all(0 <= row["auc"] <= 1 and row["log_loss"] > 0 for row in result["rows"])
     shown = tackboard("evaluate", "own-runs/latest", cwd=own)
     assert "click, item mean" in shown.out and "auc_within_users" in shown.out
+    refused = tackboard("evaluate", "own-runs/latest", "--filter-seen", cwd=own)
+    assert refused.code == 2 and "do not apply to a ranker" in refused.err and len(refused.err.splitlines()) <= 3
     elsewhere = tackboard("evaluate", "own-runs/latest", "--dataset", "datasets/tiny", "--json", cwd=own)
     assert json.loads(elsewhere.out)["num_users"] > result["num_users"], "of a dataset that is named, all users"
 

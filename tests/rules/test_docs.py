@@ -94,16 +94,20 @@ def pages_with_commands() -> list[object]:
     return parameters
 
 
-@pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_every_command_is_marked(path: Path) -> None:
-    for block in blocks_of(path.read_text(encoding="utf-8")):
-        where = f"{page_name(path)}:{block.line}"
-        assert block.language not in OTHER_SPELLINGS, f"{where}: write bash or python"
-        if block.language not in ("bash", "python"):
-            continue
-        assert block.mark in MARKS, f"{where}: the second word must be one of {MARKS}"
-        if block.mark == "dry":
-            assert "--dry-run" in block.text or "--help" in block.text, f"{where}: dry, but without --dry-run or --help"
+def test_every_command_is_marked() -> None:
+    wrong = []
+    for path in PAGES:
+        for block in blocks_of(path.read_text(encoding="utf-8")):
+            where = f"{page_name(path)}:{block.line}"
+            if block.language in OTHER_SPELLINGS:
+                wrong.append(f"{where}: write bash or python")
+            if block.language not in ("bash", "python"):
+                continue
+            if block.mark not in MARKS:
+                wrong.append(f"{where}: the second word must be one of {MARKS}")
+            if block.mark == "dry" and "--dry-run" not in block.text and "--help" not in block.text:
+                wrong.append(f"{where}: dry, but without --dry-run or --help")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_shown_blocks_are_counted() -> None:
@@ -158,27 +162,39 @@ def heading_anchors(markdown: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_relative_links_resolve(path: Path) -> None:
-    markdown = FENCE.sub("", path.read_text(encoding="utf-8"))
-    for groups in LINK.findall(markdown):
-        target = groups[0] or groups[1]
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        file = (path.parent / name).resolve() if name else path
-        assert file.exists(), f"{page_name(path)} links to {target}"
-        if anchor and file.suffix == ".md":
-            assert anchor in heading_anchors(file.read_text(encoding="utf-8")), f"{page_name(path)} links to {target}"
+def leads_nowhere(page: Path, target: str) -> bool:
+    """Whether a relative link of a page names no file, or no heading of it."""
+    name, _, anchor = target.partition("#")
+    file = (page.parent / name).resolve() if name else page
+    if not file.exists():
+        return True
+    return bool(anchor) and file.suffix == ".md" and anchor not in heading_anchors(file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", [page for page in PAGES if page.name != "log.md"], ids=page_name)
-def test_tests_that_a_page_names_exist(path: Path) -> None:
+def test_relative_links_resolve() -> None:
+    wrong = [
+        f"{page_name(path)} links to {target}"
+        for path in PAGES
+        for target in map("".join, LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8"))))
+        if not re.match(r"[a-z]+:", target) and leads_nowhere(path, target)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def is_missing(file: str, name: str) -> bool:
+    path = ROOT / file
+    return not path.is_file() or (bool(name) and f"def {name}(" not in path.read_text(encoding="utf-8"))
+
+
+def test_tests_that_pages_name_exist() -> None:
     """A promise names its test; the log may name tests that are gone."""
-    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", path.read_text(encoding="utf-8")):
-        assert (ROOT / file).is_file(), f"{page_name(path)} names {file}"
-        if name:
-            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{page_name(path)}: {file}::{name}"
+    wrong = [
+        f"{page_name(path)} names {file}::{name}"
+        for path in PAGES
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", path.read_text(encoding="utf-8"))
+        if path.name != "log.md" and is_missing(file, name)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_blocks_are_read_as_markdown_means_them() -> None:

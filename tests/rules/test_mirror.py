@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "tackboard"
 UNIT = ROOT / "tests" / "unit"
@@ -14,15 +12,15 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if 
 TESTS = sorted(path.relative_to(UNIT) for path in UNIT.rglob("test_*.py"))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_module_has_a_test(module: Path) -> None:
-    assert (UNIT / module.parent / f"test_{module.name}").is_file()
-
-
-@pytest.mark.parametrize("test", TESTS, ids=str)
-def test_unit_test_has_a_module(test: Path) -> None:
+def has_a_module(test: Path) -> bool:
     """`test_loader.py` and `test_loader_resume.py` both belong to `loader.py`."""
     folder = ROOT / test.parent if test.parts[0] == "scripts" else PACKAGE / test.parent
     name = test.stem.removeprefix("test_")
-    modules = [path.stem for path in folder.glob("*.py")]
-    assert any(name == module or name.startswith(module + "_") for module in modules)
+    return any(name == path.stem or name.startswith(path.stem + "_") for path in folder.glob("*.py"))
+
+
+def test_modules_have_tests_and_tests_have_modules() -> None:
+    without_test = [module for module in MODULES if not (UNIT / module.parent / f"test_{module.name}").is_file()]
+    assert not without_test, "no unit test: " + ", ".join(map(str, without_test))
+    without_module = [test for test in TESTS if not has_a_module(test)]
+    assert not without_module, "no module: " + ", ".join(map(str, without_module))

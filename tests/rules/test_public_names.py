@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "tackboard"
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc", "tools"}
 PACKAGES = sorted(
@@ -14,13 +12,13 @@ PACKAGES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_promised_names_exist(name: str) -> None:
-    module = importlib.import_module(name)
-    promised = getattr(module, "__all__", [])
-    assert len(set(promised)) == len(promised)
-    missing = [attribute for attribute in promised if not hasattr(module, attribute)]
-    assert not missing
+def test_promised_names_exist() -> None:
+    for name in PACKAGES:
+        module = importlib.import_module(name)
+        promised = getattr(module, "__all__", [])
+        assert len(set(promised)) == len(promised), name
+        missing = [attribute for attribute in promised if not hasattr(module, attribute)]
+        assert not missing, f"{name} lacks {missing}"
 
 
 def test_module_names_say_something() -> None:

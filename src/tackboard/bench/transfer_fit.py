@@ -202,7 +202,7 @@ def _ranker(cell: Cell) -> RankerConfig:
     if not isinstance(model, PinFMConfig):
         raise UsageError(f"{type(model).__name__} cannot be transferred", allowed="allowed: PinFMConfig")
     head = HeadConfig(label=YES, reads=cell.protocol["vectors"])
-    return RankerConfig(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)}, head=head)
+    return RankerConfig.on(model, head)
 
 
 def _data(work: Work, cell: Cell, max_history: int, num_examples: int = 0) -> RequestConfig:

@@ -22,7 +22,9 @@ def evaluate(
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
-    max_users: int | None = typer.Option(None, "--max-users", min=1, help="Rank only the first so many users."),
+    max_users: int | None = typer.Option(
+        None, "--max-users", min=1, help="Judge at most this many users; of a ranker, about this many requests."
+    ),
     code: Path | None = typer.Option(
         None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
     ),
@@ -93,6 +95,7 @@ def evaluate_run(
     from tackboard.checkpoint.store import find_checkpoint
     from tackboard.checkpoint.trained import STATE, load_trained
     from tackboard.core.documents import blaming
+    from tackboard.core.errors import UsageError
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
     from tackboard.core.progress import say
@@ -129,6 +132,11 @@ def evaluate_run(
         trained = source
         if dataset is not None:
             trained = config.data.open(lambda _: features, dataset=snapshot_path(trained_on), vocabulary=vocabulary)
+        if filter_seen is not None:
+            raise UsageError(
+                "--filter-seen and --keep-seen do not apply to a ranker, which scores the candidates of each request",
+                fix="leave the option out",
+            )
         result = _judge_requests(model, config, source, trained, max_users=max_users, quiet=quiet)
     else:
         result = _judge_rankings(model, config, source, filter_seen, max_users=max_users, quiet=quiet)
