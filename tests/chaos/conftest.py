@@ -17,8 +17,8 @@ import pytest
 
 from tackboard.checkpoint.store import load_checkpoint
 from tackboard.core.manifest import verify_manifest
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

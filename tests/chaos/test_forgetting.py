@@ -15,7 +15,7 @@ import pytest
 
 from tackboard.core.manifest import verify_manifest
 from tackboard.events.dataset import Dataset, open_dataset
-from tackboard.events.forgetting import read_forgotten, remains_in
+from tackboard.events.privacy.forgetting import read_forgotten, remains_in
 
 if TYPE_CHECKING:
     from conftest import Nursery, Outcome

@@ -23,8 +23,8 @@ from tackboard.core.locks import try_lock, wait_for_lock
 from tackboard.core.manifest import verify_manifest
 from tackboard.core.rundir import RunDirectory
 from tackboard.events.dataset import open_dataset
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent

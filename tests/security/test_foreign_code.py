@@ -131,7 +131,7 @@ def test_a_forged_bundle_executes_nothing(tackboard: Program, tmp_path: Path) ->
 
 
 def test_a_foreign_work_folder_of_the_bench_executes_nothing(tmp_path: Path) -> None:
-    from tackboard.bench.quality_cells import Cell, Work
+    from tackboard.bench.quality.cells import Cell, Work
 
     description, canary = evil_description(tmp_path)
     state = json.loads((GOLDEN / "checkpoint-v1" / "state.json").read_text())

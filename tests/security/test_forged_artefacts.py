@@ -34,8 +34,8 @@ from tackboard.data.request_loader import RequestConfig, RequestSource, RequestS
 from tackboard.data.requests import read_labels
 from tackboard.data.source import load_sequences, open_sequences, snapshot_path
 from tackboard.evaluation.truth import oracle
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 from tackboard.export.exporter import export_bundle
 from tackboard.scoring.scorer import Scorer
 from tackboard.serve.model import ServedModel

@@ -15,8 +15,8 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.cli.verify import verify
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.manifest import MANIFEST, write_manifest
+from tackboard.events.checks.quality import check_dataset
 from tackboard.events.dataset import open_dataset
-from tackboard.events.quality import check_dataset
 from tackboard.scoring.scorer import Scorer
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from tackboard.core import keyed_random
-from tackboard.events.forgetting import user_ids_of
+from tackboard.events.privacy.forgetting import user_ids_of
 from tackboard.events.sequence_store import create_store
 from tackboard.scoring.client import ScoringClient
 

@@ -230,8 +230,8 @@ def labelled_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tackboard.data.labels import Label, LabelConfig
     from tackboard.data.requests import label_dataset
     from tackboard.events.dataset import open_dataset
-    from tackboard.events.world_config import WorldConfig
-    from tackboard.events.world_dataset import write_world
+    from tackboard.events.synthetic.world_config import WorldConfig
+    from tackboard.events.synthetic.world_dataset import write_world
 
     root = tmp_path_factory.mktemp("labelled")
     world = WorldConfig(num_users=60, num_items=40, num_topics=4, median_events=10.0, max_events=30)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tackboard.batch import HashConfig, SequenceBatch
-from tackboard.bench.loader_data import write_made_up
+from tackboard.bench.loader.data import write_made_up
 from tackboard.bench.turns import Neighbours, take_turns
 from tackboard.core.vocabulary import DEFAULT_READS
 from tackboard.data.loader import DataConfig, TrainingSteps

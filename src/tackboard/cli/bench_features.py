@@ -17,7 +17,7 @@ def bench_features(
     """Measure 40 features in batch and online, against hand-written Polars, pandas and Feast (make rivals)."""
     import tempfile
 
-    from tackboard.bench.features import measure, table_lines, write_result
+    from tackboard.bench.features.run import measure, table_lines, write_result
     from tackboard.core.progress import say
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:

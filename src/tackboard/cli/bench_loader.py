@@ -19,8 +19,8 @@ def bench_loader(
     """Measure examples per CPU-second and memory of reading training batches, against three others (make rivals)."""
     import tempfile
 
-    from tackboard.bench.loader import measure
-    from tackboard.bench.loader_report import table_lines, write_result
+    from tackboard.bench.loader.report import table_lines, write_result
+    from tackboard.bench.loader.run import measure
     from tackboard.core.progress import say
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:

@@ -34,9 +34,9 @@ def bench_quality(
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
     """Rank the held-out events of a public dataset: PinFM, SASRec, HSTU, baselines; beside published figures."""
-    from tackboard.bench.quality import measure
-    from tackboard.bench.quality_plan import Options
-    from tackboard.bench.quality_report import table_lines, write_result
+    from tackboard.bench.quality.plan import Options
+    from tackboard.bench.quality.report import table_lines, write_result
+    from tackboard.bench.quality.run import measure
     from tackboard.core.errors import EXIT_BUG, Preempted
     from tackboard.core.progress import say
 

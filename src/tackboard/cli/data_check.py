@@ -21,7 +21,7 @@ def data_check(
     import dataclasses
 
     from tackboard.core.errors import DataError, counted
-    from tackboard.events.quality import check_dataset
+    from tackboard.events.checks.quality import check_dataset
 
     report = check_dataset(dataset, max_user_share=max_user_share)
     if json_output:

@@ -22,9 +22,9 @@ def data_drift(
     import dataclasses
 
     from tackboard.core.errors import DataError
+    from tackboard.events.checks.drift import measure_drift
+    from tackboard.events.checks.measures import Slice, parse_range
     from tackboard.events.dataset import open_dataset
-    from tackboard.events.drift import measure_drift
-    from tackboard.events.measures import Slice, parse_range
 
     first, second = parse_range(old_range), parse_range(new_range)
     drift = measure_drift(Slice(open_dataset(old), *first), Slice(open_dataset(new), *second))

@@ -21,7 +21,7 @@ def data_forget(
 
     from tackboard.core.errors import UsageError, counted
     from tackboard.core.progress import say
-    from tackboard.events.forgetting import dataset_folder, forget_users, user_ids_of
+    from tackboard.events.privacy.forgetting import dataset_folder, forget_users, user_ids_of
 
     words = [name for word in user for name in (sys.stdin.read().splitlines() if word == "-" else [word])]
     names = list(dict.fromkeys(name.strip() for name in words if name.strip()))

@@ -21,9 +21,9 @@ def data_retain(
     import dataclasses
 
     from tackboard.core.errors import counted
-    from tackboard.events import retention
     from tackboard.events.dataset import open_dataset
-    from tackboard.events.forgetting import dataset_folder
+    from tackboard.events.privacy import retention
+    from tackboard.events.privacy.forgetting import dataset_folder
 
     folder = dataset_folder(dataset)
     if prune:

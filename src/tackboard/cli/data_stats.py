@@ -17,9 +17,9 @@ def data_stats(
 ) -> None:
     """Describe a dataset: events over time, users, items, gaps, lateness, labels, sizes on disk."""
     from tackboard.core.files import write_text_atomic, writing
+    from tackboard.events.checks.profile import profile
+    from tackboard.events.checks.stats_page import lines, render
     from tackboard.events.dataset import open_dataset
-    from tackboard.events.profile import profile
-    from tackboard.events.stats_page import lines, render
 
     result = profile(open_dataset(dataset))
     if out is not None:

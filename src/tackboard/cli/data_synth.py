@@ -21,8 +21,8 @@ def data_synth(
 
     from tackboard.core.config import apply_overrides
     from tackboard.events.dataset import check_name, open_dataset
-    from tackboard.events.world_config import load_world_config
-    from tackboard.events.world_dataset import write_world
+    from tackboard.events.synthetic.world_config import load_world_config
+    from tackboard.events.synthetic.world_dataset import write_world
 
     config = apply_overrides(load_world_config(world), set_ or [])
     if seed is not None:

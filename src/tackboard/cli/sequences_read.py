@@ -22,7 +22,7 @@ def sequences_read(
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object: the columns."),
 ) -> None:
     """Show a user's events, oldest first. A user who is not known has none."""
-    from tackboard.events.forgetting import user_ids_of
+    from tackboard.events.privacy.forgetting import user_ids_of
     from tackboard.events.sequence_store import open_store
 
     names = None if fields is None else [name.strip() for name in fields.split(",") if name.strip()]

@@ -87,7 +87,7 @@ def train(
 def _warn_of_forgotten(snapshot: Path) -> None:
     """Says so where a snapshot still holds users who were to be forgotten."""
     from tackboard.core.progress import say
-    from tackboard.events.forgetting import read_forgotten, remains_in
+    from tackboard.events.privacy.forgetting import read_forgotten, remains_in
 
     held = remains_in(snapshot, read_forgotten(snapshot.resolve().parent))
     if held.num_users:

@@ -26,11 +26,11 @@ from tackboard.core.errors import DataError
 from tackboard.core.files import reach, write_json_atomic
 from tackboard.core.progress import Progress
 from tackboard.data.labels import Counts, Label, LabelConfig, LabelCounts, label_bucket, requests_schema
+from tackboard.events.checks.measures import newest_time
 from tackboard.events.dataset import EVENTS, REQUESTS, Dataset
 from tackboard.events.impressions import IMPRESSIONS, Impressions, check_action, open_impressions
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import Layout
-from tackboard.events.measures import newest_time
 from tackboard.events.staging import check_newest, derive_snapshot
 
 LABELS = "labels.json"

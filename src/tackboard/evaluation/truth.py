@@ -11,8 +11,8 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.data.sequences import Sequences
 from tackboard.evaluation.ranking import ScoreUsers
 from tackboard.events.dataset import TRUTH
-from tackboard.events.oracle import oracle_item_ids, oracle_scores
-from tackboard.events.world_config import WorldConfig
+from tackboard.events.synthetic.oracle import oracle_item_ids, oracle_scores
+from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.features.tables import find_ids
 
 

@@ -38,9 +38,15 @@ from tackboard.core.files import new_directory, remove_leftovers, write_json_ato
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.core.progress import say
 from tackboard.events.entities import entity_table, split_versions
-from tackboard.events.forgetting import promote, read_forgotten, refuse_dangling, shown_to_others, without_forgotten
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
+from tackboard.events.privacy.forgetting import (
+    promote,
+    read_forgotten,
+    refuse_dangling,
+    shown_to_others,
+    without_forgotten,
+)
 from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import FIELDS as STATISTICS
 from tackboard.events.statistics import OPTIONAL_FIELDS as OPTIONAL_STATISTICS

@@ -27,9 +27,9 @@ from tackboard.events.columns import Ids, Place, parse_ids, parse_names, parse_p
 from tackboard.events.dataset import check_place, write_dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.fields import check_field_name, parse_contexts, parse_field
-from tackboard.events.forgetting import Forgotten, read_forgotten
 from tackboard.events.impressions import parse_impressions, with_ids
 from tackboard.events.logs import Log, find_logs, read_log
+from tackboard.events.privacy.forgetting import Forgotten, read_forgotten
 from tackboard.events.schema import NAMES, encode, ids_of, numpy_column
 from tackboard.events.tabular import Rows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times

@@ -21,7 +21,7 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import new_directory, remove_leftovers
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.events.dataset import KIND, LATEST, Dataset
-from tackboard.events.forgetting import promote, read_forgotten, require_clean
+from tackboard.events.privacy.forgetting import promote, read_forgotten, require_clean
 
 USERS = "users.parquet"
 _OWN_KEYS = ("kind", "format_version", "files", "sha256_of_the_above")

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tackboard.bench import features
-from tackboard.bench.features_compare import differences
-from tackboard.bench.features_data import QUICK, batch_world, online_world, read_table
-from tackboard.bench.loader import Entry, Runner
-from tackboard.bench.loader_check import Reference
-from tackboard.bench.loader_data import POSITIVE, Setting, prepare, write_made_up
-from tackboard.bench.quality_data import BENCHES
+from tackboard.bench.features import run as features
+from tackboard.bench.features.compare import differences
+from tackboard.bench.features.data import QUICK, batch_world, online_world, read_table
+from tackboard.bench.loader.check import Reference
+from tackboard.bench.loader.data import POSITIVE, Setting, prepare, write_made_up
+from tackboard.bench.loader.run import Entry, Runner
+from tackboard.bench.quality.data import BENCHES
 from tackboard.events.dataset import write_dataset
 from tackboard.events.public import listing
 from tackboard.events.public.publisher import Counts, canonical_events
@@ -44,7 +44,7 @@ def compute(name: str, part: str, worlds: Path, python: Path) -> list[Path]:
     paths = [folder / f"{name}_{part}_{kind}.arrow" for kind in ("requests", "rows")]
     if not all(path.exists() for path in paths):
         done = subprocess.run(
-            [str(python), "-m", "tackboard.bench.features_rival", name, part, str(folder), "1"],
+            [str(python), "-m", "tackboard.bench.features.rival", name, part, str(folder), "1"],
             env={**os.environ, "PYTHONPATH": str(features.ROOT / "src"), "PYTHONWARNINGS": "ignore"},
             capture_output=True,
             text=True,

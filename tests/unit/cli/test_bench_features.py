@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tackboard.bench import features
+from tackboard.bench.features import run as features
 from tackboard.cli.bench_features import bench_features
 
 app = typer.Typer()

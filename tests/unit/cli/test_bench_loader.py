@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tackboard.bench import loader, loader_report
+from tackboard.bench.loader import report as loader_report
+from tackboard.bench.loader import run as loader
 from tackboard.cli.bench_loader import bench_loader
 
 app = typer.Typer()

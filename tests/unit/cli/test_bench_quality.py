@@ -9,8 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tackboard.bench import quality, quality_report
-from tackboard.bench.quality_plan import Options
+from tackboard.bench.quality import report as quality_report
+from tackboard.bench.quality import run as quality
+from tackboard.bench.quality.plan import Options
 from tackboard.cli.bench_quality import bench_quality
 
 app = typer.Typer()

@@ -10,7 +10,7 @@ import pytest
 
 from tackboard.cli.data_forget import _without_password
 from tackboard.core.hashing import string_id
-from tackboard.events.forgetting import read_forgotten
+from tackboard.events.privacy.forgetting import read_forgotten
 from tackboard.events.sequence_store import create_store, open_store
 
 Program = Callable[..., Any]

@@ -10,8 +10,8 @@ import pytest
 
 from tackboard.data.requests import read_requests
 from tackboard.events.dataset import open_dataset
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 
 Program = Callable[..., Any]
 

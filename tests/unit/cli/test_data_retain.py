@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tackboard.events.dataset import open_dataset
-from tackboard.events.forgetting import add_forgotten
+from tackboard.events.privacy.forgetting import add_forgotten
 
 Program = Callable[..., Any]
 DAY_MS = 86_400_000

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from tackboard.cli.init import init
 from tackboard.core.errors import DataError, UsageError
 from tackboard.events.dataset import open_dataset
-from tackboard.events.forgetting import add_forgotten, user_ids_of
+from tackboard.events.privacy.forgetting import add_forgotten, user_ids_of
 
 app = typer.Typer()
 app.command()(init)

@@ -16,7 +16,7 @@ from tackboard.core.rundir import RunDirectory
 from tackboard.data import index
 from tackboard.data.source import SequenceSource
 from tackboard.events.dataset import INDEX
-from tackboard.events.forgetting import add_forgotten
+from tackboard.events.privacy.forgetting import add_forgotten
 from tackboard.train.config import RunConfig, config_from_json
 from tackboard.train.trainer import Trainer
 

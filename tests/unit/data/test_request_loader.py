@@ -19,8 +19,8 @@ from tackboard.data.labels import Label, LabelConfig
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps, count_tokens
 from tackboard.data.requests import label_dataset
 from tackboard.events.dataset import open_dataset, write_dataset
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Context, Events, Int, Item, Request
 from tackboard.features.standard import standard_features

@@ -26,8 +26,8 @@ from tackboard.data.requests import REQUESTS, Labelled, label_dataset, read_labe
 from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.staging import derive_snapshot
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 
 CONFIG = LabelConfig(labels=(Label("click", 1_800_000), Label("save", 7 * 86_400_000)))
 WORLD = WorldConfig(num_users=40, num_items=80, num_topics=5, median_events=12.0, max_events=30)

@@ -11,9 +11,9 @@ import pytest
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences
 from tackboard.evaluation.truth import oracle
-from tackboard.events.oracle import oracle_item_ids, oracle_scores
-from tackboard.events.world_config import WorldConfig
-from tackboard.events.world_dataset import write_world
+from tackboard.events.synthetic.oracle import oracle_item_ids, oracle_scores
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
 
 WORLD = WorldConfig(num_users=8, num_items=30, num_topics=4, median_events=8.0, max_events=15)
 

@@ -9,7 +9,7 @@ import pytest
 from tackboard.core import files
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.events.dataset import check_name, open_dataset, write_dataset
-from tackboard.events.forgetting import add_forgotten
+from tackboard.events.privacy.forgetting import add_forgotten
 
 
 def events(num_rows: int = 4) -> pa.Table:

@@ -9,8 +9,8 @@ import pytest
 
 from tackboard.core.errors import DataError, UsageError
 from tackboard.events.dataset import open_dataset
-from tackboard.events.forgetting import add_forgotten, user_ids_of
 from tackboard.events.importer import ImportConfig, import_log
+from tackboard.events.privacy.forgetting import add_forgotten, user_ids_of
 
 LOG = "who,what,when,call\nann,lamp,2024-05-01T10:00:20Z,r1\nbob,sofa,2024-05-01T10:02:00Z,r2\n"
 SHOWN = (

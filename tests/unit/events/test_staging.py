@@ -14,7 +14,7 @@ from tackboard.core import files
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.manifest import verify_manifest
 from tackboard.events.dataset import open_dataset
-from tackboard.events.forgetting import add_forgotten
+from tackboard.events.privacy.forgetting import add_forgotten
 from tackboard.events.staging import check_newest, derive_snapshot
 
 EVENTS = [(user, item, "click", "home", 1000 * item) for user in range(3) for item in range(4)]

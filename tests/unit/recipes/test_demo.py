@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tackboard.events.world_config import ACTIONS, load_world_config
+from tackboard.events.synthetic.world_config import ACTIONS, load_world_config
 from tackboard.recipes.demo import demo
 from tackboard.train.config import config_from_json, config_to_json
 

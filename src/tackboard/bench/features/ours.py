@@ -1,0 +1,103 @@
+"""Our own side of `tackboard bench features`: the feature set of `set.py` through both executors.
+
+In: the tables of `data.py`. Out: a column per feature, a value per request or per candidate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tackboard.bench.features.data import World
+from tackboard.bench.features.set import features
+from tackboard.features.arrow import from_arrow, to_table
+from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.column import Column
+from tackboard.features.online_executor import OnlineExecutor
+from tackboard.features.tables import EntityTable, EventTable
+from tackboard.features.types import STRING, TIME
+
+Answer = dict[str, Column]
+
+
+def split(answer: Answer) -> tuple[pa.Table, pa.Table]:
+    """The features of requests and those of candidates, as Arrow tables."""
+    levels = {feature.name: feature.level for feature in features.features()}
+    rows = {name: column for name, column in answer.items() if levels[name] == "candidate"}
+    return to_table({name: column for name, column in answer.items() if name not in rows}), to_table(rows)
+
+
+class Batch:
+    """Many requests with few candidates each."""
+
+    def __init__(self, world: World) -> None:
+        plan = features.plan
+        self.events = EventTable.from_arrow(world.events, plan)
+        self.users = EntityTable.from_arrow(world.users, "user", plan)
+        self.items = EntityTable.from_arrow(world.items, "item", plan)
+        self.rows = Rows(
+            user_ids=world.requests["user_id"].to_numpy(),
+            request_ms=world.requests["request_ms"].to_numpy(),
+            item_ids=world.rows["item_id"].to_numpy(),
+            request_of=world.rows["request"].to_numpy(),
+            context={"device": from_arrow(world.requests["device"], STRING)},
+        )
+
+    def compute(self) -> Answer:
+        """All features. This is what is timed.
+
+        With an executor of its own, because an executor keeps what it computed for each item.
+        """
+        executor = BatchExecutor(features.plan, events=self.events, users=self.users, items=self.items)
+        return executor.compute(self.rows)
+
+    to_arrow = staticmethod(split)
+
+
+class Online:
+    """One request at a time, with the user's events and attributes; with those of the items unless `prepared`.
+
+    If `prepared`, the items lie in memory, and the executor computes what depends on an item alone when it is made.
+    """
+
+    def __init__(self, world: World, *, prepared: bool) -> None:
+        plan = features.plan
+        items = EntityTable.from_arrow(world.items, "item", plan)
+        self.executor = OnlineExecutor(plan, items=items if prepared else None)
+        events = EventTable.from_arrow(world.events, plan)
+        users = EntityTable.from_arrow(world.users, "user", plan)
+        devices = from_arrow(world.requests["device"], STRING)
+        starts = np.searchsorted(world.rows["request"].to_numpy(), np.arange(world.requests.num_rows + 1))
+        self.requests: list[dict[str, Any]] = []
+        for number, (user_id, request_ms) in enumerate(
+            zip(world.requests["user_id"].to_pylist(), world.requests["request_ms"].to_pylist(), strict=True)
+        ):
+            owner = int(events.owners_of(np.array([user_id]))[0])
+            history = events.slice(owner, owner + 1)
+            of_user = users.lookup(np.array([user_id]), None)
+            item_ids = world.rows["item_id"].to_numpy()[starts[number] : starts[number + 1]]
+            request = {
+                "history": {**history.columns, "time": Column(TIME, history.times)},
+                "request_ms": request_ms,
+                "user_id": user_id,
+                "item_ids": item_ids,
+                "user": {name: of_user(name, None) for name in users.columns},
+                "context": {"device": devices.take(np.array([number]))},
+            }
+            if not prepared:
+                of_items = items.lookup(item_ids, None)
+                request["item"] = {name: _as_sent(of_items(name, None)) for name in items.columns}
+            self.requests.append(request)
+
+    def compute(self, number: int) -> Answer:
+        """All features of one request. This is what is timed."""
+        return self.executor.compute(**self.requests[number])
+
+    to_arrow = staticmethod(split)
+
+
+def _as_sent(column: Column) -> Column:
+    """A column as a request brings it: of strings, only those that occur in it."""
+    return column if column.dictionary is None else Column.of(column.type, column.to_pylist())

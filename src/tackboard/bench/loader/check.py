@@ -1,0 +1,102 @@
+"""Whether a contender of `tackboard bench loader` gives the batches that ours gives.
+
+In: what `rival` wrote of an epoch, and the dataset. Out: sentences that say what differs, none where all is the
+same: every training segment once and no other, and in the batches kept every tensor, bit for bit, as `make_batch` makes
+it of the same segments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.bench.loader.data import Setting
+from tackboard.core.hashing import mix64
+
+HISTORY_COLUMNS = ("action", "surface", "time")
+
+
+def batch_arrays(batch: Any) -> dict[str, NDArray[Any]]:
+    """Every tensor of a batch by name; those in a dictionary as field/name."""
+    arrays = {}
+    for field in dataclasses.fields(batch):
+        value = getattr(batch, field.name)
+        for name, tensor in value.items() if isinstance(value, dict) else [("", value)]:
+            arrays[f"{field.name}/{name}" if name else field.name] = tensor.numpy()
+    return arrays
+
+
+def digests(
+    users: NDArray[np.int64], offsets: NDArray[np.int64], columns: dict[str, NDArray[Any]]
+) -> NDArray[np.uint64]:
+    """A number for each segment [B]: of its user and of all that is known of its events, in their order."""
+    state = np.zeros(int(offsets[-1]), dtype=np.uint64)
+    for seed, name in enumerate(("item", *HISTORY_COLUMNS, "is_positive")):
+        state = mix64(state + mix64(columns[name].astype(np.int64), seed), seed)
+    lengths = np.diff(offsets)
+    place = np.arange(len(state)) - np.repeat(offsets[:-1], lengths)
+    state = mix64(state + mix64(place, 5), 6)
+    return np.add.reduceat(state, offsets[:-1]) + mix64(users, 7)
+
+
+def digests_of_batch(batch: Any) -> NDArray[np.uint64]:
+    """The digests of the segments of a batch."""
+    columns = {name: batch.columns[name].numpy() for name in HISTORY_COLUMNS}
+    columns |= {"item": batch.item_ids[batch.items].numpy(), "is_positive": batch.is_positive.numpy()}
+    return digests(batch.users.numpy(), batch.offsets.numpy(), columns)
+
+
+class Reference:
+    """All segments of a dataset with their digests, in memory."""
+
+    def __init__(self, setting: Setting) -> None:
+        from tackboard.data.index import index_training
+        from tackboard.data.plan import cut_segments
+        from tackboard.features.column import offsets_of, ranges
+
+        source = setting.open()
+        self.setting = setting
+        self.frequencies = index_training(source, setting.max_length).frequencies
+        self.sequences = source.read()
+        begins, ends = self.sequences.offsets[:-1], self.sequences.train_ends
+        segments = cut_segments(begins, ends, setting.max_length)
+        fields = dict(self.sequences.histories(segments.starts, segments.lengths).fields or {})
+        columns = {name: fields[name].values for name in ("item", *HISTORY_COLUMNS)}
+        columns["is_positive"] = self.sequences.is_positive[ranges(segments.starts, segments.lengths)]
+        found = digests(self.sequences.user_ids[segments.users], offsets_of(segments.lengths), columns)
+        order = np.argsort(found)
+        self.digests = found[order]
+        self.segments = segments.take(order)
+
+    def differences(self, path: Path) -> list[str]:
+        """What differs in the epoch of which `path` tells."""
+        with np.load(path) as told:
+            if not np.array_equal(told["digests"], self.digests):
+                missing = len(np.setdiff1d(self.digests, told["digests"]))
+                return [
+                    f"{len(told['digests'])} segments instead of {len(self.digests)}; {missing} of ours are not there"
+                ]
+            numbers = sorted({name.partition("/")[0] for name in told.files if "/" in name})
+            return [sentence for number in numbers for sentence in self._compare(number, told)]
+
+    def _compare(self, number: str, told: Any) -> list[str]:
+        from tackboard.data.loader import stored_batch
+
+        chosen = self.segments.take(np.searchsorted(self.digests, told[f"{number}/digests"]))
+        ours = batch_arrays(
+            stored_batch(
+                self.sequences, chosen.users, chosen.starts, chosen.lengths, self.setting.hashing, self.frequencies
+            )
+        )
+        names = {name.partition("/")[2] for name in told.files if name.startswith(f"{number}/")} - {"digests"}
+        if names != set(ours):
+            return [f"batch {number} has {', '.join(sorted(names ^ set(ours)))} on one side only"]
+        return [
+            f"batch {number}: {name} differs"
+            for name, array in ours.items()
+            if (theirs := told[f"{number}/{name}"]).dtype != array.dtype or not np.array_equal(theirs, array)
+        ]

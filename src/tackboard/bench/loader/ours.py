@@ -1,0 +1,124 @@
+"""Our side of `tackboard bench loader`: the loader of training, and the steps of the ladder that led to it.
+
+memory    the whole dataset in memory, every batch by `make_batch`: the slow twin
+streamed  a window of buckets at a time, every batch by `make_batch`
+columns   the columns of the history computed once per window; distinct items of a batch by sorting its events
+product   distinct items of a batch by a scratch table: what training uses
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch import SequenceBatch, item_rows
+from tackboard.batch.builder import feature_tensor
+from tackboard.bench.loader.data import Setting
+from tackboard.core import keyed_random
+from tackboard.data.loader import TrainingSteps, stored_batch
+from tackboard.data.plan import Segments, cut_segments
+from tackboard.data.sequences import Sequences
+from tackboard.features.column import offsets_of, ranges
+
+VARIANTS = ("memory", "streamed", "columns", "product")
+
+
+class Contender:
+    """See `rival`."""
+
+    def __init__(self, folder: Path, variant: str) -> None:
+        setting = Setting.read(folder)
+        kind = {"streamed": StreamedSteps, "columns": ColumnSteps}.get(variant, TrainingSteps)
+        self.setting = setting
+        self._steps = kind(setting.open(), setting.config, setting.hashing, setting.seed)
+        self._sequences = self._steps.source.read() if variant == "memory" else None
+
+    def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
+        """The batches of an epoch."""
+        if self._sequences is not None:
+            return self._in_memory(self._sequences, number)
+        steps = range(self._steps.plan.first_step(number), self._steps.plan.first_step(number + 1))
+        return (batch for _, batch in self._steps.iterate(steps, num_workers))
+
+    def _in_memory(self, sequences: Sequences, epoch: int) -> Iterator[SequenceBatch]:
+        segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.setting.max_length)
+        segments = segments.take(keyed_random.permutation(len(segments.starts), self.setting.seed, epoch))
+        per_epoch = self._steps.plan.steps_per_epoch
+        cuts = np.arange(per_epoch + 1) * (self._steps.plan.total_tokens / per_epoch)
+        bounds = np.searchsorted(offsets_of(segments.lengths)[:-1], cuts)
+        for first, last in itertools.pairwise(bounds.tolist()):
+            part = segments.take(np.arange(first, last))
+            yield stored_batch(
+                sequences, part.users, part.starts, part.lengths, self.setting.hashing, self._steps.index.frequencies
+            )
+
+
+class PlainWindow:
+    """A window whose batches are made from nothing, each by itself."""
+
+    def __init__(
+        self, sequences: Sequences, segments: Segments, bounds: NDArray[np.int64], steps: TrainingSteps
+    ) -> None:
+        self._sequences, self._segments, self._bounds, self._steps = sequences, segments, bounds, steps
+
+    def batch(self, place: int) -> SequenceBatch:
+        """See `Window.batch`."""
+        part = self._segments.take(np.arange(self._bounds[place], self._bounds[place + 1]))
+        hashing, frequencies = self._steps.hashing, self._steps.index.frequencies
+        return stored_batch(self._sequences, part.users, part.starts, part.lengths, hashing, frequencies)
+
+
+class StreamedSteps(TrainingSteps):
+    """Windows from disk, and nothing computed once for a window."""
+
+    kind: type[PlainWindow | ColumnWindow] = PlainWindow
+
+    def load_window(self, epoch: int, number: int) -> PlainWindow | ColumnWindow:
+        """The window, its segments in the order of the epoch."""
+        sequences = self.source.read(self.plan.buckets_of(epoch, number))
+        segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)
+        order, bounds = self.plan.deal(epoch, number, segments.lengths)
+        return self.kind(sequences, segments.take(order), bounds, self)
+
+
+class ColumnWindow:
+    """A window with its columns ready; distinct items are found by sorting, and hashed, in each batch."""
+
+    def __init__(
+        self, sequences: Sequences, segments: Segments, bounds: NDArray[np.int64], steps: TrainingSteps
+    ) -> None:
+        events = ranges(segments.starts, segments.lengths)
+        fields = sequences.histories(segments.starts, segments.lengths).fields or {}
+        self._columns = {name: feature_tensor(field) for name, field in fields.items()}
+        self._is_positive = torch.from_numpy(sequences.is_positive[events])
+        self._users = torch.from_numpy(sequences.user_ids[segments.users])
+        self._offsets, self._bounds, self._steps = offsets_of(segments.lengths), bounds, steps
+
+    def batch(self, place: int) -> SequenceBatch:
+        """See `Window.batch`."""
+        begin, end = int(self._bounds[place]), int(self._bounds[place + 1])
+        first, last = int(self._offsets[begin]), int(self._offsets[end])
+        columns = {name: values[first:last].clone() for name, values in self._columns.items()}
+        distinct, items = np.unique(columns.pop("item").numpy(), return_inverse=True)
+        return SequenceBatch(
+            offsets=torch.from_numpy(self._offsets[begin : end + 1] - first),
+            users=self._users[begin:end].clone(),
+            items=torch.from_numpy(items.astype(np.int64, copy=False)),
+            columns=columns,
+            request={},
+            is_positive=self._is_positive[first:last].clone(),
+            item_ids=torch.from_numpy(distinct),
+            item_rows=item_rows(distinct, self._steps.hashing),
+            item_log_q=torch.from_numpy(self._steps.index.frequencies.log_share(distinct)),
+        )
+
+
+class ColumnSteps(StreamedSteps):
+    """Windows from disk, their columns computed once."""
+
+    kind = ColumnWindow

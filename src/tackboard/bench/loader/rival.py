@@ -1,0 +1,135 @@
+"""Runs one contender of `tackboard bench loader` in a process of its own.
+
+    python -m tackboard.bench.loader.rival arrow events FOLDER speed,check
+
+In: a contender, its variant, the folder that `data.prepare` wrote, and tasks. Out: one JSON object as the last
+line. A contender is a module with a class `Contender(folder, variant)`, whose `epoch(number, num_workers)` gives the
+batches of an epoch as `SequenceBatch`. Tasks:
+
+    speed      CPU seconds of all processes for whole epochs, after one that is not counted
+    check      what is in the batches: a digest of every segment, and some batches whole, in NAME_VARIANT_check.npz
+    memory     one epoch; memory is looked at from outside, see `ask` in core/processes.py
+    workers2   one epoch prepared by two workers, on the clock, their start included; workers0 the same without
+
+Decided: what a contender does before its first epoch (opening, our pass over the dataset for the index, starting Ray)
+is reported as its own number, since it is paid once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.processes import own_cpu_seconds, pss_bytes
+
+MODULES = {
+    "tackboard": "tackboard.bench.loader.ours",
+    "arrow": "tackboard.bench.loader.arrow",
+    "hugging_face": "tackboard.bench.loader.hugging_face",
+    "ray": "tackboard.bench.loader.ray",
+}
+LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data"), "arrow": ("pandas",)}
+"""What a contender loads beside torch and Arrow; loaded before the idle process is measured."""
+WARM_UP_SECONDS = 1.0
+"""CPU time of the epoch that is not counted, at most."""
+LEAST_SECONDS = 0.8
+"""CPU time that is measured, at least; whole epochs."""
+MOST_EPOCHS = 6
+KEPT_BATCHES = 3
+
+
+def main(arguments: list[str]) -> None:
+    """Runs one contender; see the module."""
+    name, variant, folder, tasks = arguments
+    import pyarrow as pa
+    import torch
+
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    for library in LIBRARIES.get(name, ()):
+        importlib.import_module(library)
+    module = importlib.import_module(MODULES[name])
+    idle, before = pss_bytes(os.getpid()), own_cpu_seconds()
+    contender = module.Contender(Path(folder), variant)
+    figures = {"idle_bytes": idle, "setup_cpu_seconds": own_cpu_seconds() - before}
+    for task in tasks.split(","):
+        if task == "check":
+            figures |= write_check(contender.epoch(0), Path(folder) / f"{name}_{variant}_check.npz")
+        else:
+            figures |= TASKS[task](contender)
+    print(json.dumps(figures), flush=True)  # noqa: T201
+
+
+def measure_speed(contender: Any) -> dict[str, Any]:
+    """CPU and wall seconds of whole epochs."""
+    start = own_cpu_seconds()
+    for _ in contender.epoch(0):
+        if own_cpu_seconds() - start > WARM_UP_SECONDS:
+            break
+    counts = {"num_examples": 0, "num_tokens": 0, "num_steps": 0}
+    epochs, wall_start, start = 0, time.perf_counter(), own_cpu_seconds()
+    while epochs < MOST_EPOCHS and (own_cpu_seconds() - start < LEAST_SECONDS or not epochs):
+        epochs += 1
+        _count(contender.epoch(epochs), counts)
+    return counts | {
+        "num_epochs": epochs, "cpu_seconds": own_cpu_seconds() - start, "wall_seconds": time.perf_counter() - wall_start
+    }  # fmt: skip
+
+
+def measure_once(contender: Any, num_workers: int = 0) -> dict[str, Any]:
+    """One epoch from a cold start."""
+    counts = {"num_examples": 0, "num_tokens": 0, "num_steps": 0}
+    wall_start, start = time.perf_counter(), own_cpu_seconds()
+    _count(contender.epoch(0, num_workers), counts)
+    return counts | {"cpu_seconds": own_cpu_seconds() - start, "wall_seconds": time.perf_counter() - wall_start}
+
+
+def measure_workers(contender: Any) -> dict[str, Any]:
+    """One epoch with two workers."""
+    return measure_once(contender, 2)
+
+
+TASKS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "speed": measure_speed,
+    "memory": measure_once,
+    "workers0": measure_once,
+    "workers2": measure_workers,
+}
+
+
+def _count(batches: Iterator[Any], counts: dict[str, int]) -> None:
+    for batch in batches:
+        counts["num_examples"] += batch.num_rows
+        counts["num_tokens"] += batch.num_events
+        counts["num_steps"] += 1
+
+
+def write_check(batches: Iterator[Any], path: Path) -> dict[str, Any]:
+    """A digest of every segment of an epoch, sorted, and the first batches with all their tensors."""
+    from tackboard.bench.loader.check import batch_arrays, digests_of_batch
+
+    digests: list[NDArray[np.uint64]] = []
+    kept: dict[str, NDArray[Any]] = {}
+    most = 0
+    for number, batch in enumerate(batches):
+        digests.append(digests_of_batch(batch))
+        most = max(most, batch.num_events)
+        if number < KEPT_BATCHES:
+            arrays = batch_arrays(batch) | {"digests": digests[-1]}
+            kept |= {f"{number}/{field}": array for field, array in arrays.items()}
+    np.savez(path, digests=np.sort(np.concatenate(digests)), **kept)  # type: ignore[arg-type]
+    return {"most_tokens": most}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

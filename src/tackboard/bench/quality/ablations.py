@@ -1,0 +1,461 @@
+"""The study `ablations` of `tackboard bench quality`: the publication's ablations, each beside its published direction.
+
+In: the recipes of recipes/ablations.py. Out: one table per question. Recipes are judged on the validation event at the
+end of their schedule, with three seeds or more; the test event is seen by nobody, because these tables are there to
+choose by. A difference is shown with the interval of paired draws of users and the error by seeds, and counts only if
+it stands out from both (verdict.py).
+
+Published lifts are of saves in a ranker that was fine-tuned on top; here the next item is judged, which is what the
+next-token loss trains. So a loss that looks further ahead has a harder time here, and a disagreement is about that too.
+
+Positives need a dataset of several actions, and a judgement that does not change with them (stage
+`ablation-positives`): whatever a recipe's loss predicts, the article of the last save but one is ranked among those
+that the user has not met, from what the user did before meeting it, and training ends there too. Decided: before
+meeting it, not before saving it, because people open an article and then save it, and to guess the article that is
+open is no test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.bench.quality.cell import Fit, Machine, Outcome, metrics_of
+from tackboard.bench.quality.cells import Cell, Result, Work
+from tackboard.bench.quality.methods import Method, Place
+from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality.studies import mean_metrics, measure
+from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, SAME_SHARE, Measured, difference_cells, figures_of
+from tackboard.bench.transfer.data import write_beginning
+from tackboard.core.errors import UsageError
+from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.events.dataset import open_dataset
+from tackboard.metrics.paired import gains, paired_bootstrap
+from tackboard.recipes.ablations import SAVES, STEPS
+from tackboard.recipes.registry import find_recipe
+from tackboard.train.config import RunConfig, features_for
+
+JUDGED = ("ndcg@10", "hr@10")
+HELD_OUT = 2
+"""The event that is judged, from the last: the one that settings are chosen by."""
+AHEAD = (5, 10)
+"""How many events after the end of the history the ranked one comes, beside 1, where losses are compared: one that
+looks further ahead should be better there, if anywhere."""
+QUICK_STEPS, QUICK_TOKENS = 20, 2_048
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A recipe, and what is asked of it."""
+
+    name: str
+    """Of the recipe, after `ablation-` and its question."""
+    title: str
+    against: str = ""
+    """The recipe it is compared with; empty: it is one that others are compared with."""
+    published: int | None = None
+    """Sign of the published difference, 0: next to none, None: not published."""
+    words: str = ""
+    """What was published."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Recipes that differ in one thing."""
+
+    name: str
+    title: str
+    dataset: str
+    variants: tuple[Variant, ...]
+
+
+NOT_PUBLISHED = "not in the publication"
+QUESTIONS = (
+    Question(
+        "losses",
+        "Losses (Table 3)",
+        "ml-1m",
+        (
+            Variant("next", "next-token"),
+            Variant("multi", "and multi-token", "next", 1, "Save +0.42%"),
+            Variant("multi-light", "and multi-token at weight 0.1", "next", None, NOT_PUBLISHED),
+            Variant("all", "and multi-token and future-token", "next", 1, "Save +0.95%"),
+        ),
+    ),
+    Question(
+        "rows",
+        "Rows of each sub-table (Table 7)",
+        "ml-1m",
+        (
+            Variant("256", "256"),
+            Variant("1024", "1,024", "256", 1, "20M to 40M: Save +0.81%"),
+            Variant("4096", "4,096", "256", 1, "20M to 80M: Save +0.91%"),
+            Variant("16384", "16,384", "256", 1, "20M to 160M: Save +1.98%"),
+            Variant("plain", "a plain table, a row for each film", "4096", None, NOT_PUBLISHED),
+        ),
+    ),
+    Question(
+        "length",
+        "Length of pretraining (Figure 3)",
+        "ml-1m",
+        (
+            Variant("eighth", "about 2.5 passes"),
+            Variant("half", "about 10 passes", "eighth", 1, "longer is better"),
+            Variant("base", "about 20 passes", "half", 1, "longer is better"),
+            Variant("double", "about 40 passes", "base", 1, "longer is better, to about 3 passes of theirs"),
+        ),
+    ),
+    Question(
+        "negatives",
+        "Negatives",
+        "ml-1m",
+        (
+            Variant("batch", "the batch's, uncorrected"),
+            Variant("batch-corrected", "the batch's, logQ", "batch", 1, "Yi et al. 2019: better"),
+            Variant("batch-streaming", "the batch's, logQ estimated", "batch-corrected", 0, "Yi et al. 2019: as good"),
+            Variant("drawn", "1,024 drawn uniformly", "batch-corrected", None, NOT_PUBLISHED),
+            Variant("mixed", "both, logQ", "batch-corrected", 1, "Yang et al. 2020: better"),
+            Variant("all", "the whole catalogue", "mixed", None, NOT_PUBLISHED),
+        ),
+    ),
+    Question(
+        "own",
+        "A user's own positives among that user's negatives",
+        "ml-1m",
+        (
+            Variant("none", "none"),
+            Variant("later", "those that come later", "none", None, NOT_PUBLISHED),
+            Variant("all", "all", "none", None, NOT_PUBLISHED),
+            Variant("later-multi", "those that come later, and multi-token", "later", None, NOT_PUBLISHED),
+        ),
+    ),
+    Question(
+        "positives",
+        f"Positives, judged on {' and '.join(f'{name}s' for name in SAVES)} (Table 4)",
+        "deskdrop",
+        (
+            Variant("saves", "saves (bookmarks, likes)"),
+            Variant("saves-comments", "and comments", "saves", 1, "and Download: Save +0.21%"),
+            Variant("saves-views", "and views", "saves", 0, "and Clickthrough: Save +0.02%"),
+            Variant("all", "all", "saves", -1, "all but Hide: Save −0.2%"),
+        ),
+    ),
+)
+
+
+def recipe_name(question: Question, name: str) -> str:
+    """The recipe of a variant, as it is registered."""
+    return f"ablation-{question.name}-{name}"
+
+
+def ablations(context: Context) -> Plan:
+    """Every question that the dataset can answer."""
+    questions = [question for question in QUESTIONS if question.dataset == context.bench.name]
+    if not questions:
+        allowed = ", ".join(dict.fromkeys(question.dataset for question in QUESTIONS))
+        raise UsageError(f"--study ablations --dataset {context.bench.name}", allowed=f"allowed: {allowed}")
+    if context.options.methods:
+        raise UsageError(
+            f"--study ablations --methods {','.join(context.options.methods)}",
+            allowed="its methods are the recipes named ablation-…, all of them",
+            fix="leave --methods out",
+        )
+    rule = context.one_rule()
+    place = context.places([rule])[rule]
+    cells: dict[tuple[str, str], list[Cell]] = {}
+    methods: list[tuple[RunConfig, Method]] = []
+    for question in questions:
+        # For every question, though one asks: the base answers several, and is the same cell only if judged alike.
+        stage = "validate"
+        protocol: dict[str, Any] = {"ahead": list(AHEAD)}
+        if question.name == "positives":
+            stage, protocol = "ablation-positives", _saves_protocol(context, place)
+        for variant in question.variants:
+            method = _method(question, variant, place, methods)
+            cells[question.name, variant.name] = [
+                context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
+            ]
+    context.check_overrides([method for _, method in methods])
+    # A seed of everything first: what is finished can be compared, wherever time runs out.
+    every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
+    return Plan(every, lambda find: _table(context, questions, cells, find))
+
+
+def _method(question: Question, variant: Variant, place: Place, known: list[tuple[RunConfig, Method]]) -> Method:
+    """The recipe as a method of the harness. The base answers several questions: it is run once, by its first name."""
+    name = recipe_name(question, variant.name)
+    config = _at(place, find_recipe(name))
+    for other, method in known:
+        if dataclasses.replace(other, name=name) == config:
+            return method
+    method = Method(name=name, title=variant.title, inputs="history", is_ours=True, build=lambda _place: config)
+    known.append((config, method))
+    return method
+
+
+def _at(place: Place, config: RunConfig) -> RunConfig:
+    """A recipe on a prepared dataset; a quick one is short."""
+    data = dataclasses.replace(config.data, dataset=place.prepared, window_buckets=64)
+    if not place.quick:
+        return dataclasses.replace(config, data=data)
+    length = min(place.max_length, config.model.max_history)
+    steps = max(2, round(QUICK_STEPS * config.training.steps / STEPS)) if place.bench.name == "ml-1m" else QUICK_STEPS
+    backbone = dataclasses.replace(config.model.backbone, num_layers=1)
+    loss = dataclasses.replace(config.model.loss, future_token_anchor=max(1, length // 2))
+    model = dataclasses.replace(config.model, backbone=backbone, loss=loss, width=16, maps="mlp", max_history=length)
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(data, max_length=length, tokens_per_step=max(QUICK_TOKENS, 2 * length)),
+        model=model,
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=1),
+        training=dataclasses.replace(config.training, steps=steps, checkpoint_every=steps),
+    )
+
+
+# ---- positives ----
+
+
+def _saves_protocol(context: Context, place: Place) -> dict[str, Any]:
+    """How positives are judged, with the dataset that ends before what is judged."""
+    source = context.work.datasets / place.prepared
+    target = context.work.datasets / f"{place.prepared}-before-saved"
+    if not target.exists() and not context.is_trial:
+        sequences = when_met(open_sequences(source, SAVES, held_out=HELD_OUT).read())
+        write_beginning(source, sequences.train_ends - sequences.offsets[:-1], target)
+    return {"judged_actions": list(SAVES), "trained_on": target.name, "filter_seen": True}
+
+
+def when_met(sequences: Sequences) -> Sequences:
+    """The same with each user's first event of the item that is held out in the place of the held-out one."""
+    targets = sequences.targets.copy()
+    for user in np.flatnonzero(targets >= 0):
+        begin, target = int(sequences.offsets[user]), int(targets[user])
+        same = sequences.item_ids[begin : target + 1] == sequences.item_ids[target]
+        targets[user] = begin + int(np.argmax(same))
+    return dataclasses.replace(sequences, targets=targets)
+
+
+class JudgedFit(Fit):
+    """A fit whose loss and whose judgement have positives of their own: training reads what comes before the event
+    that is judged, all of it, and the judgement is the same for every set of positives."""
+
+    def trained_on(self, work: Work, cell: Cell) -> Path:
+        """The dataset that ends before what is judged."""
+        return work.datasets / str(cell.protocol["trained_on"])
+
+    def open_source(self, work: Work, cell: Cell) -> SequenceSource:
+        """All of it, in the words of the whole dataset."""
+        whole = open_dataset(work.dataset(cell), verify=False)
+        return open_sequences(
+            self.trained_on(work, cell),
+            self.config.data.positive_actions,
+            held_out=0,
+            vocabulary=Vocabulary(actions=tuple(whole.actions), surfaces=tuple(whole.surfaces)),
+            features=features_for(self.config),
+        )
+
+    def judged(self, work: Work, cell: Cell) -> Sequences:
+        """The whole dataset, with the event that is judged held out."""
+        whole = open_sequences(
+            work.dataset(cell),
+            tuple(cell.protocol["judged_actions"]),
+            held_out=HELD_OUT,
+            vocabulary=self.source.vocabulary,
+            features=features_for(self.config),
+        )
+        return when_met(whole.read())
+
+
+def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Fits with the recipe's positives and ranks what is saved, the last but one, before it is met."""
+    fit = JudgedFit(work, cell, cell.run_config(), machine)
+    fit.train(judge_always=False)
+    ranks = fit.ranks_at(fit.last_step())
+    return fit.values() | {"metrics": metrics_of(ranks)}, {"ranks": ranks}
+
+
+# ---- the tables ----
+
+
+def _table(
+    context: Context, questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequence[Cell]], find: Find
+) -> Table:
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for key, group in cells.items():
+        if found := [result for cell in group if (result := find(cell)) is not None]:
+            groups[key] = found
+    sections, comparisons = [], []
+    for question in questions:
+        mine = {name: group for (of, name), group in groups.items() if of == question.name}
+        differences = compare(question, mine, is_quick=context.options.quick)
+        comparisons += differences
+        sections += [
+            section(
+                question.title,
+                ["", *JUDGED, "each seed", "parameters", "steps", "s"],
+                [_row(variant, mine[variant.name]) for variant in question.variants if variant.name in mine],
+            ),
+            section(
+                f"{question.title}: differences, beside what was published",
+                ["", "against", "metric", *DIFFERENCE_COLUMNS, "published", ""],
+                [
+                    [
+                        one["variant"],
+                        one["against"],
+                        one["metric"],
+                        *difference_cells(one),
+                        one["published"],
+                        one["verdict"],
+                    ]
+                    for one in differences
+                ],
+            ),
+        ]
+        if question.name == "losses":
+            sections.append(_ahead_section(question, mine))
+    return {
+        "sections": sections,
+        "protocol": _protocol(context, [result for group in groups.values() for result in group]),
+        "notes": _notes() if groups else [],
+        "figures": {
+            "comparisons": comparisons,
+            "rows": [
+                {"question": of, "variant": name, "seed": result.cell.seed, "metrics": result.values["metrics"]}
+                for (of, name), group in groups.items()
+                for result in group
+            ],
+        },
+        "charts": [chart for question in questions for chart in _charts(question, groups)],
+    }
+
+
+def _protocol(context: Context, results: Sequence[Result]) -> str:
+    """How the recipes are judged, in the words of the table."""
+    users = f" of {results[0].values['num_ranked_users']:,} users" if results else ""
+    if context.bench.name == "deskdrop":
+        saves = " or ".join(SAVES)
+        return (
+            f"the article of the last {saves} but one{users} is ranked among all that the user has not met, from what "
+            "the user did before meeting it; training ends there too, and whatever a recipe counts as a positive, the "
+            "judgement is the same; equal scores count against the held-out article"
+        )
+    seen = "items of the history taken out" if context.bench.filter_seen else "items of the history kept"
+    return (
+        f"validation: the last event but one{users} is ranked among the whole catalogue, {seen}, at the end of each "
+        f"schedule; the last event is seen by nobody; equal scores count against the held-out item; ties: "
+        f"{context.one_rule()}. {context.bench.note}"
+    )
+
+
+def _notes() -> list[str]:
+    return [
+        "Judged at the end of each schedule; the test event was seen by nobody.",
+        "Published lifts are of saves after fine-tuning, in a ranker; here the next item is ranked. Directions can be "
+        "compared, sizes cannot.",
+        f"Where next to no difference was published, agree means: within {SAME_SHARE:.0%}, by users and by seeds.",
+    ]
+
+
+def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """How well each loss ranks an event that lies further ahead, beside its difference to the first one."""
+    rows = []
+    header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", *DIFFERENCE_COLUMNS[1:], ""]
+    for variant in question.variants:
+        for number in AHEAD:
+            name = f"ranks_{number}_ahead"
+            group = [result for result in groups.get(variant.name, ()) if name in result.values]
+            if not group:
+                continue
+            means = [np.mean([result.values[name][metric] for result in group]) for metric in JUDGED]
+            row = [variant.title, str(number), *(f"{mean:.4f}" for mean in means)]
+            base = [result for result in groups.get(variant.against, ()) if name in result.values]
+            if base:
+                drawn = paired_bootstrap(_gains(group, name), _gains(base, name))
+                ours, theirs = ([float(one.values[name][JUDGED[0]]) for one in side] for side in (group, base))
+                figures = figures_of(Measured(drawn.mean, drawn.low, drawn.high, ours, theirs))
+                row += [*difference_cells(figures), figures["verdict"]]
+            rows.append(row + [""] * (len(header) - len(row)))
+    return section("Losses: an event further ahead, ranked from what came before", header, rows)
+
+
+def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
+    """A dot for each seed of each variant; of losses also how far ahead they see."""
+    mine = [
+        (variant.title, groups[question.name, variant.name])
+        for variant in question.variants
+        if (question.name, variant.name) in groups
+    ]
+    if not mine:
+        return []
+    dots = {
+        "kind": "dots",
+        "name": question.name,
+        "title": question.title,
+        "description": "A dot for each seed, a stroke at their mean.",
+        "x_label": "NDCG@10",
+        "marks": {},
+        "rows": [
+            {"name": title, "values": [result.values["metrics"]["ndcg@10"] for result in group]}
+            for title, group in mine
+        ],
+    }
+    if question.name != "losses":
+        return [dots]
+    names = {1: "metrics"} | {number: f"ranks_{number}_ahead" for number in AHEAD}
+    ahead = {
+        "kind": "lines",
+        "name": "ahead",
+        "title": "Losses, by how far ahead the ranked event lies",
+        "description": "One line for each set of losses, mean over seeds.",
+        "x_label": "events ahead",
+        "lines": [
+            {
+                "name": title,
+                "x": [float(number) for number in names],
+                "y": [float(np.mean([result.values[name]["ndcg@10"] for result in group])) for name in names.values()],
+            }
+            for title, group in mine
+            if all(name in result.values for result in group for name in names.values())
+        ],
+    }
+    return [dots, ahead] if ahead["lines"] else [dots]
+
+
+def _gains(group: Sequence[Result], name: str) -> NDArray[np.float64]:
+    """Each user's mean gain of NDCG@10 over the seeds."""
+    return np.asarray(np.mean([gains(result.array(name), 10) for result in group], axis=0))
+
+
+def compare(
+    question: Question, groups: Mapping[str, Sequence[Result]], *, is_quick: bool = False
+) -> list[dict[str, Any]]:
+    """Each variant against the one it is compared with, by metric, where both are finished.
+
+    A few quick steps are not held against what was published.
+    """
+    found = []
+    for variant in question.variants:
+        if variant.name not in groups or variant.against not in groups:
+            continue
+        ours, theirs = groups[variant.name], groups[variant.against]
+        against = next(one.title for one in question.variants if one.name == variant.against)
+        for metric in JUDGED:
+            names = {"question": question.name, "variant": variant.title, "against": against, "metric": metric}
+            figures = figures_of(measure(ours, theirs, metric), None if is_quick else variant.published)
+            found.append(names | figures | {"published": "" if is_quick else variant.words})
+    return found
+
+
+def _row(variant: Variant, group: Sequence[Result]) -> list[str]:
+    means, values = mean_metrics(group), group[0].values
+    singles = " ".join(f"{result.values['metrics'][JUDGED[0]]:.4f}" for result in group)
+    numbers = [f"{means[metric]:.4f}" for metric in JUDGED]
+    costs = [f"{values['parameters']:,}", f"{values['steps']:,}", f"{values['seconds']:,.0f}"]
+    return [variant.title, *numbers, singles, *costs]

@@ -1,0 +1,464 @@
+"""Does the work of one cell, also in a process of its own:
+`python -m tackboard.bench.quality.cell WORK SPEC.json DEVICE THREADS`.
+
+In: the description of a cell. Out: its result under WORK/cells. The stages:
+
+    baseline   counts, scores, ranks the test event; nothing is fit
+    validate   fits with the last two events held out, ranks the second last at every checkpoint, and chooses the number
+               of steps with the best NDCG@10
+    test       fits with the last event held out for the number of steps that `after` chose, on the same schedule of
+               rates; ranks the test event once, at the end
+    published  fits with the last event held out and ranks it at every checkpoint, as published figures of SASRec and
+               HSTU came about; both the last and the best are kept, and the best is not an honest one
+
+Ranks at a checkpoint are files of the run, so a run that was killed anywhere goes on without ranking again what was
+ranked, and a checkpoint that was saved but not yet ranked is ranked before training goes on. Exit codes are those of
+the program: 75 says that the state is saved and the cell is not done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.bench.quality.cells import Cell, Result, Work, save_array
+from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
+from tackboard.core import keyed_random
+from tackboard.core.config import suggest
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.files import read_json, remove_directory, write_json_atomic
+from tackboard.core.machine import peak_rss_bytes
+from tackboard.core.progress import say
+from tackboard.core.rundir import RunDirectory
+from tackboard.data.sequences import Sequences
+from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.evaluation.baselines import ItemToItem, Popularity
+from tackboard.evaluation.ranking import ScoreUsers, evaluated_users, rank_model, target_ranks
+from tackboard.flow.jobs import Step, run_step
+from tackboard.metrics.ranking import RankingMetrics
+from tackboard.models.interface import build_model
+from tackboard.train.config import RunConfig, config_to_json, features_for
+from tackboard.train.trainer import Trainer, choose_device
+
+CUTOFFS = (10, 50, 200)
+CHOOSE_BY = "ndcg@10"
+USER_STREAM = 32
+"""Keeps the draw of ranked users apart from every other use of a seed."""
+NUM_RECENT = 200
+
+Arrays = Mapping[str, NDArray[Any] | Path]
+Outcome = tuple[dict[str, Any], Arrays]
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What a cell may use; no part of its description."""
+
+    device: str = "auto"
+    num_threads: int = 0
+    quiet: bool = True
+
+
+def run_cell(work: Work, cell: Cell, machine: Machine | None = None) -> Result:
+    """The result of a cell: the one that is there, or what its stage finds. Raises Preempted where it was stopped."""
+    if (found := work.find(cell)) is not None:
+        return found
+    if cell.after is not None and work.find(cell.after) is None:
+        raise DataError(f"{cell.label} comes after {cell.after.label}, which is not finished")
+    values, arrays = find_stage(cell.stage)(work, cell, machine or Machine())
+    return work.save(cell, values, arrays)
+
+
+def find_stage(name: str) -> Callable[[Work, Cell, Machine], Outcome]:
+    """The function that does the work of a stage."""
+    if name not in STAGES:
+        close = suggest(name, STAGES)
+        raise UsageError(
+            f"stage {name!r}", allowed=f"allowed: {', '.join(STAGES)}", fix=f"did you mean {close}?" if close else ""
+        )
+    module, _, function = STAGES[name].partition(":")
+    found: Callable[[Work, Cell, Machine], Outcome] = getattr(importlib.import_module(module), function)
+    return found
+
+
+# ---- how a ranking is judged ----
+
+
+class Judge:
+    """Ranks the held-out events of some sequences by a cell's protocol, for one method after the other."""
+
+    def __init__(self, sequences: Sequences, protocol: Mapping[str, Any]) -> None:
+        self.sequences = sequences
+        self.filter_seen = bool(protocol["filter_seen"])
+        self.filtered = _with_newest(sequences, int(protocol.get("filter_newest", 0)))
+        self.chunk_users = int(protocol.get("chunk_users", 256))
+        self.users = chosen_users(sequences, int(protocol.get("max_users", 0)))
+        self.seconds = 0.0
+
+    def rank(self, score: ScoreUsers, *, skip_newest: int = 0) -> NDArray[np.int64]:
+        """The 0-based rank of each user's held-out item among the whole catalogue; ties count against it."""
+        started = time.perf_counter()
+        ranks = target_ranks(
+            score,
+            self.filtered,
+            self.users,
+            filter_seen=self.filter_seen,
+            chunk_users=self.chunk_users,
+            skip_newest=skip_newest,
+        )
+        self.seconds += time.perf_counter() - started
+        return ranks
+
+    def rank_model(self, model: Any, config: RunConfig, *, skip_newest: int = 0) -> NDArray[np.int64]:
+        """The ranks by a model, from histories that end `skip_newest` events before the held-out one."""
+        started = time.perf_counter()
+        score = rank_model(
+            model, self.sequences, config.model.tables, config.model.max_history, skip_newest=skip_newest
+        )
+        self.seconds += time.perf_counter() - started
+        return self.rank(score, skip_newest=skip_newest)
+
+    def facts(self) -> dict[str, Any]:
+        """What was ranked, for the result."""
+        begins, targets = self.sequences.offsets[self.users], self.sequences.targets[self.users]
+        # Who, the how manieth of the user's events, and which item.
+        parts = (self.sequences.user_ids[self.users], targets - begins, self.sequences.item_ids[targets])
+        identities = np.stack([part.astype(np.int64) for part in parts])
+        return {
+            "num_ranked_users": len(self.users),
+            "num_items": len(self.sequences.catalogue),
+            "num_events": len(self.sequences.item_ids),
+            "targets_sha256": hashlib.sha256(identities.tobytes()).hexdigest()[:16],
+        }
+
+    def returns(self) -> NDArray[np.bool_]:
+        """Whether each user's held-out item is in the history already [U]."""
+        rows = []
+        for user in self.users:
+            begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]
+            target = self.sequences.item_ids[self.sequences.targets[user]]
+            rows.append(bool((self.sequences.item_ids[begin:end] == target).any()))
+        return np.array(rows, dtype=np.bool_)
+
+
+def _with_newest(sequences: Sequences, count: int) -> Sequences:
+    """The sequences as if histories held only their newest `count` events, for the filter alone; 0: all."""
+    if not count:
+        return sequences
+    starts = np.maximum(sequences.offsets[:-1], sequences.train_ends - count)
+    return dataclasses.replace(sequences, offsets=np.append(starts, sequences.offsets[-1]))
+
+
+def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
+    """The users that are ranked: all that can be, or `max_users` of them, drawn by their ids alone."""
+    users = evaluated_users(sequences)
+    if not max_users or len(users) <= max_users:
+        return users
+    draw = keyed_random.bits(0, USER_STREAM, sequences.user_ids[users])
+    return np.sort(users[np.argsort(draw, kind="stable")[:max_users]])
+
+
+def metrics_of(ranks: NDArray[np.int64]) -> dict[str, float]:
+    """HR and NDCG at the cutoffs."""
+    metrics = RankingMetrics(CUTOFFS)
+    metrics.update(ranks)
+    return {name: round(value, 6) for name, value in metrics.result().items()}
+
+
+class RecentlySeen:
+    """Scores an item of the history by how recently it was seen, the newest highest; everything else 0."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self.sequences = sequences
+
+    def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores for each of `users` (positions) from the history before the held-out event [U, catalogue]."""
+        scores = np.zeros((len(users), len(self.sequences.catalogue)), dtype=np.float32)
+        for row, user in enumerate(users):
+            begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]
+            recent = self.sequences.item_ids[max(begin, end - NUM_RECENT) : end]
+            places = np.searchsorted(self.sequences.catalogue, recent)
+            # Assigned from old to new: of an item that was seen twice the newer time counts.
+            scores[row, places] = 1.0 / np.arange(len(recent), 0, -1, dtype=np.float32)
+        return scores
+
+
+BASELINES: dict[str, Callable[[Sequences], Any]] = {
+    "popularity": Popularity,
+    "item-to-item": ItemToItem,
+    "recently-seen": RecentlySeen,
+}
+
+
+# ---- the stages ----
+
+
+def run_baseline(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Counts on the training events and ranks the test event."""
+    del machine
+    started = time.perf_counter()
+    sequences = open_sequences(work.dataset(cell), held_out=1).read()
+    judge = Judge(sequences, cell.protocol)
+    ranks = judge.rank(BASELINES[cell.method](sequences).score)
+    values = {
+        "metrics": metrics_of(ranks),
+        **judge.facts(),
+        "seconds": round(time.perf_counter() - started - judge.seconds, 1),
+        "evaluation_seconds": round(judge.seconds, 1),
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
+    return values, {"ranks": ranks, "returns": judge.returns()}
+
+
+def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Fits with two events held out and chooses the number of steps."""
+    config = cell.run_config()
+    fit = Fit(work, cell, dataclasses.replace(config, data=dataclasses.replace(config.data, held_out=2)), machine)
+    fit.train(judge_always=True)
+    best, values = fit.best_step(), fit.values()
+    ranks = fit.ranks_at(best)
+    chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
+    # From further back: histories that end some events before the held-out one, ranked by the last step's parameters.
+    with fit.trainer.uncompiled():
+        ahead = {
+            f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
+            for number in cell.protocol.get("ahead", ())
+        }
+    return values | chosen | {name: metrics_of(found) for name, found in ahead.items()}, {"ranks": ranks} | ahead
+
+
+def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Fits with one event held out for the number of steps that was chosen, and ranks it once."""
+    before = work.find(cell.after) if cell.after is not None else None
+    if before is None:
+        raise DataError(f"{cell.label} has no validation to take its number of steps from")
+    config = cell.run_config()
+    planned = config.optimizer.schedule_steps or config.training.steps
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, held_out=1),
+        training=dataclasses.replace(config.training, steps=int(before.values["chosen_steps"])),
+        optimizer=dataclasses.replace(config.optimizer, schedule_steps=planned),
+    )
+    fit = Fit(work, cell, config, machine)
+    fit.train(judge_always=False)
+    ranks = fit.ranks_at(fit.last_step())
+    return fit.values() | {"metrics": metrics_of(ranks)}, {"ranks": ranks, "returns": fit.judge.returns()}
+
+
+def run_published(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Fits with one event held out and ranks it all along, as published figures came about."""
+    config = cell.run_config()
+    fit = Fit(work, cell, dataclasses.replace(config, data=dataclasses.replace(config.data, held_out=1)), machine)
+    fit.train(judge_always=True)
+    best, last = fit.best_step(), fit.last_step()
+    ranks = fit.ranks_at(last)
+    values = {
+        "metrics": metrics_of(ranks),
+        "best_metrics": metrics_of(fit.ranks_at(best)),
+        "best_step": best,
+        "curve": fit.curve(),
+    }
+    return fit.values() | values, {"ranks": ranks, "ranks_best": fit.ranks_at(best)}
+
+
+_HERE = "tackboard.bench.quality.cell"
+STAGES = {
+    "baseline": f"{_HERE}:run_baseline",
+    "validate": f"{_HERE}:run_validation",
+    "test": f"{_HERE}:run_test",
+    "published": f"{_HERE}:run_published",
+    "pretrain": "tackboard.bench.transfer.fit:run_pretraining",
+    "transfer": "tackboard.bench.transfer.fit:run_transfer",
+    "transfer-means": "tackboard.bench.transfer.fit:run_means",
+    "ablation-positives": "tackboard.bench.quality.ablations:run_positives",
+}
+"""Stage → module:function of (work, cell, machine). Studies with stages of their own add them here."""
+
+
+class Fit:
+    """A run that is judged at its checkpoints. What was ranked lies in the run directory, by step."""
+
+    def __init__(self, work: Work, cell: Cell, config: RunConfig, machine: Machine) -> None:
+        """Opens the cell's run, or makes it; nothing is trained yet."""
+        training = dataclasses.replace(config.training, device=machine.device, num_threads=machine.num_threads)
+        data = dataclasses.replace(config.data, dataset=str(self.trained_on(work, cell)))
+        self.config = dataclasses.replace(config, training=training, data=data)
+        self.machine = machine
+        self.source = self.open_source(work, cell)
+        path = work.run(cell)
+        if (path / "config.json").is_file():
+            self.run = RunDirectory.open(path)
+        else:
+            self.run = RunDirectory(path)
+            self.run.write(config_to_json(self.config))
+        self.judge = Judge(self.judged(work, cell), cell.protocol)
+        self.trainer = Trainer(self.config, self.run, self.source, quiet=True, on_checkpoint=self._at_checkpoint)
+        self._every = True
+        self._spent = self._read_spent()
+        self._started = time.perf_counter()
+
+    def trained_on(self, work: Work, cell: Cell) -> Path:
+        """The dataset that is trained on."""
+        return work.dataset(cell)
+
+    def open_source(self, work: Work, cell: Cell) -> SequenceSource:
+        """What is trained on."""
+        data = self.config.data
+        return open_sequences(
+            self.trained_on(work, cell),
+            data.positive_actions,
+            held_out=data.held_out,
+            features=features_for(self.config),
+        )
+
+    def judged(self, work: Work, cell: Cell) -> Sequences:
+        """The sequences whose held-out events are ranked."""
+        del work, cell
+        return self.source.read()
+
+    def train(self, *, judge_always: bool) -> None:
+        """Trains to the end, ranking at each checkpoint or only at the last."""
+        self._every = judge_always
+        self._started = time.perf_counter()
+        if self.trainer.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.trainer.device)
+        self._rank_saved_checkpoint()
+        try:
+            self.trainer.train(quiet=self.machine.quiet)
+        finally:
+            self._write_spent()
+        self._keep_only_the_last_checkpoint()
+
+    def curve(self) -> list[dict[str, Any]]:
+        """The metrics at every step that was ranked."""
+        return [{"step": step} | metrics_of(self.ranks_at(step)) for step in self._ranked()]
+
+    def best_step(self) -> int:
+        """The step with the best NDCG@10, the earliest of equals."""
+        return int(max(self.curve(), key=lambda point: (point[CHOOSE_BY], -point["step"]))["step"])
+
+    def last_step(self) -> int:
+        """The last step that was ranked."""
+        return self._ranked()[-1]
+
+    def ranks_at(self, step: int) -> NDArray[np.int64]:
+        """The ranks that were found at a step."""
+        return np.asarray(np.load(self._path(step), allow_pickle=False), dtype=np.int64)
+
+    def values(self) -> dict[str, Any]:
+        """What the run cost and how large it is, for the result."""
+        seconds = max(1e-9, self._spent["train_seconds"])
+        device = self.trainer.device
+        on_gpu = device.type == "cuda"
+        return {
+            **self.judge.facts(),
+            "steps": self.trainer.step,
+            "tokens": self.trainer.num_tokens,
+            "parameters": sum(parameter.numel() for parameter in self.trainer.model.parameters()),
+            "seconds": round(seconds, 1),
+            "evaluation_seconds": round(self._spent["evaluation_seconds"], 1),
+            "tokens_per_s": round(self.trainer.num_tokens / seconds),
+            "final_loss": self.trainer.last_loss,
+            "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+            "peak_device_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+
+    def _at_checkpoint(self, trainer: Trainer) -> None:
+        if self._is_due(trainer.step):
+            self._judge(trainer.model, trainer.step)
+        self._write_spent()
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a step is to be ranked and was not; one at which somebody asked to stop is mostly none of these."""
+        every, total = self.config.training.checkpoint_every, self.config.training.steps
+        is_point = step == total or (self._every and step % every == 0)
+        return step > 0 and is_point and not self._path(step).exists()
+
+    def _judge(self, model: Any, step: int) -> None:
+        ranks = self.judge.rank_model(model, self.config)
+        self._path(step).parent.mkdir(exist_ok=True)
+        save_array(self._path(step), ranks.astype(np.int32))
+        metrics = metrics_of(ranks)
+        say(f"step {step:,}: HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f}")
+
+    def _rank_saved_checkpoint(self) -> None:
+        """Ranks the checkpoint that the run goes on from, if it was to be ranked and was not."""
+        path = CheckpointStore(self.run.checkpoints).find_latest()
+        if path is None:
+            return
+        checkpoint = load_checkpoint(path, groups=("dense", "tables"))
+        step = int(checkpoint.state["step"])
+        if self._is_due(step):
+            model = build_model(self.config.model, self.source.vocabulary)
+            model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+            self._judge(model.to(choose_device(self.machine.device)), step)
+
+    def _keep_only_the_last_checkpoint(self) -> None:
+        for path in CheckpointStore(self.run.checkpoints).complete()[:-1]:
+            remove_directory(path)
+
+    def _ranked(self) -> list[int]:
+        files = (self.run.path / "ranks").glob("step-*.npy")
+        return sorted(int(match[1]) for file in files if (match := re.fullmatch(r"step-(\d+)\.npy", file.name)))
+
+    def _path(self, step: int) -> Path:
+        return self.run.path / "ranks" / f"step-{step:08d}.npy"
+
+    def _read_spent(self) -> dict[str, float]:
+        path = self.run.path / "spent.json"
+        return dict(read_json(path)) if path.exists() else {"train_seconds": 0.0, "evaluation_seconds": 0.0}
+
+    def _write_spent(self) -> None:
+        """Adds the time since the last call; what a kill takes away is lost from the account, not from the result."""
+        now = time.perf_counter()
+        self._spent["evaluation_seconds"] += self.judge.seconds
+        self._spent["train_seconds"] += now - self._started - self.judge.seconds
+        self.judge.seconds, self._started = 0.0, now
+        write_json_atomic(self.run.path / "spent.json", self._spent)
+
+
+# ---- the process ----
+
+
+def step_of(work: Work, cell: Cell, device: str) -> Step:
+    """A cell as a step of the job runner."""
+
+    def figures() -> list[str]:
+        metrics = found.values.get("metrics", {}) if (found := work.find(cell)) is not None else {}
+        return [f"{name} {metrics[name]:.4f}" for name in ("hr@10", "ndcg@10") if name in metrics]
+
+    return Step(
+        name=cell.name,
+        label=cell.label,
+        log=work.log(cell),
+        command=lambda threads: [sys.executable, "-m", _HERE, *map(str, (work.root, work.spec(cell), device, threads))],
+        run=lambda: run_cell(work, cell, Machine(device=device, num_threads=torch.get_num_threads())),
+        is_finished=lambda: work.find(cell) is not None,
+        figures=figures,
+        after=step_of(work, cell.after, device) if cell.after is not None else None,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the cell that a file describes, WORK SPEC DEVICE THREADS; returns the exit code."""
+    folder, spec, device, num_threads = arguments
+    work, cell = Work(Path(folder)), Cell.from_description(read_json(Path(spec)))
+    machine = Machine(device=device, num_threads=int(num_threads))
+    return run_step(lambda: run_cell(work, cell, machine).path, lock=work.log(cell).with_suffix(".lock"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,223 @@
+"""The table of cells of `tackboard bench quality`: what is to be known, described in full, and what is known already.
+
+A cell is one figure's worth of work: a method with a seed on a prepared dataset, at one stage of the protocol. Its
+description is complete (the run's whole config, the protocol, the cell it builds on) and free of the machine, so its
+hash names the work wherever it is done:
+
+    WORK/quality.json                     says that the folder is ours
+    WORK/datasets/<prepared>/             see data.py
+    WORK/cells/<label>-<hash>/            cell.json · result.json · ranks.npy …       finished, never touched again
+    WORK/runs/<label>-<hash>/             the run directory of a cell that trains: what an unfinished one goes on from
+    WORK/logs/<label>-<hash>.log          what its process printed
+
+`cells` is small and all that has to be carried to go on elsewhere. Decided: a finished cell of an older version counts
+if its description, read with today's defaults for settings that it does not have, is today's description; else a new
+setting somewhere would throw away days of results. The commit that made a result stands in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError, TackboardError, UsageError
+from tackboard.core.files import new_directory, read_json, remove_leftovers, write_bytes_atomic, write_json_atomic
+from tackboard.core.rundir import describe_environment
+from tackboard.flow.jobs import step_name
+from tackboard.train.config import RunConfig, config_from_json, config_to_json
+
+MARKER = "quality.json"
+KIND = "tackboard quality work"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One entry of the table; see the module."""
+
+    prepared: str
+    """Name of the prepared dataset under WORK/datasets."""
+    ties: str
+    """Its tie rule."""
+    method: str
+    """Name of the method."""
+    seed: int
+    """Seed of the run."""
+    stage: str
+    """What is done: see STAGES of cell.py."""
+    protocol: Mapping[str, Any]
+    """How it is judged, and whatever else the stage reads."""
+    config: Mapping[str, Any] | None = None
+    """The run, as `config_to_json` writes it, with the prepared dataset's name as its dataset; None: nothing is fit."""
+    after: Cell | None = None
+    """The cell whose result this one reads: the number of steps is chosen there, say."""
+
+    @property
+    def label(self) -> str:
+        """What it is, for people."""
+        return f"{self.prepared}_{self.method}_seed{self.seed}_{self.stage}"
+
+    @property
+    def name(self) -> str:
+        """The label with the hash of the description."""
+        return step_name(self.label, self.describe())
+
+    def describe(self) -> dict[str, Any]:
+        """The complete description as JSON."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        described = fields | {"after": self.after.describe() if self.after else None}
+        return dict(json.loads(json.dumps(described)))
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> Cell:
+        """The cell that `describe` described."""
+        after = description["after"]
+        return cls(**{**description, "after": cls.from_description(after) if after else None})
+
+    def run_config(self) -> RunConfig:
+        """The config of its run."""
+        if self.config is None:
+            raise DataError(f"{self.label} has no run")
+        return config_from_json(dict(self.config))
+
+    def in_todays_words(self) -> Cell:
+        """The cell with settings that its description lacks at today's defaults."""
+        return dataclasses.replace(
+            self,
+            config=None if self.config is None else config_to_json(self.run_config()),
+            after=self.after.in_todays_words() if self.after else None,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A finished cell."""
+
+    path: Path
+    cell: Cell
+    values: Mapping[str, Any]
+    """What result.json holds."""
+
+    def array(self, name: str = "ranks") -> NDArray[Any]:
+        """One of its arrays, such as the 0-based rank of each user's held-out item."""
+        path = self.path / f"{name}.npy"
+        try:
+            return np.asarray(np.load(path, allow_pickle=False))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} cannot be read: {error}", fix="remove its folder, and the cell runs again"
+            ) from None
+
+
+class Work:
+    """A folder of cells."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.datasets, self.cells = root / "datasets", root / "cells"
+        self.runs, self.logs = root / "runs", root / "logs"
+
+    @classmethod
+    def open(cls, root: Path) -> Work:
+        """The folder `root`, made if it does not exist; a folder or file of somebody else's raises UsageError."""
+        work = cls.check(root)
+        for folder in (work.datasets, work.cells, work.runs, work.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
+        if not (root / MARKER).exists():
+            write_json_atomic(root / MARKER, {"kind": KIND, "format_version": 1})
+        return work
+
+    @classmethod
+    def check(cls, root: Path) -> Work:
+        """The folder `root`, which may not exist yet; one that `open` would refuse raises UsageError."""
+        work = cls(root)
+        marker = root / MARKER
+        if root.exists() and not root.is_dir():
+            raise UsageError(f"--work {root} is a file", allowed="allowed: a folder", fix="give another --work")
+        if marker.exists():
+            if not isinstance(kind := read_json(marker), dict) or kind.get("kind") != KIND:
+                raise UsageError(f"--work {root} holds a {MARKER} of something else", fix="give another --work")
+        elif root.exists() and not {path.name for path in root.iterdir()} <= {"datasets", "cells", "runs", "logs"}:
+            raise UsageError(
+                f"--work {root} holds other things",
+                allowed="allowed: a new or empty folder, or one that an earlier run left",
+                fix="give another --work",
+            )
+        return work
+
+    def dataset(self, cell: Cell) -> Path:
+        """The prepared dataset of a cell."""
+        return self.datasets / cell.prepared
+
+    def run(self, cell: Cell) -> Path:
+        """The run directory of a cell that trains."""
+        return self.runs / cell.name
+
+    def log(self, cell: Cell) -> Path:
+        """Where the process of a cell prints."""
+        return self.logs / f"{cell.name}.log"
+
+    def spec(self, cell: Cell) -> Path:
+        """Writes the description of a cell for the process that will run it; returns the file."""
+        path = self.logs / f"{cell.name}.json"
+        write_json_atomic(path, cell.describe())
+        return path
+
+    def find(self, cell: Cell) -> Result | None:
+        """The result of a cell, or None where it is not finished."""
+        exact = self.cells / cell.name
+        if (exact / "result.json").is_file():
+            return Result(exact, cell, read_json(exact / "result.json"))
+        for path in sorted(self.cells.glob(f"{cell.label}-*")):
+            if len(path.name) == len(cell.name) and _means(path, cell):
+                return Result(path, cell, read_json(path / "result.json"))
+        return None
+
+    def save(self, cell: Cell, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | Path]) -> Result:
+        """Writes a result, whole or not at all. Where another process wrote it first, that one counts.
+
+        Of `arrays`, one that is a folder is copied, under its name.
+        """
+        final = self.cells / cell.name
+        values = {
+            "cell": cell.name,
+            **values,
+            "environment": describe_environment(),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        if not final.exists():
+            with new_directory(final) as folder:
+                for name, array in arrays.items():
+                    if isinstance(array, Path):
+                        (folder / name).mkdir()
+                        for file in array.iterdir():
+                            write_bytes_atomic(folder / name / file.name, file.read_bytes())
+                    else:
+                        save_array(folder / f"{name}.npy", array)
+                write_json_atomic(folder / "cell.json", cell.describe())
+                write_json_atomic(folder / "result.json", values)
+        return Result(final, cell, read_json(final / "result.json"))
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Replaces `path` by an array of numbers."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    write_bytes_atomic(path, buffer.getvalue())
+
+
+def _means(path: Path, cell: Cell) -> bool:
+    """Whether a finished cell of an older version is `cell`."""
+    try:
+        older = Cell.from_description(read_json(path / "cell.json")).in_todays_words()
+    except (TackboardError, KeyError, TypeError):
+        return False  # A setting that is gone: another cell.
+    return older.describe() == cell.describe()

@@ -1,0 +1,167 @@
+"""What a study of `tackboard bench quality` is: options in; cells, and how to read those that are finished, out.
+
+A study is a function of a `Context` that gives a `Plan`. Studies are named in `STUDIES` and imported when they are
+asked for, so another module adds one by one line there; stages of its own it adds to STAGES of cell.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tackboard.bench.quality.cells import Cell, Result, Work
+from tackboard.bench.quality.data import Bench, check_ties, expected_facts, prepare, prepared_name, read_facts
+from tackboard.bench.quality.methods import Method, Place, check_overrides, config_of, find_method
+from tackboard.core.config import suggest
+from tackboard.core.errors import UsageError
+from tackboard.train.config import config_to_json
+
+STUDIES = {
+    "reproduce": "tackboard.bench.quality.studies:reproduce",
+    "validate": "tackboard.bench.quality.studies:validate",
+    "compare": "tackboard.bench.quality.studies:compare",
+    "transfer": "tackboard.bench.transfer.study:transfer",
+    "transfer-hidden": "tackboard.bench.transfer.study:transfer_hidden",
+    "ablations": "tackboard.bench.quality.ablations:ablations",
+}
+"""Study → module:function of a context."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was asked for."""
+
+    study: str = "compare"
+    """Name of the study."""
+    quick: bool = False
+    """Few users, few steps: shows that it works."""
+    methods: tuple[str, ...] = ()
+    """Names of methods; empty: those of the study."""
+    seeds: int = 0
+    """How many seeds; 0: those of the study."""
+    ties: tuple[str, ...] = ()
+    """Tie rules; empty: those of the study."""
+    overrides: tuple[str, ...] = ()
+    """Settings to change, see `config_of`."""
+
+
+@dataclasses.dataclass
+class Context:
+    """What a study plans with."""
+
+    work: Work
+    bench: Bench
+    options: Options
+    data: Path | None = None
+    """Where the publisher's files lie."""
+    is_trial: bool = False
+    """Whether only the options are to be checked: nothing is read or written, sizes are about what they will be."""
+
+    def ties(self, otherwise: Sequence[str]) -> tuple[str, ...]:
+        """The tie rules that were asked for, each once, or those of the study."""
+        return tuple(dict.fromkeys(self.options.ties)) or tuple(otherwise)
+
+    def one_rule(self) -> str:
+        """The tie rule of a study that takes only one; more raise UsageError."""
+        rules = self.ties(self.bench.ties[:1])
+        if len(rules) > 1:
+            raise UsageError(f"--study {self.options.study} --ties {','.join(rules)}", allowed="allowed: one of them")
+        return rules[0]
+
+    def methods(self, otherwise: Sequence[str]) -> list[Method]:
+        """The methods that were asked for, each once, or those of the study."""
+        methods = [find_method(name) for name in dict.fromkeys(self.options.methods or otherwise)]
+        self.check_overrides(methods)
+        return methods
+
+    def fitted_methods(self, otherwise: Sequence[str]) -> list[Method]:
+        """The same for a study that only fits: one that was asked for and is not fit raises UsageError."""
+        methods = self.methods(otherwise)
+        for method in methods if self.options.methods else ():
+            if method.build is None:
+                raise UsageError(
+                    f"--study {self.options.study} --methods {method.name}",
+                    allowed=f"{method.name} counts and fits nothing: this study is about fits",
+                    fix=f"use --study compare --methods {method.name}",
+                )
+        return [method for method in methods if method.build is not None]
+
+    def check_overrides(self, methods: Sequence[Method]) -> None:
+        """Raises UsageError for an override that does not belong to one of `methods`, all that are run."""
+        check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
+
+    def seeds(self, otherwise: int) -> range:
+        """The seeds: as many as were asked for, or as the study wants; one where it shall be quick."""
+        return range(self.options.seeds or (1 if self.options.quick else otherwise))
+
+    def places(self, ties: Sequence[str]) -> dict[str, Place]:
+        """Tie rule → prepared dataset."""
+        stride = self.bench.quick_stride if self.options.quick else 1
+        if self.is_trial:
+            check_ties(self.bench, ties)
+            facts = expected_facts(self.bench, stride)
+            return {
+                rule: Place(self.bench, facts, prepared_name(self.bench, rule, stride), self.options.quick)
+                for rule in ties
+            }
+        paths = prepare(self.bench, ties, self.work.datasets, self.data, stride)
+        return {
+            rule: Place(self.bench, read_facts(path), path.name, self.options.quick) for rule, path in paths.items()
+        }
+
+    def protocol(self) -> dict[str, Any]:
+        """How cells are judged."""
+        quick_users = self.bench.quick_max_users if self.options.quick else 0
+        return {"filter_seen": self.bench.filter_seen, "max_users": quick_users or self.bench.max_users}
+
+    def cell(
+        self, place: Place, ties: str, method: Method, seed: int, stage: str, after: Cell | None = None, **protocol: Any
+    ) -> Cell:
+        """The cell of a method with a seed at a stage; `protocol` adds to how it is judged."""
+        config = None
+        if method.build is not None:
+            config = config_to_json(config_of(method, place, seed, self.options.overrides))
+        return Cell(
+            prepared=place.prepared,
+            ties=ties,
+            method=method.name,
+            seed=seed,
+            stage=stage,
+            protocol=self.protocol() | protocol,
+            config=config,
+            after=after,
+        )
+
+
+Find = Callable[[Cell], Result | None]
+Table = dict[str, Any]
+"""`sections`: title, header and rows of text; `notes`: sentences; `figures`: the same as numbers; `charts`: see
+report.py."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Cells, and how to read those that are finished."""
+
+    cells: Sequence[Cell]
+    table: Callable[[Find], Table]
+
+
+def find_study(name: str) -> Callable[[Context], Plan]:
+    """The study of that name; another name raises UsageError with the closest."""
+    if name not in STUDIES:
+        close = suggest(name, STUDIES)
+        raise UsageError(
+            f"--study {name}", allowed=f"allowed: {', '.join(STUDIES)}", fix=f"did you mean {close}?" if close else ""
+        )
+    module, _, function = STUDIES[name].partition(":")
+    found: Callable[[Context], Plan] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def section(title: str, header: list[str], rows: list[list[str]]) -> dict[str, Any]:
+    """A titled table of text."""
+    return {"title": title, "header": header, "rows": rows}

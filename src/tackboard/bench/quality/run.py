@@ -1,0 +1,124 @@
+"""`tackboard bench quality`: how well methods rank on public data, by one protocol, beside what was published.
+
+In: a publisher's files and a study. Out: one object with a table. The work is a table of cells (cells.py), each
+done once and kept, so a study can be spread over many calls and machines: plan.py says what a study is,
+cell.py what a cell does, flow/jobs.py runs them, report.py shows what came out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tackboard.bench.quality.cell import step_of
+from tackboard.bench.quality.cells import Result, Work
+from tackboard.bench.quality.data import find_bench, find_files, prepared_name, read_facts
+from tackboard.bench.quality.methods import find_method
+from tackboard.bench.quality.plan import Context, Options, Plan, find_study
+from tackboard.core.errors import UsageError
+from tackboard.core.rundir import describe_environment
+from tackboard.flow.jobs import JobRunner, Report
+from tackboard.flow.outcome import describe_hardware
+from tackboard.train.trainer import choose_device
+
+
+def measure(
+    dataset: str,
+    options: Options,
+    *,
+    work: Path,
+    data: Path | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    time_limit: float | None = None,
+) -> dict[str, Any]:
+    """Finishes the cells of a study, as far as time allows, and gives its table and what is left of it.
+
+    What cannot be is refused before anything is written: unknown names raise UsageError, files that are not the
+    dataset DataError.
+    """
+    end = None if time_limit is None else time.monotonic() + time_limit
+    bench = find_bench(dataset)
+    study = find_study(options.study)
+    check_options(options)
+    check_device(device)
+    context = Context(Work.check(work), bench, options, data)
+    study(dataclasses.replace(context, is_trial=True))
+    if data is not None:
+        find_files(bench.public, data)  # A mistyped one is told also where the files are not needed any more.
+    plan = study(context)
+    folder = Work.open(work)
+    # Chosen once: a process that finds the GPU out of reach must fail, not go on for days without it.
+    chosen = str(choose_device(device))
+    steps = [step_of(folder, cell, chosen) for cell in plan.cells]
+    report = JobRunner(jobs=jobs, end=end, noun="cell").run(steps)
+    return describe(context, plan, report)
+
+
+def check_options(options: Options) -> None:
+    """Raises UsageError for a name that does not exist and a number that cannot be."""
+    for name in options.methods:
+        find_method(name)
+    if options.seeds < 0:
+        raise UsageError(f"--seeds {options.seeds}", allowed="allowed: 1 or more")
+
+
+def check_device(device: str) -> None:
+    """Raises UsageError for a device that cannot be."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise UsageError(f"--device {device}", allowed="allowed: auto, cpu, cuda", fix="use --device auto")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"--device {device}", allowed="torch sees no GPU here", fix="use --device cpu")
+
+
+def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
+    """The finished part of a study as one object."""
+    results = [result for cell in plan.cells if (result := context.work.find(cell)) is not None]
+    ties = tuple(dict.fromkeys(cell.ties for cell in plan.cells))
+    stride = context.bench.quick_stride if context.options.quick else 1
+    facts = read_facts(context.work.datasets / prepared_name(context.bench, ties[0], stride))
+    environment = describe_environment()
+    table = plan.table(context.work.find)
+    own_words = table.get("protocol")  # Of a study that judges otherwise than others on the same dataset.
+    return {
+        "bench": "quality",
+        "study": context.options.study,
+        "dataset": context.bench.name,
+        "quick": context.options.quick,
+        "data": {
+            "num_users": facts.num_users,
+            "num_items": facts.num_items,
+            "num_events": facts.num_events,
+            "last_tied_share": facts.last_tied_share,
+        },
+        "ties": list(ties),
+        "protocol": {"words": own_words} if own_words else context.protocol(),
+        "note": "" if own_words else context.bench.note,
+        "table": table,
+        "num_cells": report.num_found + report.num_done + len(report.failures) + len(report.left),
+        "num_finished": report.num_found + report.num_done,
+        "num_left": len(report.left),
+        "is_stopped": report.is_stopped,
+        "failures": [
+            {"cell": one.step.label, "code": one.code, "log": str(one.step.log), "reason": one.reason}
+            for one in report.failures
+        ],
+        "devices": _distinct(results, lambda result: result.values.get("device")),
+        "commits": _distinct(results, lambda result: result.values["environment"]["commit"]),
+        "command": sys.argv[1:],
+        "hardware": describe_hardware(),
+        "python": environment["python"],
+        "packages": environment["packages"],
+        "commit": environment["commit"],
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _distinct(results: list[Result], of: Any) -> list[str]:
+    return sorted({str(value) for result in results if (value := of(result))})

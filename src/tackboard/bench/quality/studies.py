@@ -1,0 +1,403 @@
+"""The studies of `tackboard bench quality`: options in, the cells that answer a question out, and how to read them.
+
+    reproduce  SASRec, HSTU and HSTU-large as published, under every tie rule: is this harness right?
+    validate   one fit of each method, judged on the validation event alone: what to tune with
+    compare    everything chosen on validation, refit, tested once; ours against the strongest baseline that reads no
+               more, paired over users
+
+Tables are made of what is finished, so that a study that is spread over days can be looked at in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.bench.quality.cells import Cell, Result
+from tackboard.bench.quality.methods import METHODS, Method
+from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
+from tackboard.core.errors import DataError, UsageError
+from tackboard.metrics.paired import gains, hits, paired_bootstrap
+
+METRICS = ("hr@10", "ndcg@10", "hr@50", "ndcg@50", "hr@200", "ndcg@200")
+TOLERANCE = 0.015
+"""How far outside of our spread over tie rules a published figure may lie."""
+NUM_RESAMPLES = 1000
+HSTU_README = "meta-recsys/generative-recommenders, README"
+PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
+    "ml-1m": {
+        "sasrec": ("SASRec, sampled softmax", HSTU_README, (0.2853, 0.1603, 0.5474, 0.2185, 0.7528, 0.2498)),
+        "hstu": ("HSTU", HSTU_README, (0.3097, 0.1720, 0.5754, 0.2307, 0.7716, 0.2606)),
+        "hstu-large": ("HSTU-large", HSTU_README, (0.3294, 0.1893, 0.5935, 0.2481, 0.7839, 0.2771)),
+        "sasrec-items": ("SASRec, cross-entropy", "Klenitskiy and Vasilev, RecSys 2023", (0.3152, 0.1821)),
+        "gsasrec": ("gSASRec", "asash/gSASRec-pytorch, README", (0.3003, 0.1726)),
+    }
+}
+"""Dataset → method of ours that it corresponds to → (name, where, the metrics in order). The first three were tested
+during training; all of them under tie rules of their own."""
+
+
+# ---- reproduce ----
+
+
+def reproduce(context: Context) -> Plan:
+    """The published rivals under every tie rule."""
+    if context.bench.name not in PUBLISHED:
+        raise UsageError(
+            f"--study reproduce --dataset {context.bench.name}",
+            allowed=f"figures were published for: {', '.join(PUBLISHED)}",
+            fix="use --study compare",
+        )
+    methods = context.fitted_methods(("sasrec", "hstu", "hstu-large"))
+    places = context.places(context.ties(context.bench.ties))
+    cells = [
+        # Published code filters only what the model reads of a history.
+        context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
+        for seed in context.seeds(1)
+        for method in methods
+        for rule, place in places.items()
+    ]
+    return Plan(cells, lambda find: _reproduce_table(context, methods, cells, find))
+
+
+def _reproduce_table(context: Context, methods: list[Method], cells: Sequence[Cell], find: Find) -> Table:
+    results = [result for cell in cells if (result := find(cell)) is not None]
+    rows, figures, verdicts, agreement = [], [], [], []
+    for result in results:
+        cell, values = result.cell, result.values
+        best, last = values["best_metrics"], values["metrics"]
+        names = (METHODS[cell.method].title, cell.ties, str(cell.seed))
+        rows.append([*names, *_numbers(best, METRICS[:2]), *_numbers(last, METRICS[:2]), f"{values['best_step']:,}"])
+        figures.append({"method": cell.method, "ties": cell.ties, "seed": cell.seed, "best": best, "last": last})
+    for method in methods:
+        known = published_for(context).get(method.name)
+        mine = [result for result in results if result.cell.method == method.name]
+        if known is None or not mine:
+            continue
+        for place, metric in enumerate(METRICS[:2]):
+            verdict = agrees(mine, metric, known[2][place])
+            agreement.append({"method": method.name, "metric": metric} | verdict)
+            spreads = [f"{low:.4f} to {high:.4f}" for low, high in (verdict["best_spread"], verdict["last_spread"])]
+            words = "agree" if verdict["agrees"] else "do NOT agree"
+            verdicts.append([known[0], metric, f"{known[2][place]:.4f}", *spreads, words])
+    header = ["", "ties", "seed", "best hr@10", "best ndcg@10", "last hr@10", "last ndcg@10", "best step"]
+    return {
+        "sections": [
+            section("Tested during training: the best, as published, and the last", header, rows),
+            section(
+                f"Published figures against our spread over tie rules (within {TOLERANCE})",
+                ["", "metric", "published", "our best", "our last", ""],
+                verdicts,
+            ),
+        ],
+        "notes": [
+            "Published figures were read off the test event during training, and so is our best: this shows that the "
+            "harness is right, not how good a method is. Of the history only what the model reads is taken out of the "
+            "ranking, as in the published code.",
+        ],
+        "figures": {"rows": figures, "agreement": agreement},
+        "charts": [*_curves(results, "test"), *_dots(context, results, "best_metrics")],
+    }
+
+
+def published_for(context: Context) -> dict[str, tuple[str, str, tuple[float, ...]]]:
+    """What was published for the dataset; nothing beside a quick table, which is of other users and few steps."""
+    return {} if context.options.quick else PUBLISHED.get(context.bench.name, {})
+
+
+def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
+    """Whether a published figure lies near enough to our spread over tie rules, each counted by its mean over seeds."""
+
+    def spread(kind: str) -> tuple[float, float]:
+        rules = sorted({result.cell.ties for result in results})
+        means = [
+            float(np.mean([result.values[kind][metric] for result in results if result.cell.ties == rule]))
+            for rule in rules
+        ]
+        return min(means), max(means)
+
+    low, high = spread("best_metrics")
+    is_near = low - TOLERANCE <= published <= high + TOLERANCE
+    return {
+        "published": published,
+        "best_spread": (low, high),
+        "last_spread": spread("metrics"),
+        "agrees": bool(is_near),
+    }
+
+
+# ---- validate ----
+
+
+def validate(context: Context) -> Plan:
+    """One fit of each method, judged on the validation event alone."""
+    methods = context.fitted_methods(_compared(context))
+    rules = context.places(context.ties(context.bench.ties[:1]))
+    cells = [
+        context.cell(place, rule, method, seed, "validate")
+        for rule, place in rules.items()
+        for seed in context.seeds(1)
+        for method in methods
+    ]
+    return Plan(cells, lambda find: _validation_table(cells, find))
+
+
+def _validation_table(cells: Sequence[Cell], find: Find) -> Table:
+    results = [result for cell in cells if (result := find(cell)) is not None]
+    header = ["", "reads", "ties", "seed", *METRICS[:2], "steps", "of", "parameters", "s", "tokens/s"]
+    return {
+        "sections": [section("Validation: the event before the last", header, [_validation_row(r) for r in results])],
+        "notes": ["The test event was seen by nobody."] if results else [],
+        "figures": {"rows": [_figures(result) for result in results]},
+        "charts": _curves(results, "validation"),
+    }
+
+
+def _validation_row(result: Result) -> list[str]:
+    cell, values = result.cell, result.values
+    planned = result.cell.run_config().training.steps
+    return [
+        *(METHODS[cell.method].title, METHODS[cell.method].reads, cell.ties, str(cell.seed)),
+        *_numbers(values["metrics"], METRICS[:2]),
+        *(f"{values['chosen_steps']:,}", f"{planned:,}", f"{values['parameters']:,}"),
+        *(f"{values['seconds']:,.0f}", f"{values['tokens_per_s']:,}"),
+    ]
+
+
+# ---- compare ----
+
+
+def compare(context: Context) -> Plan:
+    """Ours against the others: validation, refit, test."""
+    methods = context.methods(_compared(context))
+    cells = []
+    for rule, place in context.places(context.ties(context.bench.ties[:1])).items():
+        for method in methods:
+            if method.build is None:
+                cells.append(context.cell(place, rule, method, 0, "baseline"))
+                continue
+            # Everything is chosen once, with the first seed; the others show what chance does.
+            chosen = context.cell(place, rule, method, 0, "validate")
+            cells += [context.cell(place, rule, method, seed, "test", chosen) for seed in context.seeds(3)]
+    return Plan(cells, lambda find: _compare_table(context, cells, find))
+
+
+def _compared(context: Context) -> tuple[str, ...]:
+    if context.options.quick:
+        return ("popularity", "item-to-item", "sasrec-history", "pinfm-history")
+    if context.bench.name == "ml-1m":
+        names = ("sasrec-wide", "hstu-large", "hstu-wide", "pinfm")
+        fits = (f"{name}-{inputs}" for inputs in ("history", "request") for name in names)
+        return ("popularity", "item-to-item", "sasrec-items", *fits)
+    return ("popularity", "item-to-item", "recently-seen", "sasrec-history", "sasrec-wide-history", "pinfm-history")
+
+
+def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table:
+    results = [result for cell in cells if (result := find(cell)) is not None]
+    groups = _grouped(results)
+    singles = [
+        [*_names(result.cell), str(result.cell.seed) if METHODS[result.cell.method].build else "",
+         *_numbers(result.values["metrics"]), f"{result.values['steps']:,}" if "steps" in result.values else ""]
+        for result in results
+    ]  # fmt: skip
+    means = [[*_names(group[0].cell), str(len(group)), *_numbers(mean_metrics(group))] for group in groups.values()]
+    published = published_for(context)
+    for title, source, metrics in published.values():
+        known = dict(zip(METRICS, metrics, strict=False))
+        means.append([f"published: {title}", source, "", "", *_numbers(known)])
+    differences = compare_to_strongest(groups)
+    sections = [
+        section("Test, each seed", ["", "reads", "ties", "seed", *METRICS, "steps"], singles),
+        section("Test, mean over seeds", ["", "reads", "ties", "seeds", *METRICS], means),
+        section(
+            f"Difference to the strongest baseline that reads no more ({NUM_RESAMPLES:,} paired resamples of users)",
+            ["", "reads", "ties", "metric", "against", *DIFFERENCE_COLUMNS, ""],
+            [_comparison_row(one) for one in differences],
+        ),
+        *_returning(context, groups),
+        section("What it cost", ["", "reads", "ties", "parameters", "train s", "tokens/s", "ranking s", "GPU MiB",
+                                 "host MiB"], [_cost_row(group[0]) for group in groups.values()]),
+    ]  # fmt: skip
+    validations = [cell.after for cell in cells if cell.after is not None]
+    fits = [result for cell in _distinct(validations) if (result := find(cell)) is not None]
+    notes = []
+    if any(result.cell.config for result in results):
+        notes.append(
+            "The number of steps was chosen on the event before the last with the first seed; then refit on all but "
+            "the last event and tested once."
+        )
+    losses = {_loss_of(result.cell): result.cell.config for result in results}
+    if config := losses.get("mixed"):
+        drawn = config["data"]["uniform_negatives"]
+        notes.append(f"Cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn ones.")
+    if config := losses.get("sampled"):
+        few = config["model"]["config"]["loss"]["num_negatives"]
+        notes.append(f"The softmax of rivals is over {few:,} drawn items for each prediction.")
+    if published:
+        notes.append("Published figures of SASRec with sampled softmax and HSTU were tested during training.")
+    return {
+        "sections": sections,
+        "notes": notes,
+        "figures": {
+            "rows": [_figures(result) for result in results],
+            "means": [
+                {"method": method, "ties": ties, "seeds": len(group)} | mean_metrics(group)
+                for (ties, method), group in groups.items()
+            ],
+            "comparisons": differences,
+            "validation": [_figures(result) for result in fits],
+            "published": {name: dict(zip(METRICS, entry[2], strict=False)) for name, entry in published.items()},
+        },
+        "charts": [*_dots(context, results, "metrics"), *_curves(fits, "validation")],
+    }
+
+
+def mean_metrics(group: Sequence[Result]) -> dict[str, float]:
+    """Each metric's mean over seeds."""
+    return {metric: float(np.mean([one.values["metrics"][metric] for one in group])) for metric in METRICS}
+
+
+def per_user(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
+    """A metric of each user, mean over seeds [U]."""
+    name, _, k = metric.partition("@")
+    measure = {"hr": hits, "ndcg": gains}[name]
+    return np.asarray(np.mean([measure(one.array(), int(k)) for one in group], axis=0))
+
+
+def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
+    """Each of our methods against the baseline with the highest mean among those that read no more, by metric."""
+    found = []
+    for (ties, name), ours in groups.items():
+        if not METHODS[name].is_ours:
+            continue
+        others = [
+            group
+            for (other_ties, other), group in groups.items()
+            if other_ties == ties and not METHODS[other].is_ours and METHODS[other].reads_no_more_than(METHODS[name])
+        ]
+        for metric in METRICS[:2] if others else ():
+            strongest = max(others, key=lambda group: mean_metrics(group)[metric])
+            measured = measure(ours, strongest, metric)
+            names = {"method": name, "ties": ties, "metric": metric, "against": strongest[0].cell.method}
+            found.append(names | figures_of(measured))
+    return found
+
+
+def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
+    """The difference of two groups of seeds, paired over users; both must have been judged on the same events."""
+    check_same_targets([*ours, *theirs])
+    drawn = paired_bootstrap(per_user(ours, metric), per_user(theirs, metric), num_resamples=NUM_RESAMPLES)
+    mine, other = ([float(one.values["metrics"][metric]) for one in group] for group in (ours, theirs))
+    return Measured(drawn.mean, drawn.low, drawn.high, mine, other, is_fixed=theirs[0].cell.config is None)
+
+
+def check_same_targets(results: Sequence[Result]) -> None:
+    """Raises DataError where results were judged on different users, or on different events of them."""
+    for one in results[1:]:
+        if one.values["targets_sha256"] != results[0].values["targets_sha256"]:
+            raise DataError(
+                f"{results[0].cell.label} and {one.cell.label} were judged on different events",
+                allowed="needed: the same held-out events of the same users",
+                fix=f"remove {one.path} and run again, if it is of an older version",
+            )
+
+
+def _returning(context: Context, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
+    """Where the history stays in the ranking: the metric of users who come back to an item, and of the others."""
+    if context.bench.filter_seen or not groups:
+        return []
+    rows = []
+    for group in groups.values():
+        returns = group[0].array("returns")
+        values = per_user(group, "hr@10")
+        parts = [values[returns], values[~returns]]
+        rows.append([*_names(group[0].cell), *(f"{part.mean():.4f}" if len(part) else "" for part in parts)])
+    share = float(next(iter(groups.values()))[0].array("returns").mean())
+    title = f"hr@10 where the item is in the history already ({share:.1%} of users), and where it is new"
+    return [section(title, ["", "reads", "ties", "seen before", "new"], rows)]
+
+
+# ---- parts of tables ----
+
+
+def _loss_of(cell: Cell) -> str:
+    """Which loss a rival has; empty for other methods."""
+    return str(cell.config["model"]["config"]["loss"].get("kind", "")) if cell.config is not None else ""
+
+
+def _distinct(cells: Sequence[Cell]) -> list[Cell]:
+    return list({cell.name: cell for cell in cells}.values())
+
+
+def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """(tie rule, method) → its results, one per seed."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.cell.ties, result.cell.method), []).append(result)
+    return groups
+
+
+def _names(cell: Cell) -> list[str]:
+    method = METHODS[cell.method]
+    return [method.title, method.reads, cell.ties]
+
+
+def _numbers(metrics: Mapping[str, float], names: Sequence[str] = METRICS) -> list[str]:
+    return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
+
+
+def _comparison_row(one: Mapping[str, Any]) -> list[str]:
+    method, against = METHODS[one["method"]], METHODS[one["against"]].title
+    names = [method.title, method.reads, one["ties"], one["metric"], against]
+    return [*names, *difference_cells(one), one["verdict"]]
+
+
+def _cost_row(result: Result) -> list[str]:
+    values, in_mebibytes = result.values, ("peak_device_bytes", "peak_rss_bytes")
+    counts = ("parameters", "seconds", "tokens_per_s", "evaluation_seconds")
+    return [
+        *_names(result.cell),
+        *(f"{values[key]:,}" if key in values else "" for key in counts),
+        *(f"{values[key] / 2**20:,.0f}" if values.get(key) else "" for key in in_mebibytes),
+    ]
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    """A result as numbers, for JSON."""
+    cell = result.cell
+    named = {"method": cell.method, "ties": cell.ties, "seed": cell.seed, "stage": cell.stage}
+    left_out = ("environment", "cell", "curve")
+    return named | {key: value for key, value in result.values.items() if key not in left_out} | {
+        "commit": result.values["environment"]["commit"]
+    }  # fmt: skip
+
+
+def _curves(results: Sequence[Result], event: str) -> list[dict[str, Any]]:
+    """NDCG@10 over steps, a line for each fit."""
+    lines = [
+        {
+            "name": f"{result.cell.method} {result.cell.ties} {result.cell.seed}",
+            "x": [point["step"] for point in result.values["curve"]],
+            "y": [point["ndcg@10"] for point in result.values["curve"]],
+        }
+        for result in results
+        if len(result.values.get("curve", ())) > 1
+    ]
+    title = f"NDCG@10 on the {event} event while training"
+    return [{"kind": "lines", "name": "curves", "title": title, "x_label": "steps", "lines": lines}] if lines else []
+
+
+def _dots(context: Context, results: Sequence[Result], kind: str) -> list[dict[str, Any]]:
+    """HR@10 of every seed and tie rule, a row for each method, beside what was published."""
+    rows = [
+        {"name": method.name, "values": values}
+        for method in METHODS.values()
+        if (values := [result.values[kind]["hr@10"] for result in results if result.cell.method == method.name])
+    ]
+    marks = {entry[0]: entry[2][0] for entry in published_for(context).values()}
+    chart = {"kind": "dots", "name": "hr10", "title": f"HR@10 on {context.bench.name}", "rows": rows, "marks": marks}
+    return [chart] if rows else []

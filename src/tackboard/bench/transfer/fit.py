@@ -1,0 +1,295 @@
+"""A task on top of a model: examples in; how well they are answered by the model as it was pretrained, fine-tuned, or
+from scratch, out.
+
+Each arm is a ranker (models/ranker.py) on labelled requests, trained like any other run. The arms differ in nothing but
+where the model begins and what moves:
+
+    fine-tuned   begins as pretrained and moves at a tenth of the head's rates, as published
+    frozen       stays as pretrained; only the head moves
+    scratch      begins at random and moves at the head's rates
+
+Every arm tries the same number of rates, each a run of its own in the cell's folder of runs. A run is judged on the
+validation users at the same places and stops when it has not improved for as long, so an arm that needs longer gets
+longer; the better run is tested once, where it was best. A cell that is killed goes on with its runs. Parameters of
+pretraining lie as a checkpoint in the result of its cell, which is all that an arm begins with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch import HashConfig
+from tackboard.bench.quality.cell import Fit, Machine, Outcome
+from tackboard.bench.quality.cell import metrics_of as ranking_metrics
+from tackboard.bench.quality.cells import Cell, Work
+from tackboard.bench.transfer.data import VALIDATION_USERS, YES, Examples, additive_means, task_dataset
+from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
+from tackboard.checkpoint.trained import load_trained
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.files import read_json, remove_directory
+from tackboard.core.progress import say
+from tackboard.core.rundir import RunDirectory
+from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.config import Part
+from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
+from tackboard.evaluation.requests import METRICS, Answers, answer, metrics_of
+from tackboard.events.dataset import open_dataset
+from tackboard.features.feature_set import FILE_NAME as FEATURES
+from tackboard.metrics.binary import UserResamples, auc_of_users, log_losses, logit
+from tackboard.models.pinfm import PinFMConfig
+from tackboard.models.ranker import HeadConfig, RankerConfig
+from tackboard.train.config import RunConfig, StartConfig, TrainingConfig, config_to_json, features_for
+from tackboard.train.optimizers import OptimizerConfig
+from tackboard.train.trainer import Trainer
+
+ARMS = {
+    "fine-tuned": "pretrained, fine-tuned",
+    "frozen": "pretrained, frozen",
+    "scratch": "from scratch",
+}
+RATES = {"fine-tuned": {"pinfm.": 0.1}, "frozen": {"pinfm.": 0.0}, "scratch": {}}
+"""Arm → rates of the model over those of the head."""
+VECTORS = ("outputs", "hidden")
+NUM_RESAMPLES = 1000
+CHECKPOINT = "checkpoint"
+"""Folder of the parameters in the result of pretraining."""
+UNLIMITED = 1 << 40
+"""More tokens than any pass has, and more steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FitSettings:
+    """How an arm is fit; a cell's protocol holds these by name."""
+
+    learning_rates: tuple[float, ...] = (3e-3, 1e-3)
+    """Rates of the head that are tried, chosen between on validation."""
+    users_per_step: int = 32
+    """Users whose examples a step holds at least, on average."""
+    steps_per_pass: int = 100
+    """Steps in which all examples are read once, at most: where there are many, steps are larger instead."""
+    least_steps: int = 20
+    """Steps between judgements at least; otherwise half a pass over the examples."""
+    max_points: int = 40
+    """Judgements at most."""
+    patience: int = 4
+    """Judgements without improvement after which a fit ends."""
+
+    def steps_of_pass(self, num_users: int) -> int:
+        """Steps in which the examples of so many users are read once, about."""
+        return min(self.steps_per_pass, -(-num_users // self.users_per_step))
+
+    def training(self, steps_per_pass: int, machine: Machine) -> TrainingConfig:
+        """How long a run lasts, and when it is judged."""
+        every = max(self.least_steps, -(-steps_per_pass // 2))
+        return TrainingConfig(
+            steps=self.max_points * every,
+            checkpoint_every=every,
+            validate_every=every,
+            validation_steps=UNLIMITED,
+            patience=self.patience,
+            device=machine.device,
+            num_threads=machine.num_threads,
+        )
+
+    @classmethod
+    def of(cls, protocol: Mapping[str, Any]) -> FitSettings:
+        """The settings that a protocol holds."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        chosen = {name: protocol[name] for name in names if name in protocol}
+        return cls(**chosen | {"learning_rates": tuple(protocol.get("learning_rates", cls.learning_rates))})
+
+
+# ---- the stages ----
+
+
+def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Pretrains to the end of the schedule, and keeps the parameters in the result: all that later cells need."""
+    fit = Fit(work, cell, cell.run_config(), machine)
+    fit.train(judge_always=False)
+    ranks = fit.ranks_at(fit.last_step())
+    trained = load_trained(find_checkpoint(fit.run.path))
+    features = {FEATURES: read_json(trained.path / FEATURES)}
+    kept = CheckpointStore(fit.run.path / "kept").save(fit.last_step(), trained.tensors, trained.state, features)
+    return fit.values() | {"metrics": ranking_metrics(ranks)}, {"ranks": ranks, CHECKPOINT: kept}
+
+
+def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Fits one arm on so many examples and tests it once."""
+    started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
+    config = arm_config(work, cell)
+    source = open_examples(work, cell, config)
+    config, steps = _in_steps(config, source, settings, machine)
+    runs = [fit_arm(work, cell, config, source, steps, rate) for rate in settings.learning_rates]
+    best = min(runs, key=lambda run: run.validation.best_loss)
+    if best.validation.best_step is None:
+        raise DataError(f"{cell.label}: no judgement was a number")
+    trained = load_trained(find_checkpoint(best.run.path))
+    best.model.load_state_dict(trained.tensors["dense"] | trained.tensors["tables"])
+    hashing = config.model.tables
+    metrics, arrays = judged(answer(best.model, config.data.steps(source, hashing, config.seed, part="test")))
+    for run in runs:  # The best is what was tested; only a run that goes on needs more.
+        best_name = find_checkpoint(run.run.path).name
+        for path in [path for path in run.store.complete() if path.name != best_name]:
+            remove_directory(path)
+    values = {
+        "metrics": metrics,
+        "validation_log_loss": round(best.validation.best_loss, 6),
+        "learning_rate": best.config.optimizer.dense_learning_rate,
+        "steps": best.validation.best_step,
+        "epochs": round(best.validation.best_step / steps.plan.steps_per_epoch, 2),
+        "num_examples": len(Examples.of(steps)),
+        **facts_of(config.data, source, hashing),
+        "device": torch.cuda.get_device_name(best.device) if best.device.type == "cuda" else "cpu",
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    return values, arrays
+
+
+def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
+    """Answers by the mean of the item, or of item and user: over so many examples, or over all that could be known."""
+    del machine
+    started, config = time.perf_counter(), cell.run_config()
+    data = _data(work, cell, config.model.max_history)
+    source, hashing = data.open(None), config.model.tables
+    test = Examples.of(data.steps(source, hashing, cell.seed, part="test"))
+    known = [
+        (False, Examples.of(dataclasses.replace(data, max_requests=count).steps(source, hashing, cell.seed)))
+        for count in cell.protocol["sizes"]
+    ]
+    everything = Examples.before_judging(work.dataset(cell), tuple(cell.protocol["actions"]))
+    rows: list[dict[str, Any]] = []
+    arrays: dict[str, NDArray[Any]] = {}
+    for is_all, examples in [*known, (True, everything)]:
+        for with_users in (False, True):
+            means = additive_means(examples, test, with_users=with_users)
+            answers = Answers(logit(means), test.users, test.items, {YES: test.labels.astype(np.int8)})
+            metrics, arrays = judged(answers)
+            about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
+            rows.append(about | {"metrics": metrics})
+    facts = facts_of(data, source, hashing)
+    # The last of them knows most: its draws are kept, to compare others with it.
+    return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
+
+
+# ---- an arm ----
+
+
+def arm_config(work: Work, cell: Cell) -> RunConfig:
+    """The run of a cell's arm, but for its rate and the size of its steps."""
+    protocol, pretraining = cell.protocol, cell.run_config()
+    arm, start = str(protocol["arm"]), StartConfig()
+    if arm not in ARMS or protocol["vectors"] not in VECTORS:
+        raise UsageError(f"arm {arm}, vectors {protocol['vectors']}", allowed=f"{', '.join((*ARMS, *VECTORS))}")
+    if arm != "scratch":
+        result = work.find(cell.after) if cell.after is not None else None
+        if result is None:
+            raise DataError(f"{cell.label} has no pretrained model to begin with")
+        start = StartConfig(run=str(result.path / CHECKPOINT), prefix="pinfm.")
+    data = _data(work, cell, pretraining.model.max_history, int(protocol["num_examples"]))
+    return RunConfig(name=arm, data=data, model=_ranker(cell), start=start, seed=cell.seed)
+
+
+def _ranker(cell: Cell) -> RankerConfig:
+    """The model of pretraining with a head on it."""
+    model = cell.run_config().model
+    if not isinstance(model, PinFMConfig):
+        raise UsageError(f"{type(model).__name__} cannot be transferred", allowed="allowed: PinFMConfig")
+    head = HeadConfig(label=YES, reads=cell.protocol["vectors"])
+    return RankerConfig.on(model, head)
+
+
+def _data(work: Work, cell: Cell, max_history: int, num_examples: int = 0) -> RequestConfig:
+    train, judge = (str(task_dataset(work.dataset(cell), part)) for part in ("train", "judge"))
+    return RequestConfig(
+        dataset=train,
+        labels=(YES,),
+        max_history=max_history,
+        judged_on=judge,
+        validation_share=VALIDATION_USERS,
+        test_share=1.0 - VALIDATION_USERS,
+        max_requests=num_examples,
+        tokens_per_step=UNLIMITED,
+        window_buckets=64,
+    )
+
+
+def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
+    """The examples to train with, in the words of the dataset that was pretrained on, from scratch too."""
+    dataset = open_dataset(work.datasets / str(cell.protocol["pretrained_on"]), verify=False)
+    vocabulary = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
+    source: RequestSource = config.data.open(features_for(config), vocabulary=vocabulary)
+    return source
+
+
+def _in_steps(
+    config: RunConfig, source: RequestSource, settings: FitSettings, machine: Machine
+) -> tuple[RunConfig, RequestSteps]:
+    """The run with steps of the size that the settings want, and these steps."""
+    in_one = config.data.steps(source, config.model.tables, config.seed)
+    wanted = settings.steps_of_pass(len(np.unique(Examples.of(in_one).users)))
+    # A plan leaves room for the longest request in every step: a whole history and its one candidate.
+    longest = config.model.max_history + 1
+    tokens = max(2 * longest, -(-in_one.plan.total_tokens // wanted) + longest)
+    data = dataclasses.replace(config.data, tokens_per_step=tokens)
+    steps = data.steps(source, config.model.tables, config.seed)
+    training = settings.training(steps.plan.steps_per_epoch, machine)
+    return dataclasses.replace(config, data=data, training=training), steps
+
+
+def fit_arm(
+    work: Work, cell: Cell, config: RunConfig, source: RequestSource, steps: RequestSteps, rate: float
+) -> Trainer:
+    """The run of an arm with one rate of the head, trained to its end."""
+    before, settings = cell.run_config().optimizer, FitSettings.of(cell.protocol)
+    optimizer = OptimizerConfig(
+        dense_learning_rate=rate,
+        # Tables move as much faster than the rest as they did in pretraining.
+        table_learning_rate=rate * before.table_learning_rate / before.dense_learning_rate,
+        warmup_steps=settings.least_steps,
+        final_share=1.0,
+        multipliers=RATES[config.name],
+    )
+    config = dataclasses.replace(config, optimizer=optimizer)
+    run = RunDirectory(work.run(cell) / f"rate-{rate:g}")
+    if not (run.path / "config.json").is_file():
+        run.write(config_to_json(config))
+    trainer = Trainer(config, run, source, steps=steps)
+    trainer.train(quiet=True)
+    say(f"{config.name}, rate {rate:g}: log-loss {trainer.validation.best_loss:.4f} on validation")
+    return trainer
+
+
+def judged(answers: Answers) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+    """(metrics on the test examples, the same over draws of test users), by name."""
+    logits, labels = answers.scores, answers.labels[YES] == 1
+    users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)
+    losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)
+    if np.isnan(within).all():
+        raise DataError("no test user has a yes and a no", allowed="needed: examples of both kinds to tell them apart")
+    draws = UserResamples(users, NUM_RESAMPLES)
+    over_draws = (draws.auc(logits, labels), draws.mean_of_users(within), draws.mean(losses))
+    return metrics_of(answers, YES), {
+        f"draws_{name}": np.asarray(values, dtype=np.float32)
+        for name, values in zip(METRICS, over_draws, strict=True)
+    }  # fmt: skip
+
+
+def facts_of(data: RequestConfig, source: RequestSource, hashing: HashConfig) -> Mapping[str, Any]:
+    """How many examples there are, and how many of them are yes."""
+    every = dataclasses.replace(data, max_requests=0)
+    parts: tuple[Part, ...] = ("train", "validation", "test")
+    train, validation, test = (Examples.of(every.steps(source, hashing, 0, part=part)) for part in parts)
+    return {
+        "num_train": len(train),
+        "num_validation": len(validation),
+        "num_test": len(test),
+        "num_test_users": len(np.unique(test.users)),
+        "share_yes": round(float(test.labels.mean()), 4) if len(test) else None,
+    }

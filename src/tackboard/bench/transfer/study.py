@@ -1,0 +1,350 @@
+"""The study `transfer` of `tackboard bench quality`: does pretraining help with a task that it was not made for?
+
+In: a dataset and a task on it (data.py). Out: a table over the number of examples of the task, because that is
+what somebody who has to choose knows: the model pretrained and fine-tuned, pretrained and frozen, and the same model
+from scratch, each with the same examples; and means of items and users, which need no model. `transfer` reads the
+model's outputs, `transfer-hidden` also what they are made of: two attempts, both published, whatever they say.
+
+Pretraining is that of the method on the first 70% of each user's events, to the end of its schedule; nothing of it is
+chosen by the task. The interval of a difference comes from drawing test users again, the same draws for both; seeds
+draw other examples, another order and other parameters, and are shown singly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.bench.quality.cells import Cell, Result
+from tackboard.bench.quality.data import read_facts
+from tackboard.bench.quality.methods import Method, Place
+from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
+from tackboard.bench.transfer.data import (
+    PRETRAINED_SHARE,
+    SHARES,
+    TASKS,
+    Task,
+    share_of,
+    user_offsets,
+    write_beginning,
+    write_task,
+)
+from tackboard.bench.transfer.fit import ARMS, FitSettings
+from tackboard.core.errors import UsageError, counted
+from tackboard.evaluation.requests import METRICS
+from tackboard.metrics.binary import interval
+
+SIZES = (1_000, 5_000, 25_000, 0)
+"""Examples to train with; 0: all."""
+QUICK_SIZES = (1_000, 0)
+QUICK = FitSettings(learning_rates=(3e-3,), max_points=6, patience=2)
+PRIMARY = "auc"
+"""The metric that answers the question, said beforehand: with many rows some stand out by chance."""
+PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
+Published = Mapping[tuple[str, str], tuple[int | None, str]]
+PUBLISHED: Published = {
+    ("fine-tuned", "scratch"): (1, "fine-tuned against none: Save +3.76%"),
+    ("frozen", "scratch"): (None, "frozen against none: Save +0.10%"),
+    ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
+}
+"""What the publication's Table 6 says: sign and words. `None` there is a ranker without the model, ours has the same
+model from scratch: sizes cannot be compared, so a difference of next to nothing has no sign to compare either."""
+
+Key = tuple[int, str]
+"""Number of examples that was asked for, arm."""
+
+
+def transfer(context: Context) -> Plan:
+    """The arms over the number of examples; the head reads the model's outputs."""
+    return _plan(context, "outputs")
+
+
+def transfer_hidden(context: Context) -> Plan:
+    """The same with a head that also reads what the outputs are made of."""
+    return _plan(context, "hidden")
+
+
+def find_task(dataset: str) -> Task:
+    """The task on a dataset; one that has none raises UsageError."""
+    if dataset not in TASKS:
+        raise UsageError(f"--study transfer --dataset {dataset}", allowed=f"there are tasks on: {', '.join(TASKS)}")
+    return TASKS[dataset]
+
+
+def _plan(context: Context, vectors: str) -> Plan:
+    task = find_task(context.bench.name)
+    methods = context.methods(("pinfm-history",))
+    method = methods[0]
+    if len(methods) > 1 or not method.is_ours:
+        names = ",".join(one.name for one in methods)
+        raise UsageError(f"--methods {names}", allowed="allowed: one PinFM", fix="use --methods pinfm-history")
+    rule = context.one_rule()
+    place = context.places([rule])[rule]
+    beginning = _write_parts(context, place, task)
+    seeds = context.seeds(3)
+    pretrained = {
+        seed: context.cell(beginning, rule, method, seed, "pretrain") for seed in seeds
+    }  # fmt: skip
+    sizes = QUICK_SIZES if context.options.quick else SIZES
+    settings = dataclasses.asdict(_settings(context))
+    shared = {"actions": list(task.actions), "pretrained_on": beginning.prepared}
+    cells: dict[tuple[int, str, int], Cell] = {}
+    for size in sizes:
+        for arm in ARMS:
+            for seed in seeds:
+                after = None if arm == "scratch" else pretrained[seed]
+                protocol = shared | settings | {"arm": arm, "vectors": vectors, "num_examples": size}
+                name = f"{method.name}-{arm}-{vectors}-{size or 'all'}"
+                cells[size, arm, seed] = _cell(pretrained[seed], place, name, "transfer", protocol, after)
+    first = pretrained[seeds[0]]
+    means = _cell(first, place, "means", "transfer-means", shared | {"sizes": list(sizes)}, None)
+    # A seed of everything first: what is finished can be compared, wherever time runs out.
+    every = [*pretrained.values(), means, *sorted(cells.values(), key=lambda cell: cell.seed)]
+    return Plan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
+
+
+def _settings(context: Context) -> FitSettings:
+    return QUICK if context.options.quick else FitSettings()
+
+
+def _write_parts(context: Context, place: Place, task: Task) -> Place:
+    """Writes the datasets of the examples; returns the one that is pretrained on, the beginning of users' events."""
+    source = context.work.datasets / place.prepared
+    target = context.work.datasets / f"{place.prepared}-first{round(100 * PRETRAINED_SHARE)}"
+    if context.is_trial:
+        return dataclasses.replace(place, prepared=target.name)
+    for part in SHARES:
+        write_task(source, task.actions, part)
+    write_beginning(source, share_of(user_offsets(source), PRETRAINED_SHARE), target)
+    return Place(place.bench, read_facts(target), target.name, place.quick)
+
+
+def _cell(like: Cell, place: Place, name: str, stage: str, protocol: Mapping[str, Any], after: Cell | None) -> Cell:
+    return dataclasses.replace(
+        like, prepared=place.prepared, method=name, stage=stage, protocol=dict(protocol), after=after
+    )
+
+
+# ---- the table ----
+
+
+def _table(
+    context: Context,
+    task: Task,
+    method: Method,
+    cells: Mapping[tuple[int, str, int], Cell],
+    means: Cell,
+    pretrained: Sequence[Cell],
+    find: Find,
+) -> Table:
+    groups: dict[Key, list[Result]] = {}
+    for (size, arm, _), cell in cells.items():
+        if (result := find(cell)) is not None:
+            groups.setdefault((size, arm), []).append(result)
+    groups = without_repeats(groups)
+    results = [result for group in groups.values() for result in group]
+    found_means = find(means)
+    published = {} if context.options.quick else PUBLISHED
+    differences = [*compare_arms(groups, published), *compare_to_means(groups, found_means)]
+    all_means = [] if found_means is None else found_means.values["means"]
+    rows_of_means = [row for place, row in enumerate(all_means) if row not in all_means[:place]]
+    facts = next((result.values for result in [*results, *([found_means] if found_means else [])]), None)
+    fits = [result for cell in pretrained if (result := find(cell)) is not None]
+    return {
+        "sections": [
+            section(
+                "Test, mean over seeds",
+                ["examples", "", "seeds", *METRICS],
+                [_mean_row(group) for group in groups.values()],
+            ),
+            *(
+                section(
+                    f"{title}: paired draws of test users, mean over seeds",
+                    ["examples", "metric", "", *DIFFERENCE_COLUMNS, "published", ""],
+                    [_arms_row(one) for one in differences if (one["metric"] == PRIMARY) == is_primary],
+                )
+                for title, is_primary in (
+                    (f"Differences of {PRIMARY}, the metric to go by", True),
+                    ("Differences of the other metrics, to understand it", False),
+                )
+            ),
+            section("What needs no model", ["examples", "", *METRICS], [_means_row(row) for row in rows_of_means]),
+            section(
+                "Test, each seed",
+                ["examples", "", "seed", *METRICS, "validation log_loss", "rate", "steps", "epochs", "s"],
+                [_single_row(result) for result in results],
+            ),
+            section(
+                "Pretraining: next item, the last event of the first 70%",
+                ["seed", "hr@10", "ndcg@10", "steps", "s"],
+                [_pretraining_row(result) for result in fits],
+            ),
+        ],
+        "protocol": _protocol(task, method, facts),
+        "notes": _notes(_settings(context).learning_rates) if groups else [],
+        "figures": {
+            "rows": [_figures(key, result) for key, group in groups.items() for result in group],
+            "differences": differences,
+            "means": rows_of_means,
+            "pretraining": [{"seed": result.cell.seed} | dict(result.values["metrics"]) for result in fits],
+        },
+        "charts": _charts(groups),
+    }
+
+
+def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Result]]:
+    """The same without sizes of more examples than the dataset has: they were given all of them, and all are there."""
+    everything = {int(group[0].values["num_examples"]) for (size, _), group in groups.items() if not size}
+    return {
+        (size, arm): list(group)
+        for (size, arm), group in groups.items()
+        if not size or int(group[0].values["num_examples"]) not in everything
+    }
+
+
+def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -> list[dict[str, Any]]:
+    """Each pair of arms with the same examples: the difference of means over seeds, and its interval."""
+    found = []
+    for size in dict.fromkeys(size for size, _ in groups):
+        for one, other in PAIRS:
+            if (size, one) not in groups or (size, other) not in groups:
+                continue
+            ours, theirs = groups[size, one], groups[size, other]
+            for metric in METRICS:
+                sign, words = published.get((one, other), (None, ""))
+                measured = measure(ours, theirs, metric)
+                found.append(_figures_of_pair(measured, one, other, metric, ours, sign) | {"published": words})
+    return found
+
+
+def compare_to_means(groups: Mapping[Key, Sequence[Result]], means: Result | None) -> list[dict[str, Any]]:
+    """Each arm with all examples against the mean of item and user over all that could be known."""
+    if means is None:
+        return []
+    found = []
+    for (size, arm), group in groups.items():
+        for metric in () if size else METRICS:
+            theirs = float(means.values["means"][-1]["metrics"][metric])
+            singles = [float(result.values["metrics"][metric]) for result in group]
+            low, high = interval(_draws(group, metric) - means.array(f"draws_{metric}"))
+            measured = Measured(float(np.mean(singles)) - theirs, low, high, singles, [theirs], is_fixed=True)
+            found.append(_figures_of_pair(measured, arm, "means", metric, group, None) | {"published": ""})
+    return found
+
+
+def _figures_of_pair(
+    measured: Measured, arm: str, against: str, metric: str, group: Sequence[Result], published: int | None
+) -> dict[str, Any]:
+    names = {"num_examples": group[0].values["num_examples"], "arm": arm, "against": against, "metric": metric}
+    return names | figures_of(measured, published, is_lower_better=metric == "log_loss")
+
+
+def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
+    """The difference of two arms: draws of the same test users, each the mean over seeds."""
+    draws = _draws(ours, metric) - _draws(theirs, metric)
+    mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
+    low, high = interval(draws)
+    return Measured(float(np.mean(mine) - np.mean(other)), low, high, mine, other)
+
+
+def _draws(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
+    return np.mean([result.array(f"draws_{metric}") for result in group], axis=0, dtype=np.float64)
+
+
+def _protocol(task: Task, method: Method, facts: Mapping[str, Any] | None) -> str:
+    counts = ""
+    if facts is not None:
+        counts = (
+            f"; {facts['num_train']:,} examples to train with at most, {facts['num_validation']:,} to choose by, "
+            f"{facts['num_test']:,} to test ({facts['share_yes']:.1%} yes), the latest events of "
+            f"{facts['num_test_users']:,} users who choose nothing, but whose earlier events may be among the examples"
+        )
+    return (
+        f"task: {task.question} It is told the history, its actions included, and the item. PinFM ({method.reads}) is "
+        f"pretrained on the first {PRETRAINED_SHARE:.0%} of each user's events, to predict items; examples come after "
+        f"them, those of the test last{counts}"
+    )
+
+
+def _notes(rates: Sequence[float]) -> list[str]:
+    return [
+        "fine-tuned: the pretrained model moves at a tenth of the head's rates; frozen: only the head moves; from "
+        "scratch: the same model from random parameters, everything at the head's rates.",
+        f"Every arm tries {counted(len(rates), 'rate')}; steps and rate are chosen by log-loss on validation users; "
+        "the test is looked at once.",
+        "auc_within_users compares a user's own examples only.",
+        "means: of item and user, over every event before the test's. They know the answers of all of them; the arms "
+        "were told those of their examples only.",
+        "The publication's arms are rankers with and without PinFM; here all three are the same model, so only the "
+        "direction can be compared.",
+    ]
+
+
+def _mean_row(group: Sequence[Result]) -> list[str]:
+    values = group[0].values
+    means = [float(np.mean([result.values["metrics"][metric] for result in group])) for metric in METRICS]
+    arm = ARMS[group[0].cell.protocol["arm"]]
+    return [f"{values['num_examples']:,}", arm, str(len(group)), *(f"{mean:.4f}" for mean in means)]
+
+
+def _arms_row(one: Mapping[str, Any]) -> list[str]:
+    names = [f"{one['num_examples']:,}", one["metric"], f"{one['arm']} − {one['against']}"]
+    return [*names, *difference_cells(one), one["published"], one["verdict"]]
+
+
+def _means_row(row: Mapping[str, Any]) -> list[str]:
+    name = "mean of the item" + (" and of the user" if row["with_users"] else "")
+    source = ", all events before the test's" if row["all_known"] else ""
+    return [f"{row['num_examples']:,}", name + source, *(f"{row['metrics'][metric]:.4f}" for metric in METRICS)]
+
+
+def _single_row(result: Result) -> list[str]:
+    values, cell = result.values, result.cell
+    return [
+        *(f"{values['num_examples']:,}", ARMS[cell.protocol["arm"]], str(cell.seed)),
+        *(f"{values['metrics'][metric]:.4f}" for metric in METRICS),
+        *(f"{values['validation_log_loss']:.4f}", f"{values['learning_rate']:g}", f"{values['steps']:,}"),
+        *(f"{values['epochs']:.1f}", f"{values['seconds']:,.0f}"),
+    ]
+
+
+def _pretraining_row(result: Result) -> list[str]:
+    values = result.values
+    metrics = [f"{values['metrics'][name]:.4f}" for name in ("hr@10", "ndcg@10")]
+    return [str(result.cell.seed), *metrics, f"{values['steps']:,}", f"{values['seconds']:,.0f}"]
+
+
+def _figures(key: Key, result: Result) -> dict[str, Any]:
+    kept = ("metrics", "num_examples", "steps", "epochs", "learning_rate", "validation_log_loss", "seconds", "device")
+    return {"arm": key[1], "seed": result.cell.seed} | {name: result.values[name] for name in kept}
+
+
+def _charts(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]:
+    """AUC over the number of examples, on a logarithmic scale, a line for each arm."""
+    lines = []
+    for arm, title in ARMS.items():
+        mine = sorted(
+            (group[0].values["num_examples"], float(np.mean([result.values["metrics"]["auc"] for result in group])))
+            for (_, other), group in groups.items()
+            if other == arm
+        )
+        if len(mine) > 1:
+            lines.append({"name": title, "x": [float(np.log10(x)) for x, _ in mine], "y": [y for _, y in mine]})
+    if not lines:
+        return []
+    return [
+        {
+            "kind": "lines",
+            "name": "auc",
+            "title": "AUC on test users by the number of examples",
+            "x_label": "log10 of the examples trained with",
+            "y_label": "AUC",
+            "description": "One line for each arm, mean over seeds.",
+            "lines": lines,
+        }
+    ]

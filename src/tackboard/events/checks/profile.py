@@ -1,0 +1,232 @@
+"""`tackboard data stats`: a snapshot in, what its events look like out, as plain JSON.
+
+Events are read a bucket at a time and counted into fixed bins; items and users are one number each. Nothing in the
+result is about one user. Quantiles of gaps, lateness and candidates per request are those of a sample where there
+are more than 65,536 values, drawn the same way every time, and marked `estimated`; everything else is exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tackboard.core.errors import CorruptFileError
+from tackboard.events.checks.measures import (
+    DAY_MS,
+    IdCounts,
+    NameCounts,
+    Sample,
+    Slice,
+    columns_of,
+    hours_in,
+    names_in,
+    numbers_in,
+    user_counts_in,
+)
+from tackboard.events.dataset import LABEL, REQUESTS, Dataset
+from tackboard.events.schema import numpy_column
+
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+DURATIONS_S: tuple[tuple[str, float], ...] = (
+    ("0", 0.0),
+    ("under 1 s", 1.0),
+    ("1 to 10 s", 10.0),
+    ("10 to 60 s", 60.0),
+    ("1 to 10 min", 600.0),
+    ("10 to 60 min", 3600.0),
+    ("1 to 6 h", 21_600.0),
+    ("6 to 24 h", 86_400.0),
+    ("1 to 7 days", 604_800.0),
+    ("7 to 30 days", 2_592_000.0),
+)
+"""Bins of gaps and lateness: a name, and the largest number of seconds in it. What is longer is `over 30 days`."""
+COUNTS: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000)
+"""Bins of events per user: each begins here."""
+NUM_RANKS = 60
+NUM_TOP_ITEMS = 10
+
+
+def profile(dataset: Dataset) -> dict[str, Any]:
+    """What `data stats` prints and draws. Shares lie in [0, 1]; times are in seconds; days are UTC."""
+    actions, surfaces, items, days = NameCounts(), NameCounts(), IdCounts(), IdCounts()
+    hours = np.zeros(24, dtype=np.int64)
+    user_counts: list[NDArray[np.int64]] = []
+    durations = {name: _Durations() for name in ("gap_s", "lateness_s")}
+    missing = dict.fromkeys(dataset.fields, 0)
+    for table in Slice(dataset).chunks(columns_of(dataset)):
+        actions.add(names_in(table, "action"))
+        surfaces.add(names_in(table, "surface"))
+        items.add(numpy_column(table, "item_id"))
+        days.add(numpy_column(table, "time_ms") // DAY_MS)
+        hours += np.bincount(hours_in(table), minlength=24)
+        user_counts.append(user_counts_in(table))
+        for name, counted in durations.items():
+            counted.add(numbers_in(table, name))
+        for name in missing:
+            missing[name] += table[name].null_count
+    per_user = np.concatenate(user_counts)
+    item_ids, per_item = items.result()
+    num_events = int(per_user.sum())
+    return {
+        "dataset": dataset.name,
+        "snapshot": dataset.path.name,
+        "num_events": num_events,
+        "num_users": len(per_user),
+        "num_items": len(item_ids),
+        "num_items_listed": dataset.num_items,
+        "days": _by_day(*days.result()),
+        "hours": hours.tolist(),
+        "actions": _shares(actions),
+        "surfaces": _shares(surfaces),
+        "events_per_user": _per_user(per_user),
+        "items": _popularity(dataset, item_ids, per_item),
+        "gap_s": durations["gap_s"].to_json(),
+        "lateness_s": durations["lateness_s"].to_json(),
+        "catalogue": _growth(dataset),
+        "fields": {
+            name: {"type": kind, "missing_share": missing[name] / num_events} for name, kind in dataset.fields.items()
+        },
+        "requests": _requests(dataset.path / REQUESTS),
+        "files": _file_sizes(dataset),
+    }
+
+
+class _Durations:
+    def __init__(self) -> None:
+        self._bounds = np.array([bound for _, bound in DURATIONS_S])
+        self._counts = np.zeros(len(DURATIONS_S) + 1, dtype=np.int64)
+        self._sample = Sample()
+        self._num_negative = 0
+
+    def add(self, seconds: NDArray[np.float64]) -> None:
+        self._num_negative += int((seconds < 0).sum())
+        self._counts += np.bincount(np.searchsorted(self._bounds, seconds, side="left"), minlength=len(self._counts))
+        self._sample.add(seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        labels = [label for label, _ in DURATIONS_S] + ["over 30 days"]
+        quantiles = self._sample.quantiles(SHARES)
+        return {
+            "bins": dict(zip(labels, self._counts.tolist(), strict=True)),
+            "num_negative": self._num_negative,
+            "estimated": not self._sample.is_whole,
+            "quantiles": {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=False)},
+        }
+
+
+def _by_day(days: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[str, Any]:
+    """Events per day: the first day, and for each day with events its number from there and its events."""
+    first = np.datetime64(int(days[0]), "D")
+    return {"first": str(first), "day": (days - days[0]).tolist(), "events": counts.tolist()}
+
+
+def _shares(names: NameCounts) -> dict[str, float]:
+    total = sum(names.counts.values())
+    return {name: names.counts[name] / total for name in names.top(len(names.counts))}
+
+
+def _per_user(per_user: NDArray[np.int64]) -> dict[str, Any]:
+    place = np.searchsorted(np.array(COUNTS), per_user, side="right") - 1
+    counted = np.bincount(place, minlength=len(COUNTS))
+    labels = [
+        f"{first:,}" if after == first + 1 else f"{first:,} to {after - 1:,}"
+        for first, after in itertools.pairwise(COUNTS)
+    ]
+    quantiles = np.quantile(per_user, SHARES)
+    return {
+        "bins": dict(zip([*labels, f"{COUNTS[-1]:,} or more"], counted.tolist(), strict=True)),
+        "mean": float(per_user.mean()),
+        "max": int(per_user.max()),
+        "quantiles": {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=True)},
+    }
+
+
+def _popularity(dataset: Dataset, item_ids: NDArray[np.int64], per_item: NDArray[np.int64]) -> dict[str, Any]:
+    order = np.lexsort((item_ids, -per_item))
+    ranks = np.unique(np.geomspace(1, len(order), NUM_RANKS).round().astype(np.int64))
+    listed = dataset.read_items(["item", "item_id"])
+    top = order[:NUM_TOP_ITEMS]
+    place = np.searchsorted(numpy_column(listed, "item_id"), item_ids[top])
+    names = listed["item"].take(place).to_pylist()
+    return {
+        "rank": ranks.tolist(),
+        "events": per_item[order[ranks - 1]].tolist(),
+        "top": [{"item": name, "events": int(per_item[one])} for name, one in zip(names, top, strict=True)],
+        "top_1_percent_share": float(per_item[order[: max(1, len(order) // 100)]].sum() / per_item.sum()),
+    }
+
+
+def _growth(dataset: Dataset) -> dict[str, Any]:
+    """Items there were at the end of each day on which one appeared: by birth where it is known, else first event."""
+    held = pq.read_schema(dataset.path / "items.parquet").names
+    name = "birth_ms" if "birth_ms" in held else "first_ms"
+    births = dataset.read_items([name])[name].drop_null().to_numpy()
+    if not len(births):
+        return {"by": name, "day": [], "items": []}
+    start = int(dataset.statistics["first_ms"]) // DAY_MS
+    # What was there before the first event is there from the first day on.
+    days, counts = np.unique(np.maximum(births // DAY_MS - start, 0), return_counts=True)
+    return {"by": name, "day": days.tolist(), "items": np.cumsum(counts).tolist()}
+
+
+def _requests(path: Path) -> dict[str, Any] | None:
+    """Requests, their candidates, and of every label how many are 1, 0 and not known; None without the file."""
+    if not path.is_file():
+        return None
+    num_requests, sizes, sample = 0, 0, Sample()
+    labels: dict[str, NDArray[np.int64]] = {}
+    try:
+        with pq.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if name.startswith(LABEL)]
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=["item_id", *names])
+                lengths = pc.list_value_length(table["item_id"]).fill_null(0).to_numpy()
+                num_requests += table.num_rows
+                sizes += int(lengths.sum())
+                sample.add(lengths.astype(np.float64))
+                for name in names:
+                    values = pc.list_flatten(table[name])
+                    ones = pc.sum(values.cast(pa.int64())).as_py() or 0
+                    known = len(values) - values.null_count
+                    counts = np.array([ones, known - ones, values.null_count])
+                    labels[name] = labels.get(name, np.zeros(3, dtype=np.int64)) + counts
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+    quantiles = sample.quantiles(SHARES)
+    return {
+        "num_requests": num_requests,
+        "num_candidates": sizes,
+        "estimated": not sample.is_whole,
+        "candidates_per_request": {f"q{round(100 * q)}": float(v) for q, v in zip(SHARES, quantiles, strict=False)},
+        "labels": {
+            name.removeprefix(LABEL): dict(zip(("positive", "negative", "unknown"), counts.tolist(), strict=True))
+            for name, counts in labels.items()
+        },
+    }
+
+
+def _file_sizes(dataset: Dataset) -> dict[str, Any]:
+    """Bytes of every file, and of every column of the Parquet files as they lie compressed."""
+    sizes: dict[str, Any] = {}
+    for entry in dataset.manifest["files"]:
+        name = str(entry["name"])
+        sizes[name] = {"bytes": int(entry["bytes"]), "columns": {}}
+        if not name.endswith(".parquet"):
+            continue
+        metadata = pq.read_metadata(dataset.path / name)
+        columns: dict[str, int] = {}
+        for group in range(metadata.num_row_groups):
+            row_group = metadata.row_group(group)
+            for place in range(row_group.num_columns):
+                column = row_group.column(place)
+                top = column.path_in_schema.partition(".")[0]
+                columns[top] = columns.get(top, 0) + column.total_compressed_size
+        sizes[name] |= {"num_rows": metadata.num_rows, "columns": columns}
+    return sizes

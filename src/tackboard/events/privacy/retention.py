@@ -1,0 +1,414 @@
+"""Retention: the newest snapshot of a dataset in, the next one without old events and without forgotten users out.
+
+Everything that is about a user is left out together: events and their features, users and the versions of their
+attributes, impressions and requests. Items stay. Events are read and written a bucket at a time; small buckets that are
+left over are joined, users never split. Decided: a user of whom neither an event nor an impression nor a request is
+left goes as a whole; one whom only the file of attributes knew stays. The features of an event that stays keep the
+values they were computed with.
+
+Older snapshots still hold what was left out until they are removed. `prune` removes those that no unfinished run needs,
+and refuses where it cannot tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tackboard.core.documents import read_document
+from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
+from tackboard.events.checks.measures import DAY_MS, IdCounts, newest_time
+from tackboard.events.dataset import EVENTS, INDEX, LATEST, REQUESTS, Dataset
+from tackboard.events.entities import VALID_FROM
+from tackboard.events.layout import FILE_NAME as LAYOUT
+from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, write_buckets
+from tackboard.events.privacy.forgetting import (
+    Forgotten,
+    read_forgotten,
+    remains_in,
+    require_clean,
+    snapshots_of,
+    without_unused_names,
+    without_values,
+)
+from tackboard.events.schema import numpy_column
+from tackboard.events.staging import derive_snapshot
+from tackboard.events.statistics import describe
+
+FEATURES, IMPRESSIONS = "features.parquet", "impressions.parquet"
+ITEMS, USERS, USER_HISTORY, STATISTICS = "items.parquet", "users.parquet", "user_history.parquet", "statistics.json"
+TRUTH = "truth.json"
+REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)
+WITHOUT_USERS = ("item_history.parquet", "features.json", "labels.json", TRUTH)
+"""Files that name no user and stay as they are."""
+MAX_DAYS = 36_500
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Retained:
+    """The snapshot that is `latest` now, and what was left out of it; where nothing was, it is the old one."""
+
+    path: Path
+    cutoff_ms: int | None
+    num_events_removed: int
+    num_users_removed: int
+    num_forgotten_removed: int
+    num_future: int = 0
+    """Events that lie more than a day in the future: they stay, and do not count as the newest."""
+
+
+def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
+    """Makes the next snapshot of `dataset`, the newest one, and points `latest` at it.
+
+    Events that happened more than `days` before the newest one are left out (None: none of them), and so are all users
+    on the dataset's list of forgotten users. The newest is the newest that lies at most a day after `now_ms` (the
+    clock's by default): one wrong clock must not cost the whole log. Where nothing would change the snapshot stays.
+    Raises DataError where no event would be left, or where a file might hold users that nobody here knows how to
+    remove.
+    """
+    cutoff_ms, num_future = None, 0
+    if days is not None:
+        if not 0 < days <= MAX_DAYS:
+            raise UsageError(f"--days {days:g}", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
+        newest_ms, num_future = newest_time(dataset, "time_ms", now_ms=now_ms)
+        cutoff_ms = newest_ms - int(days * DAY_MS)
+    forgotten = read_forgotten(dataset.path.resolve().parent)
+    held = remains_in(dataset.path, forgotten)
+    is_old = cutoff_ms is not None and _first_ms(dataset) < cutoff_ms
+    if not held.num_users and not is_old:
+        return Retained(dataset.path, cutoff_ms, 0, 0, 0, num_future)
+    _refuse_unknown(dataset)
+    writer = _Writer(dataset, forgotten, cutoff_ms if is_old else None)
+    digest = hashlib.sha256(forgotten.user_ids.tobytes()).hexdigest()
+    # Where a user lost events, the world behind them no longer tells which event is which.
+    replaced = (*REWRITTEN, TRUTH) if is_old else REWRITTEN
+    path = derive_snapshot(
+        dataset, "retention", {"cutoff_ms": cutoff_ms, "forgotten": digest}, replaced=replaced, fill=writer.fill
+    )
+    # Somebody may have been put on the list just after it was read above.
+    require_clean(path, read_forgotten(path.parent))
+    now = pq.read_metadata(path / USERS).num_rows
+    before = pq.read_metadata(dataset.path / USERS).num_rows
+    num_left = pq.read_metadata(path / EVENTS).num_rows
+    return Retained(path, cutoff_ms, dataset.num_events - num_left, before - now, held.num_users, num_future)
+
+
+def _first_ms(dataset: Dataset) -> int:
+    """The oldest time in the snapshot; impressions and requests may be older than all events."""
+    first = int(dataset.statistics["first_ms"])
+    for name in (IMPRESSIONS, REQUESTS):
+        path = dataset.path / name
+        if path.is_file() and "time_ms" in pq.read_schema(path).names:
+            with pq.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    times = file.read_row_group(group, columns=["time_ms"])["time_ms"]
+                    first = min(first, pc.min(times).as_py())
+    return first
+
+
+def _refuse_unknown(dataset: Dataset) -> None:
+    known = {*REWRITTEN, *WITHOUT_USERS}
+    for entry in dataset.manifest["files"]:
+        if entry["name"] not in known:
+            raise DataError(
+                f"{dataset.path / str(entry['name'])} may hold users",
+                allowed=f"known: {', '.join(sorted(known))}",
+                fix="use a newer tackboard, or make the dataset again without that file",
+            )
+
+
+class _Writer:
+    """Writes the files of a snapshot without some of its rows."""
+
+    def __init__(self, dataset: Dataset, forgotten: Forgotten, cutoff_ms: int | None) -> None:
+        self._dataset, self._forgotten, self._cutoff_ms = dataset, forgotten, cutoff_ms
+        self._left, self._lost = IdCounts(), IdCounts()
+        self._users: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self._items: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self._requests: list[pa.Array] = []
+        self._first_users: list[int] = []
+        self._num_rows: list[int] = []
+
+    def fill(self, staging: Path) -> list[str]:
+        """Writes everything of `REWRITTEN` that the old snapshot has, and a layout; returns the names of the files."""
+        self._write_events(staging)
+        if not self._num_rows:
+            raise DataError(
+                f"no event of {self._dataset.path} would be left", fix="give more --days, or remove the dataset"
+            )
+        offsets = np.concatenate([[0], np.cumsum(self._num_rows)]).astype(np.int64)
+        layout = Layout(np.array(self._first_users, dtype=np.int64), {"events": offsets})
+        if self._has(REQUESTS):
+            layout = self._write_requests(staging / REQUESTS, layout)
+        layout.write(staging)
+        if self._has(IMPRESSIONS):
+            self._write_impressions(staging / IMPRESSIONS)
+        self._write_entities(staging)
+        reach("statistics.json:before-describe")
+        columns = ["user", "item", "action", "surface", "time_ms", "user_id", "item_id", *self._dataset.fields]
+        items = pq.read_table(staging / ITEMS)
+        write_json_atomic(staging / STATISTICS, describe(pq.read_table(staging / EVENTS, columns=columns), items))
+        return [name for name in REWRITTEN if name == LAYOUT or self._has(name)]
+
+    def _has(self, name: str) -> bool:
+        return (self._dataset.path / name).is_file()
+
+    def _kept(self, table: pa.Table) -> NDArray[np.bool_]:
+        """The rows of a table with user_id and time_ms that stay; notes who has some left and who lost some."""
+        users = numpy_column(table, "user_id")
+        kept = ~self._forgotten.holds(users)
+        if self._cutoff_ms is not None:
+            kept &= numpy_column(table, "time_ms") >= self._cutoff_ms
+        self._left.add(users[kept])
+        self._lost.add(users[~kept])
+        return np.asarray(kept)
+
+    def _write_events(self, staging: Path) -> None:
+        names = [EVENTS, FEATURES] if self._has(FEATURES) else [EVENTS]
+        with contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(contextlib.closing(RowReader(self._dataset.path / name))) for name in names]
+            reach(f"{EVENTS}:before-write")
+            writers = [
+                stack.enter_context(pq.ParquetWriter(staging / name, reader.schema))
+                for name, reader in zip(names, readers, strict=True)
+            ]
+            held: list[list[pa.Table]] = []
+            layout = self._dataset.layout
+            for bucket in range(layout.num_buckets):
+                span = layout.rows_of("events", bucket)
+                tables = [reader.read([span], reader.schema.names) for reader in readers]
+                kept = self._kept(tables[0])
+                self._note_gone(tables[0], kept)
+                if kept.any():
+                    held.append([table.filter(pa.array(kept)) for table in tables])
+                is_last = bucket == layout.num_buckets - 1
+                if held and (is_last or sum(pieces[0].num_rows for pieces in held) >= ROWS_PER_BUCKET):
+                    self._write_bucket(writers, held)
+                    held = []
+                    reach(f"{EVENTS}:after-group")
+        reach(f"{EVENTS}:after-write")
+
+    def _write_bucket(self, writers: Sequence[pq.ParquetWriter], held: list[list[pa.Table]]) -> None:
+        for place, writer in enumerate(writers):
+            table = _joined([pieces[place] for pieces in held])
+            writer.write_table(table, row_group_size=table.num_rows)
+            if place == 0:
+                users, times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
+                self._first_users.append(int(users[0]))
+                self._num_rows.append(len(users))
+                self._users.append(_spans(users, times))
+                self._items.append(_spans(numpy_column(table, "item_id"), times))
+
+    def _note_gone(self, events: pa.Table, kept: NDArray[np.bool_]) -> None:
+        """Remembers the requests of events that go, where impressions can be told only by them."""
+        if "request" in events.column_names and self._has(IMPRESSIONS) and not kept.all():
+            gone = pc.unique(events["request"].filter(pa.array(~kept))).drop_null()
+            # A request belongs to one user, so all of its events are in this bucket: some of them may stay.
+            stays = pc.is_in(gone, value_set=pc.unique(events["request"].filter(pa.array(kept))))
+            self._requests.append(gone.filter(pc.invert(stays)))
+
+    def _write_entities(self, staging: Path) -> None:
+        items = _with_spans(_read(self._dataset.path / ITEMS), "item_id", _merged(self._items))
+        _write(items, staging / ITEMS)
+        users = _with_spans(_read(self._dataset.path / USERS), "user_id", _merged(self._users))
+        ids = numpy_column(users, "user_id")
+        stays = np.isin(ids, self._left.result()[0]) | ~np.isin(ids, self._lost.result()[0])
+        users = users.filter(pa.array(stays & ~self._forgotten.holds(ids)))
+        _write(users, staging / USERS)
+        if self._has(USER_HISTORY):
+            history = _read(self._dataset.path / USER_HISTORY)
+            ids = numpy_column(history, "user_id")
+            stays = np.isin(ids, numpy_column(users, "user_id")) & ~self._superseded(ids, history)
+            _write(history.filter(pa.array(stays)), staging / USER_HISTORY)
+
+    def _superseded(self, ids: Ints, history: pa.Table) -> NDArray[np.bool_]:
+        """Versions that another one had followed before the cutoff: no event that stays can see them."""
+        old = np.zeros(len(ids), dtype=bool)
+        if self._cutoff_ms is not None and len(ids):
+            since = numpy_column(history, VALID_FROM)
+            old[:-1] = (ids[1:] == ids[:-1]) & (since[1:] <= self._cutoff_ms)
+        return old
+
+    def _write_impressions(self, path: Path) -> None:
+        with pq.ParquetFile(self._dataset.path / IMPRESSIONS) as file, pq.ParquetWriter(path, file.schema_arrow) as out:
+            gone = pa.chunked_array(self._requests).combine_chunks() if self._requests else None
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                if "user_id" in table.column_names:
+                    table = table.filter(pa.array(self._kept(table)))
+                elif gone is not None:
+                    table = without_values(table, "request", pc.unique(gone))
+                if table.num_rows:
+                    out.write_table(without_unused_names(table), row_group_size=table.num_rows)
+        reach(f"{IMPRESSIONS}:after-write")
+
+    def _write_requests(self, path: Path, layout: Layout) -> Layout:
+        """requests.parquet with the buckets of `layout`; returns it with their rows."""
+        offsets = [0]
+        with pq.ParquetFile(self._dataset.path / REQUESTS) as file, pq.ParquetWriter(path, file.schema_arrow) as out:
+            tables = (file.read_row_group(group) for group in range(file.num_row_groups))
+            kept = (table.filter(pa.array(self._kept(table))) for table in tables)
+            for bucket in _cut(kept, layout.first_users[1:], file.schema_arrow.empty_table()):
+                if bucket.num_rows:
+                    out.write_table(bucket, row_group_size=bucket.num_rows)
+                offsets.append(offsets[-1] + bucket.num_rows)
+        reach(f"{REQUESTS}:after-write")
+        return Layout(layout.first_users, {**layout.offsets, "requests": np.array(offsets, dtype=np.int64)})
+
+
+def _cut(tables: Iterator[pa.Table], bounds: Ints, nothing: pa.Table) -> Iterator[pa.Table]:
+    """Tables that are sorted by user_id as one table for the users below each bound, and one for the rest."""
+    held: list[pa.Table] = [nothing]
+    bucket = 0
+    for table in tables:
+        users, start = numpy_column(table, "user_id"), 0
+        while bucket < len(bounds) and len(users) and users[-1] >= bounds[bucket]:
+            end = int(np.searchsorted(users, bounds[bucket]))
+            yield _joined([*held, table.slice(start, end - start)])
+            held, start, bucket = [nothing], end, bucket + 1
+        held.append(table.slice(start))
+    yield _joined(held)
+    for _ in range(len(bounds) - bucket):
+        yield nothing
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    return without_unused_names(pa.concat_tables(tables).combine_chunks())
+
+
+def _spans(ids: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Each id once, sorted; its rows, its first and its last time."""
+    order = np.lexsort((times, ids))
+    unique, start, counts = np.unique(ids[order], return_index=True, return_counts=True)
+    return unique, counts, times[order][start], times[order][start + counts - 1]
+
+
+def _merged(parts: list[tuple[Ints, Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints, Ints]:
+    ids, counts, first, last = (np.concatenate(column) for column in zip(*parts, strict=True))
+    unique, place = np.unique(ids, return_inverse=True)
+    total = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(total, place, counts)
+    earliest = np.full(len(unique), np.iinfo(np.int64).max)
+    np.minimum.at(earliest, place, first)
+    latest = np.full(len(unique), np.iinfo(np.int64).min)
+    np.maximum.at(latest, place, last)
+    return unique, total, earliest, latest
+
+
+def _with_spans(table: pa.Table, id_name: str, spans: tuple[Ints, Ints, Ints, Ints]) -> pa.Table:
+    """An entity table with num_events, first_ms and last_ms as `spans` has them; null times without events."""
+    ids, counts, first, last = spans
+    wanted = numpy_column(table, id_name)
+    place = np.clip(np.searchsorted(ids, wanted), 0, len(ids) - 1)
+    known = ids[place] == wanted
+    columns: dict[str, Any] = {
+        "num_events": pa.array(np.where(known, counts[place], 0)),
+        "first_ms": pa.array(first[place], mask=~known),
+        "last_ms": pa.array(last[place], mask=~known),
+    }
+    for name, values in columns.items():
+        if name in table.column_names:
+            index = table.column_names.index(name)
+            table = table.set_column(index, table.schema.field(name), values)
+    return table
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    rows = np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows)
+    write_buckets(without_unused_names(table), rows, path)
+    reach(f"{path.name}:after-write")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pruned:
+    """Snapshots that were removed, and those that stay besides `latest`, with the run that needs each."""
+
+    removed: list[str]
+    kept: dict[str, str]
+
+
+def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
+    """Names of the snapshots of a dataset's folder that unfinished runs under `runs` need, and the run of each.
+
+    A run that is not done can be taken up again, so it needs the snapshot it was started on. Raises UsageError where
+    `runs` is no folder, or where a run does not say which snapshot that is and might mean this dataset.
+    """
+    if not runs.is_dir():
+        raise UsageError(
+            f"{runs} is no folder of runs, so nobody knows which snapshots unfinished runs need",
+            allowed="allowed: the folder that `tackboard train` writes its runs to; an empty one where there are none",
+            fix="--runs FOLDER",
+        )
+    needed: dict[str, str] = {}
+    for run in sorted(path.parent for path in runs.glob("*/config.json") if not path.parent.is_symlink()):
+        status = run / "STATUS"
+        if status.is_file() and status.read_text().strip() == "done":
+            continue
+        state = run / "checkpoints" / LATEST / "state.json"
+        if state.is_file():
+            needed[read_document(state, {"lineage.snapshot": str})["lineage"]["snapshot"]] = run.name
+        elif _may_mean(folder, run, runs):
+            raise UsageError(
+                f"{run} is unfinished and does not say which snapshot it needs",
+                allowed="nothing was removed",
+                fix="finish it with `tackboard train … --resume`, or remove its folder",
+            )
+    return needed
+
+
+def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
+    try:
+        named = Path(str(read_json(run / "config.json")["data"]["dataset"]))
+    except (KeyError, TypeError):
+        return True
+    places = [place for place in (named, runs.resolve().parent / named) if place.exists()]
+    return not places or any(place.resolve() == folder or folder in place.resolve().parents for place in places)
+
+
+def prune(folder: Path, runs: Path) -> Pruned:
+    """Removes every snapshot of a dataset's folder but `latest` and those that unfinished runs need."""
+    folder = folder.resolve()
+    needed = snapshots_in_use(folder, runs)
+    latest = (folder / LATEST).resolve()
+    removed, kept = [], {}
+    remove_leftovers(folder)
+    for path in snapshots_of(folder):
+        if path == latest:
+            continue
+        if path.name in needed:
+            kept[path.name] = needed[path.name]
+        else:
+            remove_directory(path)
+            removed.append(path.name)
+    _prune_indexes(folder)
+    return Pruned(removed, kept)
+
+
+def _prune_indexes(folder: Path) -> None:
+    """Removes what was kept about snapshots that are gone. A link could lead to the folder of another dataset."""
+    indexes = folder / INDEX
+    if indexes.is_symlink():
+        return
+    remove_leftovers(indexes)
+    for index in indexes.glob("[!.]*"):
+        if not (folder / index.name).exists():
+            remove_directory(index)

@@ -1,0 +1,1 @@
+"""Synthetic worlds with known ground truth: parameters in, a dataset and its exact oracle out."""

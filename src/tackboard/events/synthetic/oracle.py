@@ -1,0 +1,134 @@
+"""The best possible next-item prediction in a synthetic world: its config in, exact probabilities out.
+
+The oracle knows the latent state just before an event (interests, the session's topic so far, whether a session
+starts, the moment, what was seen) and the world's rules, but none of the draws that follow. Its probabilities are the
+closed form of `world.draw_items`, summed over the topics that the session may get. A model sees only events, so no
+model can be expected to beat it; how much of the way it goes is what evaluation reports.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tackboard.core.errors import UsageError
+from tackboard.events.synthetic.catalogue import Catalogue, Floats, Ints
+from tackboard.events.synthetic.world import (
+    LatentState,
+    link_open,
+    num_events_of,
+    repeat_weights,
+    simulate,
+    switch_probability,
+)
+from tackboard.events.synthetic.world_config import FIRST_USER_ID, HIDE, WorldConfig
+
+ROWS_PER_CHUNK = 1024
+"""Users scored at once; bounds the memory beside the result to a few arrays of this many rows."""
+
+
+def oracle_item_ids(config: WorldConfig) -> Ints:
+    """Item ids in the order of the columns of `oracle_scores`."""
+    return Catalogue(config).ids
+
+
+def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, *, given_kept: bool = False) -> Floats:
+    """P(item of event `event_index` | latent state before it): float64 [U, num_items], rows sum to 1.
+
+    `event_index` counts a user's events in order of time from 0, hides included; one per user or one for all.
+    `given_kept` conditions on the event not being a hide, as when hides are left out as targets.
+    A user or event that does not exist raises UsageError.
+    """
+    users = np.atleast_1d(np.asarray(user_ids, dtype=np.int64)) - FIRST_USER_ID
+    index = np.broadcast_to(np.asarray(event_index, dtype=np.int64), users.shape)
+    if len(users) and (users.min() < 0 or users.max() >= config.num_users):
+        raise UsageError("a user id outside the world", allowed=f"allowed: 1 to {config.num_users}")
+    if np.any(index < 0) or np.any(index >= num_events_of(config, users)):
+        raise UsageError("an event index outside a user's events", allowed="allowed: 0 to the number of events - 1")
+    catalogue = Catalogue(config)
+    scores = np.empty((len(users), config.num_items))
+    for start in range(0, len(users), ROWS_PER_CHUNK):
+        rows = slice(start, start + ROWS_PER_CHUNK)
+        for chunk_rows, state in latent_states(config, catalogue, users[rows], index[rows]):
+            scores[start + chunk_rows] = score_state(config, catalogue, state, given_kept=given_kept)
+    return scores
+
+
+def latent_states(
+    config: WorldConfig, catalogue: Catalogue, users: Ints, index: Ints
+) -> list[tuple[Ints, LatentState]]:
+    """The states before event `index[i]` of user number `users[i]`, as (rows of the input, their states) groups.
+
+    A group holds rows of one event index, because their windows of recent items are equally long.
+    """
+    groups: list[tuple[Ints, LatentState]] = []
+    distinct = np.unique(users)
+
+    def observe(step: int, state: LatentState) -> None:
+        wanted = np.flatnonzero(index == step)
+        if len(wanted):
+            place = np.argsort(state.user)
+            found = place[np.searchsorted(state.user, users[wanted], sorter=place)]
+            groups.append((wanted, state.take(found)))
+
+    last = np.zeros(len(distinct), dtype=np.int64)
+    np.maximum.at(last, np.searchsorted(distinct, users), index)
+    simulate(config, catalogue, distinct, num_events=last + 1, observe=observe)
+    return groups
+
+
+def score_state(config: WorldConfig, catalogue: Catalogue, state: LatentState, *, given_kept: bool = False) -> Floats:
+    """P(item | state): float64 [U, num_items], the closed form of one draw."""
+    num_rows, rows = len(state.user), np.arange(len(state.user))
+    alive = catalogue.birth[None, :] <= state.time[:, None]
+    popularity = np.where(alive, catalogue.weight, 0.0)
+    explored = popularity / popularity.sum(axis=1, keepdims=True)
+    explored *= config.explore_probability
+
+    weights = repeat_weights(config, state)
+    total = weights.sum(axis=1, keepdims=True)
+    can_repeat = total[:, 0] > 0
+    share = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0) * config.repeat_probability
+    engaged = np.zeros((num_rows, config.num_items))
+    np.add.at(engaged, (np.broadcast_to(rows[:, None], share.shape), state.recent), share)
+    # What neither repeats, nor follows a link, nor explores draws from the session's topic.
+    from_topic = 1.0 - config.explore_probability - np.where(can_repeat, config.repeat_probability, 0.0)
+
+    linked = np.flatnonzero(link_open(state))
+    if len(linked):
+        links = catalogue.successors[state.recent[linked, -1]]
+        link_share = np.array(config.link_weights[: links.shape[1]])
+        born = catalogue.birth[links] <= state.time[linked, None]
+        link_share = np.where(born, link_share / link_share.sum(), 0.0) * config.link_probability
+        np.add.at(engaged, (np.broadcast_to(linked[:, None], links.shape), links), link_share)
+        from_topic[linked] -= link_share.sum(axis=1)
+
+    taste = popularity * state.affinity[:, catalogue.style]
+    of_topic = np.zeros((config.num_items, config.num_topics))
+    of_topic[np.arange(config.num_items), catalogue.topic] = 1.0
+    per_weight = topic_probabilities(config, state) / (taste @ of_topic) * from_topic[:, None]
+    engaged += taste * per_weight[:, catalogue.topic]
+    if given_kept:
+        engaged *= 1.0 - config.engaged_actions[HIDE]
+        explored *= 1.0 - config.explored_actions[HIDE]
+        scores = engaged + explored
+        return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+    return np.asarray(engaged + explored)
+
+
+def topic_probabilities(config: WorldConfig, state: LatentState) -> Floats:
+    """P(topic of the session at this event | state) [U, num_topics], over drift, switch and the choice of a slot."""
+    num_rows, rows = len(state.user), np.arange(len(state.user))
+    kept = np.zeros((num_rows, config.num_topics))
+    drifted = np.zeros((num_rows, config.num_topics))
+    for slot, weight in enumerate(config.slot_weights):
+        topic = state.slots[:, slot]
+        kept[rows, topic] += weight
+        for step in (-1, 1):
+            drifted[rows, (topic + step) % config.num_topics] += weight * config.drift_near_share / 2
+        drifted += weight * (1.0 - config.drift_near_share) / config.num_topics
+    drift = config.drift_probability / len(config.slot_weights)
+    at_start = (1.0 - drift) * kept + drift * drifted
+    switch = switch_probability(config, state)[:, None]
+    inside = switch * kept
+    inside[rows, state.session_topic] += 1.0 - switch[:, 0]
+    return np.asarray(np.where(state.new_session[:, None], at_start, inside))

@@ -1,0 +1,325 @@
+"""A synthetic world with known ground truth: a world config in, events with requests and candidates out.
+
+Users have interests that drift, a taste for styles and their own pace; items have topics, styles, popularity, births
+and links. docs/synthetic-world.md describes the process; `oracle.py` gives its exact next-item probabilities.
+Decided: every draw is keyed by (seed, user, event index, purpose). So a user's events depend on nobody else, users can
+be generated in any chunks or alone, and the same config gives the same bytes forever. The code runs over event
+indices and, inside each, over all users at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tackboard.core.keyed_random import normal, uniform
+from tackboard.core.progress import Progress
+from tackboard.events.synthetic.catalogue import DAY_MS, Catalogue, Floats, Ints, pick
+from tackboard.events.synthetic.world_config import HIDE, WorldConfig
+
+USERS_PER_CHUNK = 32_768
+SESSION_GAP_MS = 30 * 60 * 1000
+"""A gap above this starts a session; gaps inside a session stay under 25 minutes."""
+REPEAT, LINK, TOPIC, EXPLORE = range(4)
+
+_USER_EVENTS, _USER_START, _USER_SPAN, _USER_TOPIC, _USER_STYLE, _EVENT = range(100, 106)
+_DRAWS = (
+    "session", "gap", "gap2", "drift", "drift_slot", "drift_near", "drift_topic", "switch", "topic_slot",
+    "action", "surface", "position", "late", "delay",
+)  # fmt: skip
+_COLUMN = {name: column for column, name in enumerate(_DRAWS)}
+_ITEM_DRAWS = 4
+"""Uniforms behind one item: mechanism, choice, and two for the topic draw, which is also what others fall back to."""
+
+
+@dataclass
+class LatentState:
+    """What is true just before a user's next event is drawn; one row per user. Times are ms after the start."""
+
+    user: Ints
+    """User number, 0-based."""
+    time: Ints
+    """When the event happens."""
+    new_session: np.ndarray
+    """Whether it opens a session."""
+    slots: Ints
+    """Topic of each interest slot, before a drift."""
+    session_topic: Ints
+    """The session's topic before a switch; means nothing where new_session holds."""
+    affinity: Floats
+    """Affinity to each style."""
+    recent: Ints
+    """The last repeat_window items, oldest first; fewer columns at the beginning."""
+    recent_hidden: np.ndarray
+    """Which of them were hidden."""
+
+    def take(self, rows: Ints | slice) -> LatentState:
+        """The chosen rows."""
+        return LatentState(**{name: value[rows] for name, value in vars(self).items()})
+
+
+@dataclass
+class Events:
+    """Events of whole users, ordered by (user, event index). Items are numbers, times ms after the start."""
+
+    user: Ints
+    index: Ints
+    item: Ints
+    mechanism: Ints
+    action: Ints
+    surface: Ints
+    time: Ints
+    received: Ints
+    position: Ints
+    candidates: Ints
+    """The items drawn beside the engaged one [num_events, num_candidates - 1], doubles included."""
+
+
+def num_events_of(config: WorldConfig, users: Ints) -> Ints:
+    """How many events each user has."""
+    spread = config.events_spread * normal(config.seed, _USER_EVENTS, users)
+    count = np.floor(config.median_events * np.exp(spread)).astype(np.int64)
+    return np.clip(count, config.min_events, config.max_events)
+
+
+def generate(config: WorldConfig, catalogue: Catalogue | None = None, *, quiet: bool = True) -> Events:
+    """All events of a world, chunk by chunk of users."""
+    catalogue = catalogue or Catalogue(config)
+    users = np.arange(config.num_users, dtype=np.int64)
+    chunks = []
+    total = int(num_events_of(config, users).sum())
+    with Progress("generating events", total=total, unit="events", quiet=quiet) as progress:
+        for start in range(0, config.num_users, USERS_PER_CHUNK):
+            chunks.append(simulate(config, catalogue, users[start : start + USERS_PER_CHUNK]))
+            progress.advance(len(chunks[-1].user))
+    return Events(**{name: np.concatenate([vars(chunk)[name] for chunk in chunks]) for name in vars(chunks[0])})
+
+
+def simulate(
+    config: WorldConfig,
+    catalogue: Catalogue,
+    users: Ints,
+    *,
+    num_events: Ints | None = None,
+    observe: Callable[[int, LatentState], None] | None = None,
+) -> Events:
+    """The events of `users`, each up to `num_events` (all of them by default).
+
+    `observe(event_index, state)` is called before each event index is drawn, with the users that reach it; the state
+    is a view that the next step changes.
+    """
+    limit = num_events_of(config, users) if num_events is None else num_events
+    # Longest first: the users that still have events are then always a prefix, and a slice instead of a copy.
+    order = np.argsort(-limit, kind="stable")
+    walk = _Walk(config, catalogue, users[order], limit[order])
+    for index in range(int(limit.max(initial=0))):
+        walk.step(index, int(np.searchsorted(-walk.limit, -index)), observe)
+    return walk.events()
+
+
+class _Walk:
+    """The users' state and, event by event, what they did. Rows are users, longest first."""
+
+    def __init__(self, config: WorldConfig, catalogue: Catalogue, users: Ints, limit: Ints) -> None:
+        self.config, self.catalogue, self.users, self.limit = config, catalogue, users, limit
+        seed, count = config.seed, len(users)
+        length = int(limit.max(initial=0))
+        period_ms = config.period_days * DAY_MS
+        slots = np.arange(len(config.slot_weights))
+        self.topic_cumulative = np.cumsum(topic_weights(config))
+        self.slots: Ints = np.searchsorted(
+            self.topic_cumulative, uniform(seed, _USER_TOPIC, users[:, None], slots), side="right"
+        )
+        self.affinity = style_affinity(config, users)
+        self.time: Ints = np.floor(uniform(seed, _USER_START, users) * 0.6 * period_ms).astype(np.int64)
+        sessions = num_events_of(config, users) / config.mean_session_events + 1
+        self.mean_pause_ms = (period_ms - self.time) * (0.2 + 0.4 * uniform(seed, _USER_SPAN, users)) / sessions
+        self.session_topic: Ints = np.zeros(count, dtype=np.int64)
+        self.topic_share = np.array(config.slot_weights)
+        self.log = {name: np.zeros((count, length), dtype=np.int64) for name in _LOGGED}
+        self.hidden = np.zeros((count, length), dtype=bool)
+        self.candidates = np.zeros((count, length, config.num_candidates - 1), dtype=np.int32)
+
+    def step(self, index: int, active: int, observe: Callable[[int, LatentState], None] | None) -> None:
+        """Draws event `index` of the first `active` users."""
+        config, row = self.config, slice(0, active)
+        num_draws = len(_DRAWS) + _ITEM_DRAWS * config.num_candidates
+        draws = uniform(config.seed, _EVENT, self.users[row, None], index, np.arange(num_draws))
+        state = self._arrive(index, row, draws)
+        if observe is not None:
+            observe(index, state)
+        self._settle_topic(index, row, state, draws)
+        topic = self.session_topic[row]
+        first = len(_DRAWS)
+        item, mechanism = draw_items(config, self.catalogue, state, topic, draws[:, first : first + _ITEM_DRAWS])
+        if config.num_candidates > 1:
+            others = np.repeat(np.arange(active), config.num_candidates - 1)
+            other_draws = draws[:, first + _ITEM_DRAWS :].reshape(-1, _ITEM_DRAWS)
+            shown, _ = draw_items(config, self.catalogue, state.take(others), topic[others], other_draws)
+            self.candidates[row, index] = shown.reshape(active, -1)
+        self._react(index, row, draws, item, mechanism)
+
+    def _arrive(self, index: int, row: slice, draws: Floats) -> LatentState:
+        """Moves the clock to the event and returns the state there."""
+        config = self.config
+        new_session = draws[:, _COLUMN["session"]] < 1.0 / config.mean_session_events
+        if index == 0:
+            new_session[:] = True
+        else:
+            radius = np.sqrt(-2.0 * np.log1p(-draws[:, _COLUMN["gap"]]))
+            bell = radius * np.cos(2.0 * np.pi * draws[:, _COLUMN["gap2"]])
+            inside = np.clip(1000.0 * config.gap_seconds * np.exp(config.gap_spread * bell), 1_000.0, 1_500_000.0)
+            pause = SESSION_GAP_MS + 1000.0 - np.log1p(-draws[:, _COLUMN["gap"]]) * self.mean_pause_ms[row]
+            self.time[row] += np.floor(np.where(new_session, pause, inside)).astype(np.int64)
+        window = slice(max(0, index - config.repeat_window), index)
+        return LatentState(
+            user=self.users[row],
+            time=self.time[row],
+            new_session=new_session,
+            slots=self.slots[row],
+            session_topic=self.session_topic[row],
+            affinity=self.affinity[row],
+            recent=self.log["item"][row, window],
+            recent_hidden=self.hidden[row, window],
+        )
+
+    def _settle_topic(self, index: int, row: slice, state: LatentState, draws: Floats) -> None:
+        """Drifts interests at session starts; draws the session's topic there and where it switches."""
+        config = self.config
+        drifting = np.flatnonzero(state.new_session & (draws[:, _COLUMN["drift"]] < config.drift_probability))
+        slot = (draws[drifting, _COLUMN["drift_slot"]] * len(config.slot_weights)).astype(np.int64)
+        self.slots[drifting, slot] = _drifted(config, self.slots[drifting, slot], draws[drifting])
+        chance = switch_probability(config, state)
+        anew = np.flatnonzero(state.new_session | (draws[:, _COLUMN["switch"]] < chance))
+        share = np.broadcast_to(self.topic_share, (len(anew), len(self.topic_share)))
+        chosen = pick(share, draws[anew, _COLUMN["topic_slot"]])
+        self.session_topic[anew] = self.slots[anew, chosen]
+
+    def _react(self, index: int, row: slice, draws: Floats, item: Ints, mechanism: Ints) -> None:
+        """Draws action, surface, position and delay, and writes the event down."""
+        config = self.config
+        actions = np.array([config.engaged_actions, config.explored_actions])[(mechanism == EXPLORE).astype(int)]
+        by_mechanism = (config.repeat_surfaces, config.link_surfaces, config.topic_surfaces, config.explore_surfaces)
+        late = draws[:, _COLUMN["late"]] < config.late_share
+        wait = -np.log1p(-draws[:, _COLUMN["delay"]]) * np.where(late, 6 * 3_600_000.0, 800.0)
+        action = pick(actions, draws[:, _COLUMN["action"]])
+        self.hidden[row, index] = action == HIDE
+        written = {
+            "item": item,
+            "mechanism": mechanism,
+            "action": action,
+            "surface": pick(np.array(by_mechanism)[mechanism], draws[:, _COLUMN["surface"]]),
+            "time": self.time[row],
+            "received": self.time[row] + 20 + np.floor(wait).astype(np.int64),
+            "position": self._position(index, row, item, draws[:, _COLUMN["position"]]),
+        }
+        for name, values in written.items():
+            self.log[name][row, index] = values
+
+    def _position(self, index: int, row: slice, item: Ints, draw: Floats) -> Ints:
+        """Where the engaged item stood: position p with weight 1 / (p + 1) among the distinct items shown."""
+        shown = keep_distinct(item, self.candidates[row, index]).sum(axis=1) + 1
+        places = np.arange(self.config.num_candidates)
+        weights = np.where(places < shown[:, None], 1.0 / (places + 1.0), 0.0)
+        return pick(weights, draw)
+
+    def events(self) -> Events:
+        """Everything written down, ordered by (user, event index)."""
+        users_in_order = np.argsort(self.users, kind="stable")
+        reached = np.arange(self.log["item"].shape[1]) < self.limit[users_in_order, None]
+        user_row, index = np.nonzero(reached)
+        rows = users_in_order[user_row]
+        columns = {name: values[rows, index] for name, values in self.log.items()}
+        return Events(
+            user=self.users[rows], index=index, candidates=self.candidates[rows, index].astype(np.int64), **columns
+        )
+
+
+_LOGGED = ("item", "mechanism", "action", "surface", "time", "received", "position")
+
+
+def draw_items(
+    config: WorldConfig, catalogue: Catalogue, state: LatentState, topic: Ints, draws: Floats
+) -> tuple[Ints, Ints]:
+    """One item per row and the mechanism that gave it, from uniforms [M, 4].
+
+    A repeat without anything to repeat, a link at a session start, after a hide or to an unborn item all fall back to
+    the session's topic.
+    """
+    mechanism = np.full(len(topic), TOPIC, dtype=np.int64)
+    wanted = draws[:, 0]
+    up_to_repeat = config.repeat_probability
+    up_to_link = up_to_repeat + config.link_probability
+    up_to_explore = up_to_link + config.explore_probability
+    item = catalogue.draw_from_topic(topic, state.affinity, state.time, draws[:, 2:4])
+
+    weights = repeat_weights(config, state)
+    rows = np.flatnonzero((wanted < up_to_repeat) & (weights > 0).any(axis=1))
+    if len(rows):
+        item[rows] = state.recent[rows, pick(weights[rows], draws[rows, 1])]
+        mechanism[rows] = REPEAT
+
+    rows = np.flatnonzero((wanted >= up_to_repeat) & (wanted < up_to_link) & link_open(state))
+    if len(rows):
+        links = catalogue.successors[state.recent[rows, -1]]
+        shares = np.broadcast_to(np.array(config.link_weights[: links.shape[1]]), links.shape)
+        target = links[np.arange(len(rows)), pick(shares, draws[rows, 1])]
+        born = catalogue.birth[target] <= state.time[rows]
+        item[rows[born]] = target[born]
+        mechanism[rows[born]] = LINK
+
+    rows = np.flatnonzero((wanted >= up_to_link) & (wanted < up_to_explore))
+    item[rows] = catalogue.draw_popular(state.time[rows], draws[rows, 1])
+    mechanism[rows] = EXPLORE
+    return item, mechanism
+
+
+def repeat_weights(config: WorldConfig, state: LatentState) -> Floats:
+    """Weight [M, window] with which a repeat picks each recent event; hidden ones weigh 0."""
+    ages = np.arange(state.recent.shape[1], 0, -1)
+    return np.where(state.recent_hidden, 0.0, config.repeat_decay**ages)
+
+
+def link_open(state: LatentState) -> np.ndarray:
+    """Whether a link can be followed: inside a session, and the previous item was not hidden."""
+    if state.recent.shape[1] == 0:
+        return np.zeros(len(state.user), dtype=bool)
+    return np.asarray(~state.new_session & ~state.recent_hidden[:, -1])
+
+
+def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
+    """Chance that the session's topic is drawn anew before this event, for rows inside a session."""
+    if state.recent.shape[1] == 0:
+        return np.ones(len(state.user))
+    hidden = state.recent_hidden[:, -1]
+    return np.where(hidden, config.switch_after_hide_probability, config.switch_probability)
+
+
+def topic_weights(config: WorldConfig) -> Floats:
+    """Probability that an interest falls on each topic. Topic numbers are their ranks."""
+    weights = (np.arange(config.num_topics) + 1.0) ** -config.topic_exponent
+    return np.asarray(weights / weights.sum())
+
+
+def style_affinity(config: WorldConfig, users: Ints) -> Floats:
+    """Affinity of each user to each style [M, num_styles]."""
+    return np.exp(config.style_spread * normal(config.seed, _USER_STYLE, users[:, None], np.arange(config.num_styles)))
+
+
+def keep_distinct(item: Ints, candidates: np.ndarray) -> np.ndarray:
+    """Which candidates [M, C] are shown: neither the engaged item nor a double of an earlier candidate."""
+    keep = candidates != item[:, None]
+    for column in range(1, candidates.shape[1]):
+        keep[:, column] &= (candidates[:, :column] != candidates[:, column : column + 1]).all(axis=1)
+    return np.asarray(keep)
+
+
+def _drifted(config: WorldConfig, topic: Ints, draws: Floats) -> Ints:
+    """Where a drifting interest goes: one step round the ring, or any topic."""
+    choice = draws[:, _COLUMN["drift_topic"]]
+    near = topic + np.where(choice < 0.5, -1, 1)
+    anywhere = np.floor(choice * config.num_topics).astype(np.int64)
+    go_near = draws[:, _COLUMN["drift_near"]] < config.drift_near_share
+    return np.asarray(np.where(go_near, near % config.num_topics, anywhere), dtype=np.int64)

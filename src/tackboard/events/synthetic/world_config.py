@@ -1,0 +1,167 @@
+"""The parameters of a synthetic world: a JSON file or a dict in, one checked config out.
+
+`worlds/demo.json` holds the demo's parameters. They were chosen and frozen before any model was compared on that world;
+a change needs an entry in docs/log.md with the old and the new figures.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tackboard.core.config import check, from_dict, suggest
+from tackboard.core.errors import UsageError
+from tackboard.core.files import read_json
+
+ACTIONS = ("click", "save", "share", "hide")
+SURFACES = ("home", "related", "search")
+HIDE = ACTIONS.index("hide")
+FIRST_USER_ID = 1
+FIRST_ITEM_ID = 100_000
+REQUESTS_PER_USER = 10_000
+"""Request ids are user id × this + event index, so a user may have fewer events than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldConfig:
+    """One synthetic world. Two worlds with equal configs are equal in every byte."""
+
+    seed: int = 1
+    """Key of every draw."""
+    num_users: int = 3000
+    """Users in the world; their ids are 1 to num_users."""
+    num_items: int = 2000
+    """Items in the world; their ids count up from 100000."""
+    num_topics: int = 20
+    """Topics, arranged on a ring; every item belongs to one."""
+    num_styles: int = 4
+    """Styles; every item has one, every user an affinity to each."""
+
+    start_ms: int = 1_736_121_600_000
+    """Start of the world's period, ms UTC."""
+    period_days: float = 60.0
+    """Length of the period in days; users arrive in its first 60%, items are born in its first 90%."""
+
+    zipf_exponent: float = 1.0
+    """Base weight of the item of rank r is (r + zipf_offset) ** -zipf_exponent."""
+    zipf_offset: float = 20.0
+    """Flattens the head of the popularity curve."""
+    topic_exponent: float = 0.4
+    """An interest falls on the topic of rank r with probability proportional to (r + 1) ** -topic_exponent."""
+    born_later_share: float = 0.25
+    """Share of items born during the period instead of at its start."""
+    link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
+    """Probability of each linked successor of an item; sums to 1."""
+
+    slot_weights: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
+    """Weight of each interest slot of a user; sums to 1."""
+    style_spread: float = 1.2
+    """A user's affinity to a style is exp(style_spread × standard normal)."""
+    drift_probability: float = 0.1
+    """Chance, at each session start, that one slot drifts to another topic."""
+    drift_near_share: float = 0.8
+    """Share of drifts that go to a neighbouring topic on the ring; the rest go anywhere."""
+
+    median_events: float = 38.0
+    """Median number of events of a user before clipping (lognormal)."""
+    events_spread: float = 0.75
+    """Standard deviation of the logarithm of the number of events."""
+    min_events: int = 5
+    """Fewest events of a user."""
+    max_events: int = 200
+    """Most events of a user."""
+    mean_session_events: float = 7.0
+    """Mean number of events of a session (geometric)."""
+    gap_seconds: float = 60.0
+    """Median gap inside a session, seconds (lognormal, clipped to 1 s to 25 min)."""
+    gap_spread: float = 1.0
+    """Standard deviation of the logarithm of that gap."""
+
+    repeat_probability: float = 0.07
+    """Chance that an event repeats one of the user's recent items."""
+    link_probability: float = 0.45
+    """Chance, inside a session, that an event follows a link of the previous item."""
+    explore_probability: float = 0.12
+    """Chance that an event falls on a popular item of any topic. What is left draws from the session's topic."""
+    repeat_window: int = 20
+    """Events a repeat can reach back."""
+    repeat_decay: float = 0.9
+    """A repeat picks the event of age a (1 = the previous) with weight repeat_decay ** a; hidden items weigh 0."""
+    switch_probability: float = 0.25
+    """Chance, before each event inside a session, that the session's topic is drawn anew from the interests."""
+    switch_after_hide_probability: float = 0.6
+    """The same after a hide."""
+
+    engaged_actions: tuple[float, ...] = (0.77, 0.14, 0.07, 0.02)
+    """Shares of click, save, share, hide on items that were not explored; sums to 1."""
+    explored_actions: tuple[float, ...] = (0.62, 0.05, 0.03, 0.3)
+    """The same on explored items."""
+    repeat_surfaces: tuple[float, ...] = (0.5, 0.1, 0.4)
+    """Shares of home, related, search for repeats; sums to 1."""
+    link_surfaces: tuple[float, ...] = (0.05, 0.9, 0.05)
+    """The same for followed links."""
+    topic_surfaces: tuple[float, ...] = (0.6, 0.1, 0.3)
+    """The same for draws from the session's topic."""
+    explore_surfaces: tuple[float, ...] = (0.9, 0.05, 0.05)
+    """The same for explored items."""
+
+    num_candidates: int = 6
+    """Items drawn per request, the engaged one among them; doubles are shown once."""
+    late_share: float = 0.01
+    """Share of events received hours late instead of within seconds."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_users", "num_topics", "num_styles", "min_events", "num_candidates", "repeat_window"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        check(self.num_items >= 4 * self.num_topics, "num_items", self.num_items, "at least 4 × num_topics")
+        check(self.num_topics >= 3, "num_topics", self.num_topics, "3 or more, since topics have two neighbours")
+        check(
+            self.min_events <= self.max_events < REQUESTS_PER_USER,
+            "max_events",
+            self.max_events,
+            f"min_events to {REQUESTS_PER_USER - 1}",
+        )
+        for name in ("period_days", "median_events", "gap_seconds", "zipf_offset", "repeat_decay"):
+            check(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        check(self.mean_session_events >= 1, "mean_session_events", self.mean_session_events, "1 or more")
+        for name in (field for field in self.__annotations__ if field.endswith(("_probability", "_share"))):
+            check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
+        mechanisms = self.repeat_probability + self.link_probability + self.explore_probability
+        check(mechanisms <= 1, "repeat + link + explore probability", mechanisms, "a sum of at most 1")
+        lengths = {"_actions": len(ACTIONS), "_surfaces": len(SURFACES)}
+        for name in (field for field in self.__annotations__ if field.endswith(("_actions", "_surfaces", "_weights"))):
+            shares = getattr(self, name)
+            length = next((n for suffix, n in lengths.items() if name.endswith(suffix)), len(shares))
+            good = len(shares) == length and min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9
+            check(good, name, shares, f"{length} shares that sum to 1")
+
+
+def load_world_config(name_or_path: str) -> WorldConfig:
+    """The config of a shipped world (`demo`) or of a JSON file. Unknown names and settings raise UsageError."""
+    if name_or_path.endswith(".json"):
+        path = Path(name_or_path)
+        if not path.is_file():
+            raise UsageError(f"world file {path} does not exist", fix="give the path of a world's JSON file, or `demo`")
+        return from_dict(WorldConfig, read_json(path))
+    shipped = shipped_worlds()
+    if name_or_path not in shipped:
+        close = suggest(name_or_path, shipped)
+        raise UsageError(
+            f"no world named {name_or_path!r}",
+            allowed=f"allowed: {', '.join(shipped)}, or a path that ends in .json",
+            fix=f"did you mean {close}?" if close else "",
+        )
+    return from_dict(WorldConfig, json.loads(world_bytes(name_or_path)))
+
+
+def shipped_worlds() -> list[str]:
+    """Names of the worlds that come with the package."""
+    folder = importlib.resources.files("tackboard.events.synthetic") / "worlds"
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def world_bytes(name: str) -> bytes:
+    """The shipped file of a world, as it is."""
+    return (importlib.resources.files("tackboard.events.synthetic") / "worlds" / f"{name}.json").read_bytes()

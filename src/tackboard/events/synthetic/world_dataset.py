@@ -1,0 +1,93 @@
+"""A synthetic world as a dataset: a world config in, a snapshot folder out.
+
+Beside the canonical tables it writes impressions.parquet (what every request showed) and truth.json (the whole
+config), from which the oracle can be computed again. Item attributes are topic, style and birth_ms.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tackboard.core.config import to_dict
+from tackboard.events.dataset import write_dataset
+from tackboard.events.synthetic.catalogue import Catalogue
+from tackboard.events.synthetic.world import Events, generate, keep_distinct
+from tackboard.events.synthetic.world_config import ACTIONS, FIRST_USER_ID, REQUESTS_PER_USER, SURFACES, WorldConfig
+
+
+def write_world(config: WorldConfig, root: Path, name: str, *, quiet: bool = True) -> Path:
+    """Generates the world and writes it as dataset `name` under `root`; returns the snapshot's path."""
+    catalogue = Catalogue(config)
+    events = generate(config, catalogue, quiet=quiet)
+    return write_dataset(
+        root,
+        name,
+        event_table(config, catalogue, events),
+        item_attributes=item_table(config, catalogue),
+        impressions=impression_table(catalogue, events),
+        truth=to_dict(config),
+        source={"kind": "synthetic world", "seed": config.seed},
+    )
+
+
+def event_table(config: WorldConfig, catalogue: Catalogue, events: Events) -> pa.Table:
+    """The canonical columns of a world's events, ordered by (user, event index)."""
+    arrival = np.argsort(events.received, kind="stable")
+    order = np.empty_like(arrival)
+    order[arrival] = np.arange(len(arrival))
+    return pa.table(
+        {
+            "user": FIRST_USER_ID + events.user,
+            "item": catalogue.ids[events.item],
+            "action": _names(events.action, ACTIONS),
+            "surface": _names(events.surface, SURFACES),
+            "time_ms": config.start_ms + events.time,
+            "received_ms": config.start_ms + events.received,
+            "order": order.astype(np.int64),
+            "request": _requests(events),
+            "position": events.position.astype(np.int32),
+        }
+    )
+
+
+def item_table(config: WorldConfig, catalogue: Catalogue) -> pa.Table:
+    """Item, topic, style and birth_ms of every item, born or not."""
+    columns = {
+        "item": catalogue.ids,
+        "topic": catalogue.topic,
+        "style": catalogue.style,
+        "birth_ms": config.start_ms + catalogue.birth,
+    }
+    return pa.table(columns)
+
+
+def impression_table(catalogue: Catalogue, events: Events) -> pa.Table:
+    """What each request showed: (request, position, item_id), the engaged item at its event's position."""
+    num_events, num_others = events.candidates.shape
+    kept = keep_distinct(events.item, events.candidates)
+    # The others fill the places around the engaged item in the order in which they were drawn.
+    place = np.cumsum(kept, axis=1) - 1
+    place += place >= events.position[:, None]
+    items = np.concatenate([events.item[:, None], events.candidates], axis=1)
+    places = np.concatenate([events.position[:, None], place], axis=1)
+    shown = np.concatenate([np.ones((num_events, 1), dtype=bool), kept], axis=1)
+    request = np.repeat(_requests(events)[:, None], num_others + 1, axis=1)[shown]
+    position = places[shown]
+    order = np.lexsort((position, request))
+    columns = {
+        "request": request[order],
+        "position": position[order].astype(np.int32),
+        "item_id": catalogue.ids[items[shown]][order],
+    }
+    return pa.table(columns)
+
+
+def _requests(events: Events) -> np.ndarray:
+    return (FIRST_USER_ID + events.user) * REQUESTS_PER_USER + events.index
+
+
+def _names(codes: np.ndarray, names: tuple[str, ...]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names)))

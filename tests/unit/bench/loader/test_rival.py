@@ -1,0 +1,53 @@
+"""What a contender's process measures and prints."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tackboard.bench.loader import rival as loader_rival
+from tackboard.bench.loader.ours import Contender
+
+
+def test_figures_of_a_process(loader_folder: Path) -> None:
+    arguments = ["tackboard", "product", str(loader_folder), "memory,check"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tackboard.bench.loader.rival", *arguments], capture_output=True, text=True, check=True
+    )
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["idle_bytes"] > 1 << 20 and figures["num_examples"] > 100
+    assert (loader_folder / "tackboard_product_check.npz").exists()
+
+
+def test_speed_is_measured_over_whole_epochs(loader_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_rival, "LEAST_SECONDS", 0.0)
+    contender = Contender(loader_folder, "product")
+    once = loader_rival.measure_once(contender)
+    speed = loader_rival.measure_speed(contender)
+    assert speed["num_epochs"] == 1 and speed["num_examples"] == once["num_examples"]
+    assert speed["num_tokens"] == once["num_tokens"] and 0 < speed["cpu_seconds"] < 60
+
+
+def test_the_epoch_that_is_not_counted_ends_early(loader_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_rival, "WARM_UP_SECONDS", -1.0)
+    monkeypatch.setattr(loader_rival, "LEAST_SECONDS", 0.0)
+    inner = Contender(loader_folder, "product")
+    seen: list[int] = []
+
+    class Counted:
+        def epoch(self, number: int, num_workers: int = 0) -> Iterator[Any]:
+            for batch in inner.epoch(number, num_workers):
+                seen.append(number)
+                yield batch
+
+    loader_rival.measure_speed(Counted())
+    assert seen.count(0) == 1 and seen.count(1) > 5
+
+
+def test_two_workers_give_the_same_epoch(loader_folder: Path) -> None:
+    contender = Contender(loader_folder, "product")
+    assert loader_rival.measure_workers(contender)["num_tokens"] == loader_rival.measure_once(contender)["num_tokens"]

@@ -1,0 +1,97 @@
+"""The loader bench: what it measures without rivals, and that a rival with other batches gets no time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tackboard.bench.loader import run as loader
+from tackboard.bench.loader.run import CONTENDERS, Runner, aims, measure, memory_figures, rival_versions, speed_figures
+from tackboard.core.errors import TackboardError
+from tackboard.core.processes import Answer
+
+RUN = {
+    "num_examples": 1000, "num_tokens": 50_000, "cpu_seconds": 0.5, "wall_seconds": 0.6, "num_epochs": 2,
+    "setup_cpu_seconds": 0.1,
+}  # fmt: skip
+
+
+def test_without_rivals_only_ours_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads(json.dumps(measure(tmp_path, quick=True, rivals_python=tmp_path / "none")))
+    assert result["rivals"] == "not installed: make rivals"
+    assert "make rivals" in capsys.readouterr().err
+    assert list(result["contenders"]) == ["tackboard"]
+    assert result["contenders"]["tackboard"]["examples_per_cpu_s"] > 0
+    assert result["checked"] and result["aims"] == []
+    for growth in ("1", "10"):
+        assert result["memory"][growth]["tackboard"]["above_idle_bytes"] > 0
+    assert result["larger_dataset"]["num_events"] == 10 * result["dataset"]["num_events"]
+    assert result["layouts"]["worlds"] and result["mixing"]["windows"]["16"]["spread"] > 0
+
+
+def test_figures_are_of_the_middle_run() -> None:
+    found = speed_figures([RUN, RUN | {"cpu_seconds": 0.25}, RUN | {"cpu_seconds": 2.0}])
+    assert found["examples_per_cpu_s"] == 2000
+    assert found["examples_per_cpu_s_runs"] == [2000, 4000, 500]
+    assert (found["tokens_per_cpu_s"], found["cpu_seconds_per_epoch"]) == (100_000, 0.25)
+    assert speed_figures([RUN, {"failed": "x"}]) == {"failed": "x"}
+    assert memory_figures(RUN | {"peak_bytes": 500, "idle_bytes": 200})["above_idle_bytes"] == 300
+
+
+def result_with(ours: int, *, peak: int = 100, num_buckets: int = 31, **others: dict[str, Any]) -> dict[str, Any]:
+    memory = {"1": {"tackboard": {"peak_bytes": 100}}, "10": {"tackboard": {"peak_bytes": peak}}}
+    return {
+        "contenders": {"tackboard": {"examples_per_cpu_s": ours}, **others},
+        "memory": memory,
+        "dataset": {"num_buckets": num_buckets},
+        "setting": {"window_buckets": 16},
+    }
+
+
+def test_aims() -> None:
+    slow, fast = {"examples_per_cpu_s": 100}, {"examples_per_cpu_s": 400}
+    speed, growth = aims(result_with(1000, arrow=slow, ray=fast, hugging_face={"failed": "x"}))
+    assert (speed["value"], speed["met"], growth["value"], growth["met"]) == (2.5, True, 1.0, True)
+    assert "(ray)" in speed["aim"]
+    speed, growth = aims(result_with(700, peak=120, ray=fast))
+    assert not speed["met"] and not growth["met"]
+    assert aims(result_with(700, num_buckets=3)) == []
+
+
+def test_a_rival_with_other_batches_gets_no_time(loader_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(_runner: Runner, entry: Any, tasks: str, *, watch: bool = False) -> dict[str, Any]:
+        asked.append((entry.module, tasks, watch))
+        return RUN | {"most_tokens": 513 if entry.module == "ray" else 512}
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(
+        loader.Reference, "differences", lambda _self, path: ["items differs"] if path.name.startswith("arrow") else []
+    )
+    entries = {name: CONTENDERS[name] for name in ("tackboard", "arrow", "ray")}
+    found = Runner(loader_folder, Path("python")).speed(entries, 2)
+    assert found["tackboard"]["examples_per_cpu_s"] == 2000
+    assert found["arrow"] == {"differs": ["items differs"]}
+    assert found["ray"] == {"differs": ["a step of 513 events"]}
+    assert [tasks for _, tasks, _ in asked] == ["speed,check"] * 3 + ["speed"]
+    assert asked[3] == ("tackboard", "speed", False)
+    monkeypatch.setattr(loader.Reference, "differences", lambda _self, _path: ["items differs"])
+    with pytest.raises(TackboardError, match="our own batches are not those of make_batch: items differs"):
+        Runner(loader_folder, Path("python")).speed(entries, 1)
+
+
+def test_a_process_that_fails(loader_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "ask", lambda *_a, **_k: Answer(1, errors="Traceback\nValueError: no"))
+    runner = Runner(loader_folder, Path("python"))
+    assert runner.run(CONTENDERS["ray"], "speed") == {"failed": "ValueError: no"}
+    with pytest.raises(TackboardError, match="our own side of the loader bench failed: ValueError: no"):
+        runner.run(CONTENDERS["tackboard"], "speed")
+
+
+def test_an_environment_without_the_libraries_is_not_installed(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert rival_versions(python) == rival_versions(tmp_path / "none") == "not installed: make rivals"

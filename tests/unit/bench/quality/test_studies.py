@@ -1,0 +1,198 @@
+"""Studies: which cells they ask for, and what their tables say of results that are made up here."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tackboard.bench.quality.cell import metrics_of
+from tackboard.bench.quality.cells import Cell, Result, Work
+from tackboard.bench.quality.data import BENCHES, find_bench
+from tackboard.bench.quality.plan import Context, Options, Plan
+from tackboard.bench.quality.studies import (
+    PUBLISHED,
+    agrees,
+    compare,
+    compare_to_strongest,
+    mean_metrics,
+    per_user,
+    reproduce,
+    validate,
+)
+from tackboard.core.errors import DataError, UsageError
+
+NUM_USERS = 200
+
+
+@pytest.fixture
+def context(fake_ml_1m: Path, tmp_path: Path) -> Context:
+    return Context(Work.open(tmp_path / "work"), find_bench("ml-1m"), Options(), fake_ml_1m)
+
+
+def finish(context: Context, cell: Cell, share: float, *, users: str = "same", **values: Any) -> Result:
+    """A result in which that share of users has the held-out item first, and the others nowhere."""
+    ranks = np.where(np.arange(NUM_USERS) < share * NUM_USERS, 0, 3_000)
+    curve = [{"step": step} | metrics_of(ranks) for step in (2, 4)]
+    fitted = {"steps": 4, "chosen_steps": 4, "best_step": 2, "best_metrics": metrics_of(ranks), "curve": curve,
+              "parameters": 10, "seconds": 1.5, "tokens_per_s": 100, "evaluation_seconds": 0.5, "device": "cpu",
+              "peak_device_bytes": None}  # fmt: skip
+    common = {"metrics": metrics_of(ranks), "targets_sha256": users, "peak_rss_bytes": 2**20}
+    returns = np.arange(NUM_USERS) % 4 == 0
+    return context.work.save(
+        cell, common | (fitted if cell.config else {}) | values, {"ranks": ranks, "returns": returns}
+    )
+
+
+def rows_of(table: dict[str, Any], title: str) -> list[list[str]]:
+    [rows] = [part["rows"] for part in table["sections"] if part["title"].startswith(title)]
+    assert all(len(row) == len(part["header"]) for part in table["sections"] for row in part["rows"])
+    return list(rows)
+
+
+def test_compare_asks_for_one_validation_and_three_tests_of_each_method(context: Context) -> None:
+    plan = compare(context)
+    fitted = [cell for cell in plan.cells if cell.config]
+    assert {cell.stage for cell in fitted} == {"test"}
+    assert {cell.seed for cell in fitted} == {0, 1, 2}
+    assert all(cell.after is not None and (cell.after.stage, cell.after.seed) == ("validate", 0) for cell in fitted)
+    assert all(cell.after and cell.after.method == cell.method for cell in fitted)
+    assert [cell.method for cell in plan.cells if not cell.config] == ["popularity", "item-to-item"]
+    expected = {"pinfm-history", "pinfm-request", "sasrec-wide-request", "hstu-wide-history", "hstu-large-history"}
+    assert expected <= {cell.method for cell in fitted}
+    context.options = Options(quick=True)
+    assert len(compare(context).cells) == 4
+    assert {cell.prepared for cell in compare(context).cells} == {"ml-1m-file-every2"}
+
+
+def test_compare_table(context: Context) -> None:
+    context.options = Options(methods=("popularity", "sasrec-history", "sasrec-request", "pinfm-history"), seeds=2)
+    plan = compare(context)
+    empty = plan.table(context.work.find)
+    assert not rows_of(empty, "Test, each seed") and empty["charts"] == [], "a table of nothing is no error"
+    shares = {"popularity": 0.1, "sasrec-history": 0.3, "sasrec-request": 0.9, "pinfm-history": 0.6}
+    for cell in plan.cells:
+        finish(context, cell, shares[cell.method] + 0.01 * cell.seed)
+        if cell.after is not None:
+            finish(context, cell.after, 0.5)
+    table = plan.table(context.work.find)
+    singles = rows_of(table, "Test, each seed")
+    assert [row[3:5] for row in singles] == [["", "0.1000"], ["0", "0.3000"], ["1", "0.3100"], ["0", "0.9000"],
+                                             ["1", "0.9100"], ["0", "0.6000"], ["1", "0.6100"]]  # fmt: skip
+    means = rows_of(table, "Test, mean")
+    assert [row[4] for row in means[:4]] == ["0.1000", "0.3050", "0.9050", "0.6050"]
+    assert [row[4] for row in means[4:]] == ["0.2853", "0.3097", "0.3294", "0.3152", "0.3003"]
+    hit, gain = rows_of(table, "Difference")
+    assert hit[4:6] == ["SASRec, cross-entropy", "+0.3000"] and hit[-2:] == ["0.0071", "better"]
+    assert gain[3] == "ndcg@10"
+    figures = table["figures"]
+    assert {one["against"] for one in figures["comparisons"]} == {"sasrec-history"}, "the other reads more"
+    assert figures["comparisons"][0]["low"] > 0.2 and figures["comparisons"][0]["verdict"] == "better"
+    assert len(figures["rows"]) == 7 and len(figures["validation"]) == 3
+    assert figures["published"]["hstu-large"]["hr@10"] == 0.3294
+    dots, curves = table["charts"]
+    assert [row["name"] for row in dots["rows"]] == ["popularity", "sasrec-history", "sasrec-request", "pinfm-history"]
+    assert [line["x"] for line in curves["lines"]] == [[2, 4]] * 3
+
+
+@pytest.mark.parametrize(("loss", "said"), [("full", ""), ("mixed", " drawn ones"), ("sampled", " 128 drawn")])
+def test_what_a_rival_s_softmax_is_over_is_said(context: Context, loss: str, said: str) -> None:
+    context.options = Options(methods=("sasrec-history",), seeds=1, overrides=(f"model.loss.kind={loss}",))
+    plan = compare(context)
+    finish(context, plan.cells[0], 0.3)
+    notes = [note for note in plan.table(context.work.find)["notes"] if " rivals " in note]
+    assert [said in note for note in notes] == ([True] if said else [])
+
+
+def test_what_returns_is_shown_where_the_history_stays(context: Context) -> None:
+    context.options = Options(methods=("popularity",))
+    plan = compare(context)
+    finish(context, plan.cells[0], 0.5)
+    titles = [part["title"] for part in plan.table(context.work.find)["sections"]]
+    assert not any("already" in title for title in titles)
+    other = Context(context.work, BENCHES["deskdrop"], context.options)
+    table = Plan(plan.cells, lambda find: _table_of(other, plan, find)).table(context.work.find)
+    [row] = rows_of(table, "hr@10 where the item is in the history already (25.0% of users)")
+    assert row[3:] == ["0.5000", "0.5000"]
+
+
+def _table_of(context: Context, plan: Plan, find: Any) -> dict[str, Any]:
+    from tackboard.bench.quality.studies import _compare_table
+
+    return _compare_table(context, plan.cells, find)
+
+
+def test_users_must_be_the_same_to_be_paired(context: Context) -> None:
+    context.options = Options(methods=("sasrec-history", "pinfm-history"), seeds=1)
+    cells = compare(context).cells
+    groups = {
+        ("file", cells[0].method): [finish(context, cells[0], 0.2)],
+        ("file", cells[1].method): [finish(context, cells[1], 0.3, users="others")],
+    }
+    with pytest.raises(DataError, match="different events"):
+        compare_to_strongest(groups)
+
+
+def test_chance_of_seeds_counts_too(context: Context) -> None:
+    context.options = Options(methods=("popularity", "pinfm-history"), seeds=2)
+    first, *ours = compare(context).cells
+    baseline = finish(context, first, 0.3)
+    # Far from the baseline by users; between the seeds lies as much.
+    fits = [finish(context, cell, share) for cell, share in zip(ours, (0.35, 0.65), strict=True)]
+    [hit, _] = compare_to_strongest({("file", "popularity"): [baseline], ("file", "pinfm-history"): fits})
+    assert hit["low"] > 0.1 and hit["verdict"] == "within noise"
+    assert hit["seed_error"] == pytest.approx(0.15), "a count has no seeds"
+    [hit, _] = compare_to_strongest({("file", "popularity"): [baseline], ("file", "pinfm-history"): fits[1:]})
+    assert hit["verdict"] == "better, one seed" and hit["seed_error"] is None
+
+
+def test_a_user_counts_by_the_mean_over_seeds(context: Context) -> None:
+    context.options = Options(methods=("sasrec-history",), seeds=2)
+    results = [finish(context, cell, share) for cell, share in zip(compare(context).cells, (0.5, 1.0), strict=True)]
+    values = per_user(results, "hr@10")
+    assert values[:100].tolist() == [1.0] * 100 and values[100:].tolist() == [0.5] * 100
+    assert mean_metrics(results)["ndcg@10"] == pytest.approx(per_user(results, "ndcg@10").mean()) == 0.75
+
+
+def test_reproduce_compares_the_spread_with_what_was_published(context: Context) -> None:
+    plan = reproduce(context)
+    assert len(plan.cells) == 9 and {cell.ties for cell in plan.cells} == {"file", "reverse", "random"}
+    assert {cell.stage for cell in plan.cells} == {"published"}
+    assert {cell.protocol["filter_newest"] for cell in plan.cells} == {12}
+    shares = {"file": 0.25, "reverse": 0.3, "random": 0.28}
+    for cell in plan.cells[:3]:
+        finish(context, cell, shares[cell.ties])
+    table = plan.table(context.work.find)
+    assert len(rows_of(table, "Tested during training")) == 3
+    hit, gain = rows_of(table, "Published figures")
+    assert hit[:4] == ["SASRec, sampled softmax", "hr@10", "0.2853", "0.2500 to 0.3000"] and hit[-1] == "agree"
+    # Every hit is at the first place here, so the gain is as high as the hit rate: far from what was published.
+    assert gain[1] == "ndcg@10" and gain[-1] == "do NOT agree"
+    assert [one["agrees"] for one in table["figures"]["agreement"]] == [True, False]
+
+
+@pytest.mark.parametrize(("published", "verdict"), [(0.234, False), (0.2351, True), (0.315, True), (0.316, False)])
+def test_agreement_is_within_the_tolerance_of_the_spread(context: Context, published: float, verdict: bool) -> None:
+    cells = reproduce(context).cells[:2]
+    results = [finish(context, cell, share) for cell, share in zip(cells, (0.25, 0.30), strict=True)]
+    assert agrees(results, "hr@10", published)["agrees"] is verdict
+
+
+def test_reproduce_needs_published_figures(context: Context) -> None:
+    with pytest.raises(UsageError, match="figures were published for: ml-1m"):
+        reproduce(Context(context.work, BENCHES["deskdrop"], Options()))
+    assert set(PUBLISHED) <= set(BENCHES)
+
+
+def test_validate_shows_the_validation_alone(context: Context) -> None:
+    context.options = Options(methods=("pinfm-history", "hstu", "hstu"), seeds=2)
+    plan = validate(context)
+    assert len(plan.cells) == 4, "a name that is given twice is run once"
+    assert plan.table(context.work.find)["notes"] == [], "nothing is said of nothing"
+    assert {(cell.method, cell.seed, cell.stage) for cell in plan.cells} == {
+        (method, seed, "validate") for method in ("pinfm-history", "hstu") for seed in (0, 1)
+    }
+    finish(context, plan.cells[0], 0.5)
+    table = plan.table(context.work.find)
+    [row] = rows_of(table, "Validation")
+    assert row[:6] == ["PinFM", "items, actions, times", "file", "0", "0.5000", "0.5000"]

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+
+from tackboard.core.keyed_random import uniform
+from tackboard.events.synthetic.catalogue import Catalogue, pick
+from tackboard.events.synthetic.world_config import WorldConfig
+
+CONFIG = WorldConfig(num_items=90, num_topics=6, born_later_share=0.5, zipf_offset=2.0)
+DRAWS = 200_000
+
+
+def uniforms(purpose: int, *shape: int) -> np.ndarray:
+    return uniform(99, purpose, np.arange(int(np.prod(shape))).reshape(shape))
+
+
+def test_every_topic_has_items_and_one_from_the_start() -> None:
+    catalogue = Catalogue(CONFIG)
+    assert np.bincount(catalogue.topic).tolist() == [15] * 6
+    assert set(catalogue.topic[catalogue.birth == 0]) == set(range(6))
+    assert 0.3 < (catalogue.birth > 0).mean() < 0.7
+    assert catalogue.style.min() >= 0
+    assert catalogue.style.max() < CONFIG.num_styles
+
+
+def test_successors_are_distinct_items_of_the_same_topic() -> None:
+    for config in (CONFIG, WorldConfig(num_items=83, num_topics=20), WorldConfig()):
+        catalogue = Catalogue(config)
+        items = np.arange(config.num_items)
+        assert (catalogue.topic[catalogue.successors] == catalogue.topic[:, None]).all()
+        together = np.sort(np.concatenate([items[:, None], catalogue.successors], axis=1), axis=1)
+        assert (np.diff(together, axis=1) > 0).all()
+
+
+def test_no_successor_is_favoured_by_its_place() -> None:
+    catalogue = Catalogue(WorldConfig())
+    counts = np.bincount(catalogue.successors[:, 0], minlength=2000)
+    assert counts.max() < 10
+
+
+def test_draws_from_a_topic_follow_weight_affinity_and_birth() -> None:
+    catalogue = Catalogue(CONFIG)
+    moment = int(np.median(catalogue.birth[catalogue.birth > 0]))
+    affinity = np.array([1.0, 3.0, 0.5, 0.0])
+    expected = catalogue.weight * affinity[catalogue.style] * (catalogue.topic == 2) * (catalogue.birth <= moment)
+    expected /= expected.sum()
+    drawn = catalogue.draw_from_topic(
+        np.full(DRAWS, 2), np.tile(affinity, (DRAWS, 1)), np.full(DRAWS, moment), uniforms(1, DRAWS, 2)
+    )
+    share = np.bincount(drawn, minlength=90) / DRAWS
+    assert (share[expected == 0] == 0).all()
+    assert np.abs(share - expected).max() < 5 * np.sqrt(0.25 / DRAWS)
+
+
+def test_popular_draws_follow_the_weights_of_the_alive() -> None:
+    catalogue = Catalogue(CONFIG)
+    for moment in (0, int(catalogue.birth.max())):
+        expected = catalogue.weight * (catalogue.birth <= moment)
+        expected /= expected.sum()
+        share = np.bincount(catalogue.draw_popular(np.full(DRAWS, moment), uniforms(2, DRAWS)), minlength=90) / DRAWS
+        assert (share[expected == 0] == 0).all()
+        assert np.abs(share - expected).max() < 5 * np.sqrt(0.25 / DRAWS)
+
+
+def test_an_item_is_alive_at_the_moment_of_its_birth() -> None:
+    catalogue = Catalogue(CONFIG)
+    moment = int(catalogue.birth.max())
+    newest = int(catalogue.birth.argmax())
+    for time, found in ((moment, True), (moment - 1, False)):
+        drawn = catalogue.draw_popular(np.full(DRAWS, time), uniforms(3, DRAWS))
+        assert (newest in set(drawn.tolist())) is found
+
+
+def test_pick_never_takes_a_column_of_weight_zero() -> None:
+    weights = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+    almost_one = np.nextafter(1.0, 0.0)
+    assert pick(weights, np.array([0.0, 0.5])).tolist() == [1, 2]
+    assert pick(weights, np.array([almost_one, almost_one])).tolist() == [1, 2]
+    assert pick(weights, np.array([1.0, 1.0])).tolist() == [1, 2]

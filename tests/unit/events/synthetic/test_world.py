@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+
+import numpy as np
+import pytest
+
+from tackboard.events.synthetic import world
+from tackboard.events.synthetic.catalogue import Catalogue
+from tackboard.events.synthetic.world import (
+    EXPLORE,
+    LINK,
+    REPEAT,
+    SESSION_GAP_MS,
+    Events,
+    generate,
+    num_events_of,
+    simulate,
+)
+from tackboard.events.synthetic.world_config import HIDE, WorldConfig, load_world_config
+
+SMALL = WorldConfig(num_users=80, num_items=240, num_topics=8)
+FROZEN_SMALL = "ec03a4c6d66063e6864181e48d73c0ba498598bb09b995b468204846bb2ed9f4"
+FROZEN_DEMO_USERS = "139ba917368729a97751708e807bba49ac97afbfbe8c8e6aafc78aab260588ca"
+
+
+def digest(events: Events) -> str:
+    sha = hashlib.sha256()
+    for name, column in sorted(vars(events).items()):
+        sha.update(name.encode() + np.ascontiguousarray(column, dtype="<i8").tobytes())
+    return sha.hexdigest()
+
+
+def test_the_worlds_are_the_ones_that_models_were_compared_on() -> None:
+    message = (
+        "the same config gives other events than before. Figures measured on them can no longer be compared: a change "
+        "needs an entry in docs/log.md with the old and the new figures, and only then a new hash here"
+    )
+    assert digest(generate(SMALL)) == FROZEN_SMALL, message
+    demo = load_world_config("demo")
+    assert digest(simulate(demo, Catalogue(demo), np.arange(50))) == FROZEN_DEMO_USERS, message
+
+
+def test_chunks_of_users_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = generate(SMALL)
+    monkeypatch.setattr(world, "USERS_PER_CHUNK", 7)
+    assert digest(generate(SMALL)) == digest(whole)
+
+
+def test_a_user_alone_and_cut_short_does_the_same() -> None:
+    whole = generate(SMALL)
+    alone = simulate(SMALL, Catalogue(SMALL), np.array([41]), num_events=np.array([4]))
+    assert alone.item.tolist() == whole.item[whole.user == 41][:4].tolist()
+    assert alone.time.tolist() == whole.time[whole.user == 41][:4].tolist()
+
+
+def test_another_seed_is_another_world() -> None:
+    assert digest(generate(dataclasses.replace(SMALL, seed=2))) != digest(generate(SMALL))
+
+
+def test_events_are_ordered_and_sessions_are_told_by_their_gaps() -> None:
+    events = generate(SMALL)
+    same = np.diff(events.user) == 0
+    gaps = np.diff(events.time)[same]
+    assert gaps.min() >= 1000
+    assert not ((gaps > 1_500_000) & (gaps <= SESSION_GAP_MS)).any()
+    counts = np.bincount(events.user)
+    assert counts.tolist() == num_events_of(SMALL, np.arange(80)).tolist()
+    assert counts.min() >= SMALL.min_events
+    assert counts.max() <= SMALL.max_events
+    assert (events.received > events.time).all()
+
+
+def test_nothing_is_touched_before_its_birth() -> None:
+    events, catalogue = generate(SMALL), Catalogue(SMALL)
+    assert (catalogue.birth[events.item] <= events.time).all()
+    assert (catalogue.birth[events.candidates] <= events.time[:, None]).all()
+
+
+def test_mechanisms_do_what_their_names_say() -> None:
+    events, catalogue = generate(SMALL), Catalogue(SMALL)
+    link = np.flatnonzero(events.mechanism == LINK)
+    previous = events.item[link - 1]
+    assert (catalogue.successors[previous] == events.item[link, None]).any(axis=1).all()
+    assert (events.time[link] - events.time[link - 1] <= SESSION_GAP_MS).all()
+    assert (events.action[link - 1] != HIDE).all()
+    for row in np.flatnonzero(events.mechanism == REPEAT)[:200]:
+        window = slice(row - min(events.index[row], SMALL.repeat_window), row)
+        kept = events.item[window][events.action[window] != HIDE]
+        assert events.item[row] in kept
+
+
+def test_shares_of_mechanisms_actions_and_late_events() -> None:
+    events = generate(dataclasses.replace(SMALL, num_users=1500))
+    explored = events.mechanism == EXPLORE
+    assert explored.mean() == pytest.approx(SMALL.explore_probability, abs=0.01)
+    assert (events.action[explored] == HIDE).mean() == pytest.approx(SMALL.explored_actions[HIDE], abs=0.02)
+    assert (events.action[~explored] == HIDE).mean() == pytest.approx(SMALL.engaged_actions[HIDE], abs=0.005)
+    assert (events.received - events.time > 60_000).mean() == pytest.approx(SMALL.late_share, abs=0.005)
+
+
+def test_a_hide_makes_the_session_change_its_topic() -> None:
+    config = dataclasses.replace(SMALL, num_users=1500, explore_probability=0.3, switch_probability=0.02)
+    events, catalogue = generate(config), Catalogue(config)
+    inside = np.flatnonzero((np.diff(events.user) == 0) & (np.diff(events.time) <= SESSION_GAP_MS)) + 1
+    usable = inside[(events.mechanism[inside] == world.TOPIC) & (events.index[inside] >= 2)]
+    usable = usable[events.mechanism[usable - 2] == world.TOPIC]
+    moved = catalogue.topic[events.item[usable]] != catalogue.topic[events.item[usable - 2]]
+    after_hide = events.action[usable - 1] == HIDE
+    assert moved[after_hide].mean() > moved[~after_hide].mean() + 0.15
+
+
+def test_the_demo_takes_seconds() -> None:
+    started = time.process_time()
+    events = generate(load_world_config("demo"))
+    assert time.process_time() - started < 10
+    assert 120_000 < len(events.user) < 180_000

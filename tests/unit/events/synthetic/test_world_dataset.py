@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tackboard.core.config import from_dict
+from tackboard.events.dataset import open_dataset
+from tackboard.events.synthetic.world import generate
+from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_dataset import write_world
+
+CONFIG = WorldConfig(num_users=60, num_items=240, num_topics=8)
+
+
+def test_a_world_becomes_a_dataset_that_names_its_truth(tmp_path: Path) -> None:
+    dataset = open_dataset(write_world(CONFIG, tmp_path, "small"))
+    truth = dataset.read_truth()
+    assert truth is not None
+    assert from_dict(WorldConfig, truth) == CONFIG
+    assert dataset.num_items == 240
+    assert dataset.num_users == 60
+    assert dataset.actions == ["click", "hide", "save", "share"]
+    assert {"topic", "style", "birth_ms"} <= set(dataset.read_items().column_names)
+    events = generate(CONFIG)
+    assert dataset.read_events(["item_id"])["item_id"].to_pylist() == (events.item + 100_000).tolist()
+
+
+def test_the_order_of_arrival_is_that_of_the_received_times(tmp_path: Path) -> None:
+    table = open_dataset(write_world(CONFIG, tmp_path, "small")).read_events()
+    received, order = table["received_ms"].to_numpy(), table["order"].to_numpy()
+    assert sorted(order.tolist()) == list(range(len(order)))
+    assert (np.diff(received[np.argsort(order)]) >= 0).all()
+
+
+def test_every_request_shows_the_engaged_item_at_its_position_and_no_item_twice(tmp_path: Path) -> None:
+    dataset = open_dataset(write_world(CONFIG, tmp_path, "small"))
+    events, impressions = dataset.read_events(), dataset.read_impressions()
+    assert impressions is not None
+    shown = list(zip(*(impressions[name].to_pylist() for name in ("request", "position", "item_id")), strict=True))
+    engaged = set(zip(*(events[name].to_pylist() for name in ("request", "position", "item_id")), strict=True))
+    assert engaged <= set(shown)
+    assert len({(request, item) for request, _, item in shown}) == len(shown)
+    positions: dict[int, list[int]] = {}
+    for request, position, _ in shown:
+        positions.setdefault(request, []).append(position)
+    assert all(found == list(range(len(found))) for found in positions.values())
+    assert len(positions) == events.num_rows
+    assert 3 < len(shown) / len(positions) <= CONFIG.num_candidates
+
+
+def test_a_request_may_show_a_single_item(tmp_path: Path) -> None:
+    config = WorldConfig(num_users=5, num_items=240, num_topics=8, num_candidates=1)
+    dataset = open_dataset(write_world(config, tmp_path, "single"))
+    impressions = dataset.read_impressions()
+    assert impressions is not None
+    assert impressions.num_rows == dataset.num_events
