@@ -143,17 +143,17 @@ def test_ours_begins_as_pretrained_and_goes_the_same_way(
     (labelled / "ours.py").write_text(pretrained.replace("def recipe()", "def pretrained()") + OURS)
     for arguments in (
         ["train", "recipe.py:recipe"],
-        ["train", "ours.py:recipe", "--runs", "ranked-runs", "--json"],
-        ["evaluate", "ranked-runs/latest"],
-        ["export", "ranked-runs/latest", "--out", "ranked-bundle"],
+        ["train", "ours.py:recipe", "--json"],
+        ["evaluate", "runs/latest"],
+        ["export", "runs/latest", "--out", "ranked-bundle"],
         ["score", "request.json", "--offline", "--bundle", "ranked-bundle"],
     ):
         answer = tackboard(*arguments, cwd=labelled)
         assert answer.code == 0, answer.err
-    events = (labelled / "ranked-runs" / "latest" / "events.jsonl").read_text()
+    events = (labelled / "runs" / "latest" / "events.jsonl").read_text()
     start = json.loads(next(line for line in events.splitlines() if '"start"' in line))
     assert 0 < start["parameters_taken"] < start["parameters"]
-    assert (labelled / "ranked-runs" / "latest" / "checkpoints" / "best").is_symlink()
+    assert (labelled / "runs" / "latest" / "checkpoints" / "best").is_symlink()
 
 
 @pytest.mark.parametrize(

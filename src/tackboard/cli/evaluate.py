@@ -101,7 +101,6 @@ def evaluate_run(
     from tackboard.core.progress import say
     from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.request_loader import RequestSource
-    from tackboard.data.source import snapshot_path
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
@@ -119,9 +118,8 @@ def evaluate_run(
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
     model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
-    source = config.data.open(
-        lambda _vocabulary: features, dataset=dataset or verified or snapshot_path(trained_on), vocabulary=vocabulary
-    )
+    data = config.data.at(trained_on)
+    source = data.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
     for name, present, known in (
         ("action", source.dataset.actions, vocabulary.actions),
         ("surface", source.dataset.surfaces, vocabulary.surfaces),
@@ -131,7 +129,7 @@ def evaluate_run(
     if isinstance(source, RequestSource):
         trained = source
         if dataset is not None:
-            trained = config.data.open(lambda _: features, dataset=snapshot_path(trained_on), vocabulary=vocabulary)
+            trained = data.open(lambda _: features, vocabulary=vocabulary)
         if filter_seen is not None:
             raise UsageError(
                 "--filter-seen and --keep-seen do not apply to a ranker, which scores the candidates of each request",

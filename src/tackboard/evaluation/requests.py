@@ -98,7 +98,7 @@ def evaluate_requests(
     return {
         "protocol": "requests of held-out users, candidates whose label is known",
         "num_users": len(np.unique(answers.users)),
-        "num_candidates": len(answers.scores),
+        "num_candidates": int(np.any([label >= 0 for label in answers.labels.values()], axis=0).sum()),
         "rows": rows,
     }
 
