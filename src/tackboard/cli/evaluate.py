@@ -22,9 +22,7 @@ def evaluate(
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
-    max_users: int | None = typer.Option(
-        None, "--max-users", min=1, help="Judge at most this many users; of a ranker, about this many requests."
-    ),
+    max_users: int | None = typer.Option(None, "--max-users", min=1, help="Judge at most this many users."),
     code: Path | None = typer.Option(
         None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
     ),
@@ -66,6 +64,9 @@ def _print_requests(result: dict[str, Any]) -> None:
     typer.echo(" " * width + "".join(f"{name:>18}" for name in names))
     for row in result["rows"]:
         typer.echo(f"{row['label']}, {row['name']}".ljust(width) + "".join(f"{row[name]:18.4f}" for name in names))
+    for mean, model in zip(result["rows"][::2], result["rows"][1::2], strict=True):
+        if mean["auc"] >= model["auc"]:
+            typer.echo(f"the mean of each item is better than the model here (AUC of {model['label']})")
 
 
 def _gap_sentence(closed: float) -> str:
@@ -210,4 +211,4 @@ def _judge_requests(
     if is_other:
         data = dataclasses.replace(data, validation_share=0.0, test_share=1.0, judged_on="")
     steps = data.steps(source, config.model.tables, config.seed, part="test")
-    return evaluate_requests(model, steps, training, max_requests=max_users, quiet=quiet)
+    return evaluate_requests(model, steps, training, max_users=max_users, quiet=quiet)

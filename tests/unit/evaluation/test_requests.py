@@ -53,8 +53,8 @@ def test_answers_are_those_of_every_request_once(ranker_config: Config) -> None:
     assert np.array_equal(answers.users, torch.cat([b.expand(b.histories.users) for b in batches]).numpy())
     assert np.array_equal(answers.items, torch.cat([b.histories.item_ids[b.candidates] for b in batches]).numpy())
     assert set(np.unique(answers.labels["click"])) <= {-1, 0, 1}
-    few = answer(Knowing(1.0), steps, max_requests=1)
-    assert len(few.scores) == batches[0].num_candidates
+    few = answer(Knowing(1.0), steps, max_users=1)
+    assert len(np.unique(few.users)) == 1 and 0 < len(few.scores) < len(answers.scores)
 
 
 def test_unknown_labels_are_left_out() -> None:
