@@ -53,7 +53,7 @@ class Taste(nn.Module):
     def loss(self, batch: RequestBatch) -> LossOutput:
         weights = batch.weights * batch.known[self.label]  # what is not known yet teaches nothing
         losses = binary_cross_entropy_with_logits(self.scores(batch), batch.labels[self.label], reduction="none")
-        return LossOutput((losses * weights).sum() / weights.sum().clamp_min(1.0), {})
+        return LossOutput((losses * weights).sum() / weights.sum().clamp_min(1.0), {}, weights.sum())
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
         histories = batch.histories

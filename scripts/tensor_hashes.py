@@ -2,7 +2,7 @@
 
     python scripts/tensor_hashes.py RUN > before.json                 at the commit before
     python scripts/tensor_hashes.py RUN --against before.json         after; exit code 1 where a tensor differs
-    python scripts/tensor_hashes.py RUN --against before.json --names scripts/tensor_names.json
+    python scripts/tensor_hashes.py RUN --against before.json --names NAMES.json
 
 RUN is a run or checkpoint folder, of a run that was trained with the same settings, machine and number of threads.
 `--names` is a map of old names to new ones, where a change renamed some.
@@ -16,6 +16,8 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 
 
@@ -25,7 +27,7 @@ def hashes_of(path: Path) -> dict[str, str]:
     for group, tensors in load_checkpoint(find_checkpoint(path)).tensors.items():
         for name, tensor in tensors.items():
             digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-            digest.update(tensor.contiguous().flatten().view(-1).numpy().tobytes())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
             found[f"{group}/{name}"] = digest.hexdigest()
     return dict(sorted(found.items()))
 

@@ -91,7 +91,7 @@ def test_code_of_another_model_is_refused(own: Path, tackboard: Callable[..., An
     (tmp_path / "other.py").write_text("class SomethingElse: ...\n")
     offline = ["score", "request.json", "--offline", "--bundle", "bundle", "--code", str(tmp_path / "other.py")]
     refused = tackboard(*offline, cwd=own)
-    assert refused.code == 3
+    assert refused.code == 2
     assert "no config class DecayedSumConfig" in refused.err
 
 

@@ -93,7 +93,10 @@ def test_it_is_judged_on_requests_of_held_out_users(own: Path, tackboard: Callab
     assert [(row["label"], row["name"]) for row in result["rows"]] == [("click", "item mean"), ("click", "model")]
     assert 0 < result["num_users"] < 20, "a tenth of sixty users, by their ids"
     assert all(0 <= row["auc"] <= 1 and row["log_loss"] > 0 for row in result["rows"])
-    shown = tackboard("evaluate", "own-runs/latest", cwd=own)
+    wrong = tackboard("evaluate", "own-runs/latest", "--code", str(EXAMPLE.with_name("own_model.py")), cwd=own)
+    assert wrong.code == 2 and "own_model.py has no config class TasteConfig" in wrong.err
+    shown = tackboard("evaluate", "own-runs/latest", "--max-users", "2", cwd=own)
+    assert "of 2 users" in shown.out
     assert "click, item mean" in shown.out and "auc_within_users" in shown.out
     refused = tackboard("evaluate", "own-runs/latest", "--filter-seen", cwd=own)
     assert refused.code == 2 and "do not apply to a ranker" in refused.err and len(refused.err.splitlines()) <= 3
@@ -143,17 +146,17 @@ def test_ours_begins_as_pretrained_and_goes_the_same_way(
     (labelled / "ours.py").write_text(pretrained.replace("def recipe()", "def pretrained()") + OURS)
     for arguments in (
         ["train", "recipe.py:recipe"],
-        ["train", "ours.py:recipe", "--runs", "ranked-runs", "--json"],
-        ["evaluate", "ranked-runs/latest"],
-        ["export", "ranked-runs/latest", "--out", "ranked-bundle"],
+        ["train", "ours.py:recipe", "--json"],
+        ["evaluate", "runs/latest"],
+        ["export", "runs/latest", "--out", "ranked-bundle"],
         ["score", "request.json", "--offline", "--bundle", "ranked-bundle"],
     ):
         answer = tackboard(*arguments, cwd=labelled)
         assert answer.code == 0, answer.err
-    events = (labelled / "ranked-runs" / "latest" / "events.jsonl").read_text()
+    events = (labelled / "runs" / "latest" / "events.jsonl").read_text()
     start = json.loads(next(line for line in events.splitlines() if '"start"' in line))
     assert 0 < start["parameters_taken"] < start["parameters"]
-    assert (labelled / "ranked-runs" / "latest" / "checkpoints" / "best").is_symlink()
+    assert (labelled / "runs" / "latest" / "checkpoints" / "best").is_symlink()
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,9 @@ def test_ours_begins_as_pretrained_and_goes_the_same_way(
         ("data.max_history=5", "a server reads as many"),
         ("data.test_share=1.5", "the other users"),
         ("start.run=runs/nowhere", "does not exist"),
+        ("training.validate_every=0", "--set training.validate_every=100"),
+        ("optimizer.multipliers.tables.=0.1", "--set 'optimizer.multipliers={\"tables.\": 0.1}'"),
+        ("optimizer.multipliers=0.1", "a table in JSON"),
         ("data.dataset=datasets/none", "datasets/none"),
     ],
 )

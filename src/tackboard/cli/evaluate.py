@@ -22,9 +22,7 @@ def evaluate(
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
-    max_users: int | None = typer.Option(
-        None, "--max-users", min=1, help="Judge at most this many users; of a ranker, about this many requests."
-    ),
+    max_users: int | None = typer.Option(None, "--max-users", min=1, help="Judge at most this many users."),
     code: Path | None = typer.Option(
         None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
     ),
@@ -66,6 +64,9 @@ def _print_requests(result: dict[str, Any]) -> None:
     typer.echo(" " * width + "".join(f"{name:>18}" for name in names))
     for row in result["rows"]:
         typer.echo(f"{row['label']}, {row['name']}".ljust(width) + "".join(f"{row[name]:18.4f}" for name in names))
+    for mean, model in zip(result["rows"][::2], result["rows"][1::2], strict=True):
+        if mean["auc"] >= model["auc"]:
+            typer.echo(f"the mean of each item is better than the model here (AUC of {model['label']})")
 
 
 def _gap_sentence(closed: float) -> str:
@@ -101,7 +102,6 @@ def evaluate_run(
     from tackboard.core.progress import say
     from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.request_loader import RequestSource
-    from tackboard.data.source import snapshot_path
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
@@ -119,9 +119,8 @@ def evaluate_run(
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
     model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
-    source = config.data.open(
-        lambda _vocabulary: features, dataset=dataset or verified or snapshot_path(trained_on), vocabulary=vocabulary
-    )
+    data = config.data.at(trained_on)
+    source = data.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
     for name, present, known in (
         ("action", source.dataset.actions, vocabulary.actions),
         ("surface", source.dataset.surfaces, vocabulary.surfaces),
@@ -131,7 +130,7 @@ def evaluate_run(
     if isinstance(source, RequestSource):
         trained = source
         if dataset is not None:
-            trained = config.data.open(lambda _: features, dataset=snapshot_path(trained_on), vocabulary=vocabulary)
+            trained = data.open(lambda _: features, vocabulary=vocabulary)
         if filter_seen is not None:
             raise UsageError(
                 "--filter-seen and --keep-seen do not apply to a ranker, which scores the candidates of each request",
@@ -212,4 +211,4 @@ def _judge_requests(
     if is_other:
         data = dataclasses.replace(data, validation_share=0.0, test_share=1.0, judged_on="")
     steps = data.steps(source, config.model.tables, config.seed, part="test")
-    return evaluate_requests(model, steps, training, max_requests=max_users, quiet=quiet)
+    return evaluate_requests(model, steps, training, max_users=max_users, quiet=quiet)

@@ -41,13 +41,12 @@ def train(
     if print_config:
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
-    from tackboard.checkpoint.store import CheckpointStore
-    from tackboard.train.resume import snapshot_of
+    from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
     from tackboard.train.start import open_source
 
     run = _find_run(config, runs, resume)
     checkpoint = CheckpointStore(run.checkpoints).find_latest() if run else None
-    source = open_source(config, snapshot_of(checkpoint) if checkpoint else None)
+    source = open_source(config, checkpoint)
     _warn_of_forgotten(source.dataset.path)
     steps = config.data.steps(source, config.model.tables, config.seed, quiet=False)
     if dry_run or run is None:
@@ -64,6 +63,7 @@ def train(
     run = run or RunDirectory.new(runs, config.name)
     # Settings that cannot be show here, before a run is left behind.
     trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
+    del checkpoint  # Its files are mapped, and take disk space for as long as somebody holds it.
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)
@@ -72,7 +72,7 @@ def train(
         "run": str(run.path),
         "status": run.status,
         "step": trainer.step,
-        "checkpoint": str((run.checkpoints / "latest").resolve()),
+        "checkpoint": str(find_checkpoint(run.path)),
         "tokens": trainer.num_tokens,
         "tokens_per_s": round(trainer.tokens_per_s, 1),
         "final_loss": trainer.last_loss,

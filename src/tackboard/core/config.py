@@ -159,7 +159,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         return tuple(convert(entry, typing.get_args(hint)[0], f"{path}[{i}]") for i, entry in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
-            raise _wrong_type(path, value, "a table")
+            raise _wrong_type(path, value, 'a table in JSON, e.g. {"name": 1}')
         return {key: convert(entry, typing.get_args(hint)[1], _join(path, key)) for key, entry in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -201,6 +201,9 @@ def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
         is_table = dataclasses.is_dataclass(getattr(config, head))
         here = _join(path, head)
         if rest and not is_table:
+            if isinstance(getattr(config, head), dict):
+                fix = f"set it as a whole, in JSON: --set '{here}={{\"{rest}\": {text}}}'"
+                raise ConfigError(f"{here} is one setting, a table", fix=fix)
             raise ConfigError(
                 f"{here}.{rest} does not exist", allowed=f"{head} is a single value, not a table of settings"
             )

@@ -62,14 +62,13 @@ class RunDirectory:
         return run
 
     def write(self, config: Mapping[str, Any]) -> None:
-        """Makes the folder with its resolved config and environment, and points `latest` at it."""
+        """Makes the folder with its resolved config and environment. `latest` moves when it has a checkpoint."""
         runs = self.path.parent
         remove_leftovers(runs)
         with new_directory(self.path) as folder:
             (folder / "checkpoints").mkdir()
             write_json_atomic(folder / "config.json", config)
             write_json_atomic(folder / "env.json", describe_environment())
-        self.make_latest()
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from tackboard.batch.batches import Batch
 from tackboard.core import keyed_random
 from tackboard.core.config import check
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.data.source import SequenceSource
+from tackboard.data.source import SequenceSource, snapshot_path
 from tackboard.data.steps import NumberedSteps
 from tackboard.features.feature_set import FeatureSet
 
@@ -58,6 +58,10 @@ class StepsConfig(abc.ABC):
         check(0 <= self.num_workers <= 64, "data.num_workers", self.num_workers, "0 to 64")
         is_address = re.fullmatch(r"|auto|[^\s/:]+:\d{1,5}", self.ray_address) is not None
         check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
+
+    def at(self, lineage: Mapping[str, Any]) -> Self:
+        """The same data at the snapshots that `SequenceSource.lineage` recorded; there may be newer ones by now."""
+        return dataclasses.replace(self, dataset=str(snapshot_path(lineage)))
 
     @abc.abstractmethod
     def open(

@@ -5,7 +5,8 @@ buckets and of items, not with that of events. The next run over the same snapsh
 
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
-where the two are little-endian int64, and <settings> is a hash of all that decides them. Decided: a kept index is a
+where the two are little-endian int64, and <settings> is a hash of all that decides them. Requests (request_loader.py)
+are counted in the same way, without items. Decided: a kept index is a
 help and never a need. One that is damaged, or does not fit the dataset, is made again. One that cannot be written, in a
 folder that is read-only say, is not kept.
 """
@@ -16,7 +17,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,13 +80,11 @@ class TrainingIndex:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Counts:
-    """An index as it is kept: `item_counts` has an entry per item of the catalogue."""
+class Counts:
+    """An index as it is kept: arrays of whole numbers, and single ones."""
 
-    bucket_tokens: NDArray[np.int64]
-    item_counts: NDArray[np.int64]
-    num_segments: int
-    longest: int
+    arrays: dict[str, NDArray[np.int64]]
+    figures: dict[str, int]
 
 
 def index_training(
@@ -99,67 +100,90 @@ def index_training(
     `users` says whose events count; all, if not given.
     """
     users = users or PartOfUsers()
-    place = _place(source, max_length, users, newest_only=newest_only)
-    counts = None if place is None else _read(place, source, max_length)
-    if counts is None:
-        counts = _pass_over(source, max_length, users, newest_only=newest_only, quiet=quiet)
-        if place is not None:
-            _keep(place, counts)
-    is_seen = counts.item_counts > 0
-    return TrainingIndex(
-        bucket_tokens=counts.bucket_tokens,
-        num_segments=counts.num_segments,
-        longest=counts.longest,
-        frequencies=ItemFrequencies(source.catalogue[is_seen], counts.item_counts[is_seen]),
-    )
-
-
-def _place(source: SequenceSource, max_length: int, users: PartOfUsers, *, newest_only: bool) -> Path | None:
-    """The folder of the index of these settings; None where there is no place for one."""
-    folder = index_folder(source.dataset.path)
     settings = {
-        "version": VERSION,
-        "files": {entry["name"]: entry["sha256"] for entry in source.dataset.manifest["files"]},
         "max_length": max_length,
         "newest_only": newest_only,
         "held_out": source.held_out,
         "positive_actions": sorted(source.positive_actions),
         "users": dataclasses.asdict(users),
     }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    counts = counted_once(
+        source,
+        settings,
+        lambda: _pass_over(source, max_length, users, newest_only=newest_only, quiet=quiet),
+        lambda found: _fits(found, source, max_length),
+    )
+    item_counts = counts.arrays["item_counts"]
+    is_seen = item_counts > 0
+    return TrainingIndex(
+        bucket_tokens=counts.arrays["bucket_tokens"],
+        num_segments=counts.figures["num_segments"],
+        longest=counts.figures["longest"],
+        frequencies=ItemFrequencies(source.catalogue[is_seen], item_counts[is_seen]),
+    )
+
+
+def counted_once(
+    source: SequenceSource, settings: Mapping[str, Any], count: Callable[[], Counts], fits: Callable[[Counts], bool]
+) -> Counts:
+    """What `count` gives, kept for the next run with these settings over the same files.
+
+    `settings` is all that decides it. `fits` says whether what was kept can be of this dataset.
+    """
+    place = _place(source, settings)
+    counts = None if place is None else _read(place, fits)
+    if counts is None:
+        counts = count()
+        if place is not None:
+            _keep(place, counts)
+    return counts
+
+
+def _place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
+    """The folder of the index of these settings; None where there is no place for one."""
+    folder = index_folder(source.dataset.path)
+    files = {entry["name"]: entry["sha256"] for entry in source.dataset.manifest["files"]}
+    everything = {"version": VERSION, "files": files, **settings}
+    digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
     return None if folder is None else folder / digest[:16]
 
 
-def _read(place: Path, source: SequenceSource, max_length: int) -> _Counts | None:
-    """A kept index, or None where there is none that is intact and can be of this dataset."""
+def _read(place: Path, fits: Callable[[Counts], bool]) -> Counts | None:
+    """A kept index, or None where there is none that is intact and fits."""
     try:
         manifest = verify_manifest(place, KIND)
-        tokens, items = (np.fromfile(place / name, "<i8").astype(np.int64) for name in ("bucket_tokens", "item_counts"))
-        num_segments, longest = int(manifest["num_segments"]), int(manifest["longest"])
+        names = [entry["name"] for entry in manifest["files"]]
+        arrays = {name: np.fromfile(place / name, "<i8").astype(np.int64) for name in names}
+        figures = {name: value for name, value in manifest.items() if type(value) is int}
+        counts = Counts(arrays, figures)
+        is_sane = all(array.min(initial=0) >= 0 for array in arrays.values()) and fits(counts)
     except (OSError, DataError, KeyError, TypeError, ValueError):
         return None
-    fits = (len(tokens), len(items)) == (source.num_buckets, len(source.catalogue))
-    fits = fits and min(tokens.min(initial=0), items.min(initial=0)) >= 0 and 1 <= longest <= max_length
-    fits = fits and 1 <= items.sum() <= tokens.sum() <= source.dataset.num_events and 1 <= num_segments <= tokens.sum()
-    return _Counts(tokens, items, num_segments, longest) if fits else None
+    return counts if is_sane else None
 
 
-def _keep(place: Path, counts: _Counts) -> None:
+def _fits(counts: Counts, source: SequenceSource, max_length: int) -> bool:
+    tokens, items = counts.arrays["bucket_tokens"], counts.arrays["item_counts"]
+    num_segments, longest = counts.figures["num_segments"], counts.figures["longest"]
+    fits = (len(tokens), len(items)) == (source.num_buckets, len(source.catalogue)) and 1 <= longest <= max_length
+    fits = fits and 1 <= items.sum() <= tokens.sum() <= source.dataset.num_events
+    return bool(fits and 1 <= num_segments <= tokens.sum())
+
+
+def _keep(place: Path, counts: Counts) -> None:
     """Writes an index for the next run. What hinders that is no error: another run may have been faster, say."""
-    arrays = {"bucket_tokens": counts.bucket_tokens, "item_counts": counts.item_counts}
     with contextlib.suppress(OSError, TackboardError):
         if place.exists():
             remove_directory(place)
         with new_directory(place) as folder:
-            for name, array in arrays.items():
+            for name, array in counts.arrays.items():
                 array.astype("<i8").tofile(folder / name)
-            figures = {"num_segments": counts.num_segments, "longest": counts.longest}
-            write_manifest(folder, KIND, figures, meant=arrays)
+            write_manifest(folder, KIND, counts.figures, meant=counts.arrays)
 
 
 def _pass_over(
     source: SequenceSource, max_length: int, users: PartOfUsers, *, newest_only: bool, quiet: bool
-) -> _Counts:
+) -> Counts:
     """The pass over the events."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
     # Counted by position in the catalogue, which is as large as it will get.
@@ -197,7 +221,8 @@ def _pass_over(
             allowed="each user's last positive event is held out for evaluation",
             fix="name more actions in data.positive_actions, or use users with at least two positive events",
         )
-    return _Counts(tokens, counts, num_segments, longest)
+    figures = {"num_segments": num_segments, "longest": longest}
+    return Counts({"bucket_tokens": tokens, "item_counts": counts}, figures)
 
 
 def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> bool:

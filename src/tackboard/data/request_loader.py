@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +31,11 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
-from tackboard.data.index import LONG
+from tackboard.data.index import LONG, Counts, counted_once
 from tackboard.data.labels import RequestKeys, first_of_requests
 from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
-from tackboard.data.source import ReadCounters, SequenceSource
+from tackboard.data.source import ReadCounters, SequenceSource, snapshot_path
 from tackboard.data.steps import NumberedSteps
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import LABEL, REQUESTS, Dataset, open_dataset
@@ -107,9 +108,16 @@ class RequestConfig(StepsConfig):
     ) -> RequestSteps:
         """Step number → batch of requests of a part of the users."""
         if part != "train" and self.judged_on:
-            known = source.features
-            source = self.open(lambda _names: known, dataset=self.judged_on, vocabulary=source.vocabulary)
+            source = source.judge
         return RequestSteps(source, self, hashing, seed, part=part, quiet=quiet)
+
+    def at(self, lineage: Mapping[str, Any]) -> Self:
+        """The same data at the snapshots of a run, the one that judges included."""
+        data = super().at(lineage)
+        if not self.judged_on or "judged_snapshot" not in lineage:
+            return data
+        judged = {"dataset": lineage["judged_on"], "snapshot": lineage["judged_snapshot"]}
+        return dataclasses.replace(data, judged_on=str(snapshot_path(judged)))
 
     def users(self, part: Part) -> PartOfUsers:
         """The users of a part, among those of the dataset in which it lies."""
@@ -197,11 +205,27 @@ class RequestSource(SequenceSource):
         super().__init__(dataset, named, held_out=0, vocabulary=vocabulary, features=chosen, of_requests=True)
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
         self.max_history = config.max_history
+        self._config = config
         self.request_counters = ReadCounters()
         """Of the requests; `counters` are those of the events."""
         others = [name for name in self.features.plan.features if name != HISTORY]
         self._plan = self.features.plan.trimmed(others) if others else None
         self._of_entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
+
+    @functools.cached_property
+    def judge(self) -> RequestSource:
+        """The requests of data.judged_on, in the words of these; opened and verified once."""
+        config = dataclasses.replace(self._config, dataset=self._config.judged_on, judged_on="")
+        return RequestSource(config, vocabulary=self.vocabulary, features=lambda _names: self.features)
+
+    def lineage(self) -> dict[str, Any]:
+        """What a checkpoint records about where its data came from, and that of who judges."""
+        judged = {"judged_on": str(self.judge.path), "judged_snapshot": self.judge.snapshot} if self._judged else {}
+        return super().lineage() | judged
+
+    @property
+    def _judged(self) -> bool:
+        return bool(self._config.judged_on)
 
     def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
         """The requests of the users of some buckets, which rise."""
@@ -348,7 +372,9 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         self._highest_draw: np.uint64 | None = None
         if part == "train" and config.max_requests:
             self._highest_draw = self._draw_of_request(config.max_requests)
-        tokens, longest = count_tokens(source, self.chosen, quiet=quiet)
+        drawn = [seed, int(self._highest_draw)] if self._highest_draw is not None else None
+        choice = {"users": dataclasses.asdict(self.users), "drawn": drawn}
+        tokens, longest = count_tokens(source, self.chosen, choice, quiet=quiet)
         plan = StepPlan(
             tokens,
             longest=longest,
@@ -389,9 +415,28 @@ class RequestSteps(NumberedSteps[RequestBatch]):
 
 
 def count_tokens(
-    source: RequestSource, choose: Choose | None = None, *, quiet: bool = True
+    source: RequestSource, choose: Choose, choice: Mapping[str, Any], *, quiet: bool = True
 ) -> tuple[NDArray[np.int64], int]:
-    """Tokens of the requests of each bucket, and of the largest request. One pass, a bucket at a time."""
+    """Tokens of the requests of each bucket, and of the largest request; counted once and kept.
+
+    `choice` is all that decides what `choose` gives.
+    """
+    settings = {"kind": "requests", "max_history": source.max_history, **choice}
+    counts = counted_once(
+        source,
+        settings,
+        lambda: _pass_over(source, choose, quiet=quiet),
+        lambda found: (
+            [*found.arrays] == ["bucket_tokens"]
+            and len(found.arrays["bucket_tokens"]) == source.num_buckets
+            and 1 <= found.figures["longest"] <= found.arrays["bucket_tokens"].sum()
+        ),
+    )
+    return counts.arrays["bucket_tokens"], counts.figures["longest"]
+
+
+def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> Counts:
+    """One pass over requests and what they see, a bucket at a time."""
     layout = source.dataset.layout
     tokens, longest = np.zeros(layout.num_buckets, dtype=np.int64), 0
     num_events = source.dataset.num_events
@@ -403,7 +448,7 @@ def count_tokens(
             offsets = np.append(starts, len(users)).astype(np.int64)
             histories = Histories(numpy_column(table, "received_ms"), users[starts], offsets, source.max_history)
             requests = source.read_requests(np.array([bucket]))
-            lengths = histories.tokens(requests if choose is None else requests.take(choose(requests)))
+            lengths = histories.tokens(requests.take(choose(requests)))
             tokens[bucket], longest = lengths.sum(), max(longest, int(lengths.max(initial=0)))
             progress.advance(table.num_rows)
     if not tokens.any():
@@ -411,7 +456,7 @@ def count_tokens(
             f"{source.dataset.path} holds no requests for this part of the users",
             fix="label a snapshot in which something was shown, or change data.validation_share and data.test_share",
         )
-    return tokens, longest
+    return Counts({"bucket_tokens": tokens}, {"longest": longest})
 
 
 def _flat(table: pa.Table, name: str) -> pa.Array:

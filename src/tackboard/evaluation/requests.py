@@ -36,19 +36,22 @@ class Answers:
 
     def known(self, label: str) -> Answers:
         """Those whose label is known."""
-        chosen = self.labels[label] >= 0
-        labels = {label: self.labels[label][chosen]}
+        return self.take(self.labels[label] >= 0)
+
+    def take(self, chosen: NDArray[np.bool_]) -> Answers:
+        """Those that are True."""
+        labels = {name: values[chosen] for name, values in self.labels.items()}
         return Answers(self.scores[chosen], self.users[chosen], self.items[chosen], labels)
 
 
 @torch.no_grad()
-def answer(model: Any, steps: RequestSteps, *, max_requests: int | None = None, quiet: bool = True) -> Answers:
-    """The scores of a model for one pass over the requests of `steps`, or over the first so many."""
+def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> Answers:
+    """The scores of a model for one pass over the requests of `steps`, or until it has met this many users."""
     model.eval()
     device = next(model.parameters()).device
     parts: list[list[NDArray[Any]]] = []
     labels: dict[str, list[NDArray[np.int8]]] = {name: [] for name in steps.source.labels}
-    numbers, num_requests = range(steps.plan.first_step(1)), 0
+    numbers, met = range(steps.plan.first_step(1)), np.zeros(0, dtype=np.int64)
     with Progress("scoring requests", total=len(numbers), unit="steps", quiet=quiet) as progress:
         for _, batch in on_device(steps.iterate(numbers), device):
             scores = model.scores(batch).double().cpu().numpy()
@@ -58,11 +61,12 @@ def answer(model: Any, steps: RequestSteps, *, max_requests: int | None = None, 
                 label = torch.where(batch.known[name], batch.labels[name], -1.0)
                 found.append(label.cpu().numpy().astype(np.int8))
             progress.advance(1)
-            num_requests += batch.num_requests
-            if max_requests is not None and num_requests >= max_requests:
+            met = np.union1d(met, users)
+            if max_users is not None and len(met) >= max_users:
                 break
     scores, users, items = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Answers(scores, users, items, {name: np.concatenate(found) for name, found in labels.items()})
+    answers = Answers(scores, users, items, {name: np.concatenate(found) for name, found in labels.items()})
+    return answers if max_users is None else answers.take(np.isin(users, met[:max_users]))
 
 
 def metrics_of(answers: Answers, label: str) -> dict[str, float]:
@@ -86,10 +90,10 @@ def metrics_of(answers: Answers, label: str) -> dict[str, float]:
 
 
 def evaluate_requests(
-    model: Any, steps: RequestSteps, training: RequestSteps, *, max_requests: int | None = None, quiet: bool = False
+    model: Any, steps: RequestSteps, training: RequestSteps, *, max_users: int | None = None, quiet: bool = False
 ) -> dict[str, Any]:
     """The table of a model and of item means, for each label. `training` are the steps that it was trained on."""
-    answers = answer(model, steps, max_requests=max_requests, quiet=quiet)
+    answers = answer(model, steps, max_users=max_users, quiet=quiet)
     rows = []
     for label in steps.source.labels:
         means = dataclasses.replace(answers, scores=logit(item_means(training, label, answers.items)))
@@ -98,7 +102,7 @@ def evaluate_requests(
     return {
         "protocol": "requests of held-out users, candidates whose label is known",
         "num_users": len(np.unique(answers.users)),
-        "num_candidates": len(answers.scores),
+        "num_candidates": int(np.any([label >= 0 for label in answers.labels.values()], axis=0).sum()),
         "rows": rows,
     }
 

@@ -193,12 +193,15 @@ class JobRunner:
 
     def _stop(self, running: list[tuple[Step, Process]]) -> list[Step]:
         """Asks processes to save and end, kills those that do not; returns their steps that are not finished."""
-        for _, process in running:
-            process.send(signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
-        for step, process in running:
-            if process.wait(max(0.1, deadline - time.monotonic())) is None:
-                say(f"killed after {GRACE_S:.0f} s: {step.label} goes on from its last checkpoint")
+        try:
+            for _, process in running:
+                process.send(signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_S
+            for step, process in running:
+                if process.wait(max(0.1, deadline - time.monotonic())) is None:
+                    say(f"killed after {GRACE_S:.0f} s: {step.label} goes on from its last checkpoint")
+        finally:  # A second signal ends the waiting, and nobody may stay behind.
+            for _, process in running:
                 process.kill()
         return [step for step, _ in running if not step.is_finished()]
 

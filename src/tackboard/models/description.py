@@ -66,7 +66,14 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None, *
             fix=f"name the file: --code {place}",
         )
     cls = getattr(module, name, None)
-    if not isinstance(cls, type) or not issubclass(cls, ModelConfig):
+    is_config = isinstance(cls, type) and issubclass(cls, ModelConfig)
+    if code_file is not None and not is_config and not place.startswith(OWN_PREFIX):
+        raise UsageError(
+            f"{code_file} has no config class {name}, which this model needs",
+            allowed=f"the model was trained with a file called {place}",
+            fix="name that file: --code FILE",
+        )
+    if cls is None or not is_config:
         raise DataError(
             f"{place} has no config class {name}",
             allowed="allowed: a frozen dataclass that derives from tackboard.models.interface.ModelConfig",

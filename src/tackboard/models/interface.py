@@ -35,10 +35,14 @@ RETRIEVAL_METHODS = ("encode_users", "encode_items")
 
 
 class LossOutput(NamedTuple):
-    """A step's loss (a scalar to call `backward` on) and figures to log beside it."""
+    """A step's loss (a scalar to call `backward` on) and figures to log beside it.
+
+    `weight` [] is what the loss is the mean over, where that is not what `batch.num_examples()` counts.
+    """
 
     loss: torch.Tensor
     metrics: dict[str, float]
+    weight: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -272,16 +272,6 @@ class PinFM(RetrievalModel):
         hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)
         return hidden_BD, self._project(hidden_BD)
 
-    def encode_before(self, batch: SequenceBatch, events_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of what came before each of `events_P` in its row: the hidden vector [P, D], and the unit vector made of it.
-
-        For tasks that are built on the model; `batch.request` holds, as in training, what was known before every event.
-        """
-        hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows))
-        tokens_P = TokenPlaces.of(batch).before.index_select(0, events_P)
-        hidden_PD = self._with_request(hidden_TD.index_select(0, tokens_P), batch, events_P)
-        return hidden_PD, self._project(hidden_PD)
-
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         """One unit vector per item [M, D]."""
         return self.project_items(self.item_tables(item_rows))

@@ -88,7 +88,8 @@ class Ranker(nn.Module):
         losses_C = functional.binary_cross_entropy_with_logits(
             self.scores(batch).float(), batch.labels[label], reduction="none"
         )
-        return LossOutput((losses_C * weights_C).sum() / weights_C.sum().clamp_min(1e-9), {})
+        weight = weights_C.sum()
+        return LossOutput((losses_C * weights_C).sum() / weight.clamp_min(1e-9), {}, weight)
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
         """The log odds of a yes [C]."""

@@ -248,13 +248,14 @@ class SequentialModel(RetrievalModel):
         is_first_T[batch.offsets[:-1][batch.lengths() > 0]] = True
         events_P = (batch.is_positive & ~is_first_T).nonzero().squeeze(1)
         if len(events_P) == 0:
-            return LossOutput(hidden_TD.sum() * 0.0, {})
+            return LossOutput(hidden_TD.sum() * 0.0, {}, torch.zeros(()))
         hidden_PD = hidden_TD.index_select(0, events_P - 1)
         if self.config.request_place == "output":
             hidden_PD = hidden_PD + self._request_vectors(batch.of_request(SINCE_LAST).index_select(0, events_P))
         loss = self._mixed_loss if self.config.loss.kind == "mixed" else self._entropy_loss
         targets_P = batch.items.index_select(0, events_P)
-        return LossOutput(loss(self._project(hidden_PD), self._project(items_MD), batch, targets_P), {})
+        value = loss(self._project(hidden_PD), self._project(items_MD), batch, targets_P)
+        return LossOutput(value, {}, torch.tensor(float(len(events_P))))
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """One vector per history [B, D]: the prediction of what comes after its last event; 0 where there is none."""

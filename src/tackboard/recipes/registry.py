@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from tackboard.core.config import suggest
@@ -64,7 +65,12 @@ def _function(name: str) -> Callable[[], Any]:
     module_of_user = load_code(Path(path))
     found = getattr(module_of_user, function or "recipe", None)
     if not callable(found):
-        functions = [key for key, value in vars(module_of_user).items() if callable(value) and not key.startswith("_")]
+        # What the file imports is no recipe of its own.
+        functions = [
+            key
+            for key, value in vars(module_of_user).items()
+            if isinstance(value, FunctionType) and value.__module__ == module_of_user.__name__ and key[0] != "_"
+        ]
         close = suggest(function or "recipe", functions)
         raise UsageError(
             f"{path} has no function {function or 'recipe'!r}",

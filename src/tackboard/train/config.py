@@ -60,8 +60,12 @@ class TrainingConfig:
         check(self.validate_every >= 0, "training.validate_every", self.validate_every, "0 or more")
         check(self.validation_steps >= 1, "training.validation_steps", self.validation_steps, "1 or more")
         check(self.patience >= 0, "training.patience", self.patience, "0 or more")
-        has_use = not self.patience or bool(self.validate_every)
-        check(has_use, "training.patience", self.patience, "0 without training.validate_every")
+        if self.patience and not self.validate_every:
+            raise ConfigError(
+                f"training.patience = {self.patience}, and the run is never judged",
+                allowed="allowed: 0, or with training.validate_every",
+                fix="--set training.validate_every=100",
+            )
         check(self.log_every >= 1, "training.log_every", self.log_every, "1 or more")
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
         check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")

@@ -22,7 +22,7 @@ from tackboard.train.config import RunConfig
 from tackboard.train.trainer import choose_device
 
 KEPT_CHECKPOINTS = 3
-"""Two are kept, and a third stands while it is written."""
+"""Two are kept, and a third stands while it is written. A run that is judged on the way keeps its best one too."""
 
 
 def estimate_run(
@@ -46,6 +46,7 @@ def estimate_run(
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
     memory = kept_bytes + 4 * table_rows + 16 * num_dense
     checkpoint = kept_bytes + 4 * table_rows + 12 * num_dense
+    num_kept = KEPT_CHECKPOINTS + bool(config.training.validate_every)
     free_disk = shutil.disk_usage(_existing(runs)).free
     # A model for a GPU is made in the machine's memory too, and its optimiser's sums on the GPU.
     places = {"this machine": (total_memory_bytes(), memory)}
@@ -62,9 +63,9 @@ def estimate_run(
                 allowed=f"{place} has {_size(there)}",
                 fix="lower model.tables.num_rows or model.tables.dim, or set model.tables.storage to fp16",
             )
-    if KEPT_CHECKPOINTS * checkpoint > free_disk:
+    if num_kept * checkpoint > free_disk:
         raise UsageError(
-            f"checkpoints need {_size(KEPT_CHECKPOINTS * checkpoint)}",
+            f"checkpoints need {_size(num_kept * checkpoint)}",
             allowed=f"{runs} has {_size(free_disk)} free",
             fix="free some space, or choose another --runs",
         )

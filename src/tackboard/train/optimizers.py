@@ -147,7 +147,9 @@ class Optimizers:
             if config.multiplier(name) == 0.0:
                 parameter.requires_grad_(False)
         self.frozen = [
-            module for name, module in model.named_modules() if name and config.multiplier(f"{name}.") == 0.0
+            module
+            for name, module in model.named_modules()
+            if name and config.multiplier(f"{name}.") == 0.0 and not any(p.requires_grad for p in module.parameters())
         ]
         """Modules none of whose parameters move."""
         self.tables = {
@@ -182,7 +184,9 @@ class Optimizers:
         """Sets the rates and the rounding of `step`, clears dense gradients; returns the share of the peak rate."""
         share = learning_rate_share(step, self.total_steps, self.config)
         for name, table in self.tables.items():
-            table.learning_rate = share * self.config.table_learning_rate * self.config.multiplier(f"{name}.")
+            table.learning_rate = (
+                share * self.config.table_learning_rate * self.config.multiplier(f"{name}.weight".lstrip("."))
+            )
             table.rounding_key = rounding_key(self.seed, step, string_id(name))
         for group in self.adamw.param_groups:
             group["lr"] = share * self.config.dense_learning_rate * group["share"]

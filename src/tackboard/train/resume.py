@@ -6,13 +6,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from tackboard.checkpoint.store import Checkpoint
-from tackboard.checkpoint.trained import read_state
 from tackboard.core.config import to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
-from tackboard.data.source import snapshot_path
 from tackboard.train.config import RunConfig, config_to_json, with_model
 
 FREE_SETTINGS = frozenset(
@@ -62,11 +59,6 @@ def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None,
             return run, f"resuming {run.path}"
         passed_over = passed_over or f" ({path} is unfinished, but with another {', '.join(changed)[:120]})"
     return None, f"nothing to resume in {runs} with these settings{passed_over}: a new run"
-
-
-def snapshot_of(checkpoint: Checkpoint) -> Path:
-    """The dataset snapshot that a checkpoint's run was started on; its dataset may have newer ones by now."""
-    return snapshot_path(read_state(checkpoint.path)["lineage"])
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -11,22 +11,28 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tackboard.checkpoint.store import find_checkpoint
+from tackboard.checkpoint.store import Checkpoint, find_checkpoint
 from tackboard.checkpoint.trained import load_trained, read_state
 from tackboard.core.errors import UsageError
 from tackboard.core.progress import say
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.data.config import StepsConfig
 from tackboard.data.source import SequenceSource
 from tackboard.train.config import RunConfig, StartConfig, features_for
 
 
-def open_source(config: RunConfig, dataset: str | Path | None = None) -> SequenceSource:
-    """The data of a run, opened for its model; `dataset` stands in for the config's, a snapshot of it, say."""
-    vocabulary = None
-    if config.start.run:
-        vocabulary = Vocabulary.from_dict(read_state(find_checkpoint(Path(config.start.run)))["vocabulary"])
-    source: SequenceSource = config.data.open(features_for(config), dataset=dataset, vocabulary=vocabulary)
-    return source
+def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> SequenceSource:
+    """The data of a run, opened for its model. A run that goes on from a checkpoint reads the snapshots it began with,
+    and needs nothing of the run that its parameters once came from."""
+    data: StepsConfig = config.data
+    vocabulary, began_with = None, checkpoint.path if checkpoint is not None else None
+    if began_with is not None:
+        data = data.at(read_state(began_with)["lineage"])
+    elif config.start.run:
+        began_with = find_checkpoint(Path(config.start.run))
+    if began_with is not None:
+        vocabulary = Vocabulary.from_dict(read_state(began_with)["vocabulary"])
+    return data.open(features_for(config), vocabulary=vocabulary)
 
 
 @torch.no_grad()

@@ -124,8 +124,9 @@ class Trainer:
         with _only_process(self.run), _stop_signals(lambda: self.is_compiling) as stop:
             self.run.clean()
             self.store.clean()
-            self.run.make_latest()
             self._resume_or_start()
+            # Not before: a run that starts from `runs/latest` has read its parameters by now.
+            self.run.make_latest()
             self.run.set_status("running")
             try:
                 self._train_until_done(stop, quiet=quiet)
@@ -225,7 +226,8 @@ class Trainer:
             self.data_step = data_step + 1  # Nothing to learn from here: go on behind it.
             return False
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
-            loss, metrics = self.model.loss(batch)
+            output = self.model.loss(batch)
+        loss = output.loss
         value = float(loss.detach())
         if reason := self.guard.judge_loss(value):
             self._skip(data_step, reason)
@@ -246,7 +248,7 @@ class Trainer:
         self.last_loss = value
         if self.step % self.config.training.log_every == 0 or self.step == self.config.training.steps:
             seconds = time.perf_counter() - started
-            figures = {"loss": value, "grad_norm": norm, "lr_share": share, "tokens": self.num_tokens} | metrics
+            figures = {"loss": value, "grad_norm": norm, "lr_share": share, "tokens": self.num_tokens} | output.metrics
             self.run.log_metrics(self.step, **figures, tokens_per_s=round(batch.num_tokens / seconds, 1))
         return True
 
@@ -336,14 +338,15 @@ class Trainer:
         """Takes over a checkpoint; returns its state."""
         load_trained(checkpoint, ("dense", "tables", "optimizer"))
         path = checkpoint.path
-        recorded = checkpoint.state["lineage"]["snapshot"]
-        if recorded != self.source.snapshot:
+        now = self.source.lineage()
+        for name in ("snapshot", "judged_snapshot"):
             # Another snapshot has another order of data, and perhaps another vocabulary.
-            raise UsageError(
-                f"{self.run.path} was started on snapshot {recorded}, not on {self.source.snapshot}",
-                allowed="a run goes on with the data it was started on",
-                fix="start a new run with --resume never",
-            )
+            if (recorded := checkpoint.state["lineage"].get(name)) != now.get(name):
+                raise UsageError(
+                    f"{self.run.path} was started on snapshot {recorded}, not on {now.get(name)}",
+                    allowed="a run goes on with the data it was started on",
+                    fix="start a new run with --resume never",
+                )
         if checkpoint.state.get("order_version", 1) < ORDER_VERSION and self.steps.plan.num_windows > 1:
             raise UsageError(
                 f"{self.run.path} was started by an older tackboard, which read large datasets in another order",

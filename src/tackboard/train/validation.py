@@ -60,14 +60,15 @@ def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
         torch.cuda.manual_seed(0)
-    total, num_examples = 0.0, 0
+    total, weight = 0.0, 0.0
     for _, batch in on_device(judges.iterate(range(min(max_steps, judges.plan.first_step(1)))), device):
         if batch.has_targets():
-            size = batch.num_examples()
-            total += size * float(model.loss(batch).loss)
-            num_examples += size
-    if not num_examples:
+            output = model.loss(batch)
+            size = float(batch.num_examples() if output.weight is None else output.weight)
+            total += size * float(output.loss)
+            weight += size
+    if not weight:
         raise DataError(
             "the users of data.validation_share have nothing to judge by", fix="raise data.validation_share"
         )
-    return total / num_examples
+    return total / weight

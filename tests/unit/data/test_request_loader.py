@@ -230,12 +230,22 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_tokens_are_those_of_histories_and_candidates(labelled: Path) -> None:
     source = RequestSource(config_of(labelled))
-    tokens, longest = count_tokens(source)
+    steps = RequestSteps(source, config_of(labelled), HASHING, 0)
+    tokens, longest = count_tokens(source, steps.chosen, {"users": "all"})
     sizes = {key: len(row["items"]) + len(row["candidates"]) for key, row in expected_rows(labelled, 10).items()}
     assert tokens.sum() == sum(sizes.values())
     assert longest == max(sizes.values())
     buckets = source.dataset.layout.buckets_of(np.array([user for user, _ in sizes]))
     assert tokens.tolist() == np.bincount(buckets, list(sizes.values()), source.dataset.layout.num_buckets).tolist()
+
+
+def test_requests_are_counted_once(labelled: Path) -> None:
+    make_steps(labelled, max_history=7)
+    source = RequestSource(config_of(labelled, max_history=7))
+    again = RequestSteps(source, config_of(labelled, max_history=7), HASHING, 0)
+    assert (source.counters.num_rows, source.request_counters.num_rows) == (0, 0)
+    fresh = [make_steps(labelled, max_history=7, validation_share=share) for share in (0.0, 0.3)]
+    assert fresh[0].plan.total_tokens == again.plan.total_tokens > fresh[1].plan.total_tokens
 
 
 def test_the_newest_of_very_long_histories_are_read(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def test_a_model_that_knows_is_judged_so(ranker_config: Config) -> None:
         assert rows["click", "model"]["auc"] == rows["click", "model"]["auc_within_users"] == expected
         assert rows["click", "model"]["log_loss"] == pytest.approx(math.log1p(math.exp(-scale)), rel=1e-5)
         assert 0.2 < rows["click", "item mean"]["auc"] < 0.8
-    assert result["num_candidates"] == sum(test[step].num_candidates for step in range(test.plan.first_step(1)))
+    batches = [test[step] for step in range(test.plan.first_step(1))]
+    assert result["num_candidates"] == sum(int((b.known["click"] | b.known["save"]).sum()) for b in batches)
 
 
 def test_answers_are_those_of_every_request_once(ranker_config: Config) -> None:
@@ -52,8 +53,8 @@ def test_answers_are_those_of_every_request_once(ranker_config: Config) -> None:
     assert np.array_equal(answers.users, torch.cat([b.expand(b.histories.users) for b in batches]).numpy())
     assert np.array_equal(answers.items, torch.cat([b.histories.item_ids[b.candidates] for b in batches]).numpy())
     assert set(np.unique(answers.labels["click"])) <= {-1, 0, 1}
-    few = answer(Knowing(1.0), steps, max_requests=1)
-    assert len(few.scores) == batches[0].num_candidates
+    few = answer(Knowing(1.0), steps, max_users=1)
+    assert len(np.unique(few.users)) == 1 and 0 < len(few.scores) < len(answers.scores)
 
 
 def test_unknown_labels_are_left_out() -> None:

@@ -96,7 +96,7 @@ def test_values_of_a_description_are_checked_like_any_config() -> None:
 
 def test_the_named_file_must_hold_the_config(user_file: Path) -> None:
     for name in ("not_a_config", "Mine"):
-        with pytest.raises(DataError, match=f"no config class {name}"):
+        with pytest.raises(UsageError, match=f"no config class {name}"):
             restore_config({"config_class": f"mine.py:{name}", "config": {}}, user_file)
 
 

@@ -67,6 +67,7 @@ def test_what_is_not_known_yet_teaches_nothing(ranker_config: Config, batch: Req
     flipped = torch.where(known["click"], batch.labels["click"], 1.0 - batch.labels["click"])
     other = dataclasses.replace(some, labels={**batch.labels, "click": flipped})
     assert float(model.loss(some).loss.detach()) == float(model.loss(other).loss.detach())
+    assert model.loss(some).weight == known["click"].sum(), "what is known of another action does not count"
     scores, labels = model.scores(batch).detach(), batch.labels["click"]
     losses = torch.nn.functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")[known["click"]]
     assert float(model.loss(some).loss.detach()) == pytest.approx(float(losses.mean()), rel=1e-5)

@@ -52,7 +52,7 @@ def test_recipes_of_a_users_file(user_file: Path) -> None:
     ("name", "expected"),
     [
         ("dmeo", "did you mean demo"),
-        ("{file}:absent", "it defines: demo, recipe, other, wrong"),
+        ("{file}:absent", "it defines: recipe, other, wrong"),
         ("{file}:constant", "has no function 'constant'"),
         ("{file}:wrong", "returned dict"),
         ("{folder}/absent.py:recipe", "is not a file"),

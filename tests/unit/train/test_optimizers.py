@@ -250,6 +250,17 @@ def test_a_frozen_table_stays_where_it_is() -> None:
     assert not any(name.startswith("adagrad") for name in optimizers.state())
 
 
+def test_multipliers_find_a_table_by_its_parameter_and_freeze_only_what_stands_still() -> None:
+    model = nn.ModuleDict({"p": Model()})
+    shares = {"p.": 0.0, "p.table.weight": 0.1, "p.linear.": 0.5}
+    optimizers = Optimizers(model, OptimizerConfig(multipliers=shares, warmup_steps=0, final_share=1.0), 10)
+    optimizers.prepare(0)
+    assert optimizers.tables["p.table"].learning_rate == pytest.approx(0.1 * OptimizerConfig().table_learning_rate)
+    assert optimizers.frozen == [], "what moves is inside of p"
+    still = nn.ModuleDict({"p": Model(), "q": nn.Linear(2, 2)})
+    assert Optimizers(still, OptimizerConfig(multipliers={"p.": 0.0}), 10).frozen == [*still["p"].modules()]
+
+
 def test_the_cosine_may_end_before_or_after_the_run() -> None:
     config = OptimizerConfig(warmup_steps=4, final_share=0.1, schedule_steps=54)
     until = [learning_rate_share(step, 54, dataclasses.replace(config, schedule_steps=0)) for step in range(55)]

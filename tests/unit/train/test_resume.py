@@ -20,7 +20,7 @@ from tackboard.core.rundir import RunDirectory
 from tackboard.core.user_code import load_code
 from tackboard.data.source import SequenceSource, snapshot_path
 from tackboard.train.config import RunConfig, config_from_json, config_to_json
-from tackboard.train.resume import FREE_SETTINGS, changed_settings, find_unfinished, snapshot_of
+from tackboard.train.resume import FREE_SETTINGS, changed_settings, find_unfinished
 from tackboard.train.trainer import Trainer
 
 Config = Callable[..., RunConfig]
@@ -222,11 +222,6 @@ def test_the_newest_unfinished_run_of_this_config_is_found(tmp_path: Path, tiny_
     assert nothing is None
     assert "2024-01-03_tiny" in sentence  # the newest that is unfinished is named, with what differs
     assert "with another seed" in sentence
-
-
-def test_the_snapshot_of_a_run_is_the_one_it_was_started_on(trained_run: RunDirectory, tiny_dataset: Path) -> None:
-    checkpoint = load_checkpoint(find_checkpoint(trained_run.path))
-    assert snapshot_of(checkpoint) == tiny_dataset / (tiny_dataset / "latest").resolve().name
 
 
 def test_a_run_on_a_named_snapshot_stays_on_it() -> None:

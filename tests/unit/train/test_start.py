@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,7 +119,11 @@ def test_a_resumed_run_does_not_start_again(ranker_config: Config, trained_run: 
     stopped.on_checkpoint = lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt) if trainer.step == 2 else None
     with pytest.raises(KeyboardInterrupt):
         stopped.train(quiet=True)
-    again = Trainer(config, RunDirectory.open(run.path), open_source(config))
+    # What it began with may be gone by now: the checkpoint holds the parameters and the words.
+    config = dataclasses.replace(config, start=StartConfig(run="gone", prefix="pinfm."))
+    source = open_source(config, load_checkpoint(run.checkpoints / "latest"))
+    assert source.dataset.path.name == load_checkpoint(run.checkpoints / "latest").state["lineage"]["snapshot"]
+    again = Trainer(config, RunDirectory.open(run.path), source)
     again.train(quiet=True)
     assert all(torch.equal(whole[name], tensor) for name, tensor in again.model.state_dict().items())
 
@@ -142,3 +147,23 @@ def test_data_and_model_must_speak_of_the_same_batch(ranker_config: Config, tiny
         dataclasses.replace(ranker_config(), model=tiny_config().model)
     with pytest.raises(ConfigError, match=r"data.max_history = 4"):
         ranker_config("data.max_history=4")
+
+
+def test_another_snapshot_that_judges_is_no_longer_the_same_run(ranker_config: Config, tmp_path: Path) -> None:
+    config = ranker_config("training.steps=2", "training.validate_every=1")
+    judges = tmp_path / "judges"
+    shutil.copytree(config.data.dataset, judges, symlinks=True)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, judged_on=str(judges)))
+    trainer = train(config, tmp_path)
+    checkpoint = load_checkpoint(trainer.run.checkpoints / "latest")
+    first = (judges / "latest").resolve()
+    assert checkpoint.state["lineage"]["judged_snapshot"] == first.name
+    newer = first.with_name("20990101T000000Z-newer")
+    shutil.copytree(first, newer)
+    (judges / "latest").unlink()
+    (judges / "latest").symlink_to(newer.name)
+    source = open_source(config, checkpoint)
+    assert source.lineage()["judged_snapshot"] == first.name, "the one that has judged so far"
+    Trainer(config, trainer.run, source).train(quiet=True)
+    with pytest.raises(UsageError, match="was started on snapshot"):
+        Trainer(config, trainer.run, open_source(config)).train(quiet=True)

@@ -59,7 +59,7 @@ def plant(trainer: Trainer, fault: Callable[[int], str | None]) -> list[int]:
         return honest_step(data_step, batch)
 
     def loss(batch: Any) -> LossOutput:
-        value, metrics = honest_loss(batch)
+        value, metrics, _ = honest_loss(batch)
         kind = fault(read[-1])
         if kind == "loss":
             value = value * float("nan")

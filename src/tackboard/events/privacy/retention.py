@@ -365,7 +365,9 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
             continue
         state = run / "checkpoints" / LATEST / "state.json"
         if state.is_file():
-            needed[read_document(state, {"lineage.snapshot": str})["lineage"]["snapshot"]] = run.name
+            lineage = read_document(state, {"lineage.snapshot": str})["lineage"]
+            names = (lineage["snapshot"], lineage.get("judged_snapshot"))
+            needed |= {name: run.name for name in names if isinstance(name, str)}
         elif _may_mean(folder, run, runs):
             raise UsageError(
                 f"{run} is unfinished and does not say which snapshot it needs",
@@ -377,10 +379,11 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
 
 def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
     try:
-        named = Path(str(read_json(run / "config.json")["data"]["dataset"]))
-    except (KeyError, TypeError):
+        data = read_json(run / "config.json")["data"]
+        named = [Path(str(data["dataset"])), *([Path(str(data["judged_on"]))] if data.get("judged_on") else [])]
+    except (AttributeError, KeyError, TypeError):
         return True
-    places = [place for place in (named, runs.resolve().parent / named) if place.exists()]
+    places = [place for name in named for place in (name, runs.resolve().parent / name) if place.exists()]
     return not places or any(place.resolve() == folder or folder in place.resolve().parents for place in places)
 
 

@@ -304,6 +304,9 @@ def test_what_an_unfinished_run_needs_is_kept(folder: Path, tmp_path: Path) -> N
     assert (result.removed, result.kept) == ([first.name], {second.name: "b"})
     assert not first.exists() and second.exists() and open_dataset(folder).path == third
     assert {path.name for path in (folder / INDEX).iterdir()} == {second.name, third.name}
+    state = runs / "b" / "checkpoints" / "latest" / "state.json"
+    state.write_text(json.dumps({"lineage": {"snapshot": "of another dataset", "judged_snapshot": second.name}}))
+    assert second.name in snapshots_in_use(folder, runs), "what judges a run is needed too"
     (runs / "b" / "STATUS").write_text("done\n")
     assert prune(folder, runs).removed == [second.name]
     assert read_forgotten(folder).user_ids.tolist() == [100, 101], "the list outlives the snapshots"
