@@ -4,7 +4,7 @@ Settings of MovieLens-1M and Deskdrop were chosen on the event before the last (
 follow MovieLens and are not tuned.
 
 A dataset is first brought in by `tackboard data import NAME FILE…`, which writes datasets/NAME. What each choice is
-worth is in docs/pretraining.md.
+worth is in docs/pretraining-measured.md.
 """
 
 from __future__ import annotations
