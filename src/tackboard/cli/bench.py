@@ -12,7 +12,7 @@ import typer
 
 app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
 
-Quick = Annotated[bool, typer.Option("--quick", help="Use little data and few requests, only to see that it works.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure little and roughly, only to see that it works.")]
 Results = Annotated[Path | None, typer.Option("--results", help="Write the result into this folder, as Markdown.")]
 Hardware = Annotated[str, typer.Option("--hardware", help="Name this machine in a word, for the result's file name.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Read this dataset instead of a synthetic one.")]
@@ -151,7 +151,9 @@ def bench_quality(
     ),
     methods: str = typer.Option("", "--methods", help="Name methods, between commas; default: the study's."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),
-    ties: str = typer.Option("", "--ties", help="Order events of one instant by these: file, reverse, random."),
+    ties: str = typer.Option(
+        "", "--ties", help="Order events of one instant by file, reverse, random; give one or more between commas."
+    ),
     overrides: list[str] = typer.Option(
         [], "--set", help="Change a setting of every method, or of one: --set METHOD:model.width=64. Repeatable."
     ),

@@ -133,7 +133,9 @@ def _listing(*, as_json: bool) -> str:
 @app.command("label")
 def data_label(
     dataset: Newest,
-    label: Annotated[list[str], typer.Option(help="Label an ACTION=WINDOW: save=7d or click=30m. Repeatable.")],
+    label: Annotated[
+        list[str], typer.Option(help="Label candidates by ACTION=WINDOW: save=7d, click=30m. Repeatable.")
+    ],
     shown: Annotated[str | None, typer.Option(help="Treat events of this action as impressions.")] = None,
     negatives: Annotated[
         int | None, typer.Option(help="Keep at most this many negatives per request; default: all.")
@@ -196,7 +198,7 @@ def data_check(
     ),
     json_output: Json = False,
 ) -> None:
-    """Look for errors in a dataset: files, types, ranges, duplicates, times. Repairs nothing; exit code 3: errors."""
+    """Look for errors in a dataset: files, types, ranges, duplicates, times. Repairs nothing. Exit code 3: errors."""
     from tackboard.core.errors import DataError, counted
     from tackboard.events.checks.quality import check_dataset
 

@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def features_check(
     spec: Spec,
     data: Path | None = typer.Option(None, "--data", help="Check that this dataset has the columns, types and ranges."),
-    against: str | None = typer.Option(None, "--against", help="Check that SPEC may follow this older set."),
+    against: str | None = typer.Option(None, "--against", help="Check that SPEC may follow this older SPEC."),
     json_output: Json = False,
 ) -> None:
     """Compile a feature set and list its features."""

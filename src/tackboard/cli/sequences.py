@@ -46,7 +46,7 @@ def sequences_append(
     store: Store,
     file: Annotated[
         Path,
-        typer.Argument(help="Read CSV, gzipped CSV, Parquet or .jsonl; - reads JSON lines."),
+        typer.Argument(help="Read CSV, gzipped CSV, Parquet or JSON lines (.jsonl, - for stdin)."),
     ],
     user: Annotated[str, typer.Option(help="Read user ids from this column.")] = "user",
     item: Annotated[str, typer.Option(help="Read item ids from this column.")] = "item",
