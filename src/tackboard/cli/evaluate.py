@@ -22,10 +22,10 @@ def evaluate(
         None, "--dataset", help="Evaluate on this dataset instead of the training one."
     ),
     filter_seen: bool | None = typer.Option(
-        None, "--filter-seen/--keep-seen", help="Remove items of the history from the ranking; default: the recipe's."
+        None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
     max_users: int | None = typer.Option(
-        None, "--max-users", min=1, help="Judge at most this many users; for a ranker, about this many requests."
+        None, "--max-users", min=1, help="Judge at most this many users; of a ranker, about this many requests."
     ),
     code: Path | None = typer.Option(
         None, help="Run this Python file, which holds a model of your own. Needed for somebody else's run."
