@@ -26,7 +26,7 @@ from tackboard.batch import HashConfig
 from tackboard.checkpoint.store import load_checkpoint
 from tackboard.checkpoint.trained import read_state
 from tackboard.cli.evaluate import evaluate_run
-from tackboard.cli.verify import verify
+from tackboard.cli.inspect import verify
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.manifest import MANIFEST, read_manifest, seal, write_manifest
 from tackboard.data.loader import DataConfig, TrainingSteps

@@ -12,7 +12,7 @@ import pytest
 
 from tackboard.bundle.signature import read_bundle
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
-from tackboard.cli.verify import verify
+from tackboard.cli.inspect import verify
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.events.checks.quality import check_dataset

@@ -1,1 +1,1 @@
-"""`tackboard …`: one module per command, thin; what a command needs is imported when it runs."""
+"""`tackboard …`: one module per noun, thin commands; what a command needs is imported when it runs."""

@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Path = typer.Argument(..., help="A run or checkpoint folder."),
-    dataset: Path | None = typer.Option(None, "--dataset", help="Another dataset than the run was trained on."),
+    run: Path = typer.Argument(..., help="Evaluate this run or checkpoint folder."),
+    dataset: Path | None = typer.Option(
+        None, "--dataset", help="Evaluate on this dataset instead of the training one."
+    ),
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
     max_users: int | None = typer.Option(None, "--max-users", min=1, help="Judge at most this many users."),
     code: Path | None = typer.Option(
-        None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
+        None, help="Run this Python file, which holds a model of your own. Needed for somebody else's run."
     ),
-    json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
-    """How good a trained model is, beside what needs no model.
+    """Measure how good a trained model is, beside baselines that need no model.
 
-    Of a model that retrieves: HR@k and NDCG@k over the whole catalogue, beside popularity, item-to-item and, on a
-    synthetic world, the oracle. Of a ranker: AUC and log-loss on the requests of held-out users, beside item means.
+    A model that retrieves gets HR@k and NDCG@k over the whole catalogue, beside popularity, item-to-item and, on a
+    synthetic world, the oracle. A ranker gets AUC and log-loss on requests of held-out users, beside item means.
     """
     from tackboard.evaluation.ranking import better_baseline
 

@@ -9,15 +9,15 @@ import typer
 
 
 def export(
-    run: Path = typer.Argument(..., help="A run or checkpoint folder."),
-    out: Path = typer.Option(..., "--out", help="Folder of the bundle to write; must not exist."),
-    name: str = typer.Option("model", "--name", help="The model's name in the server."),
-    version: str = typer.Option("1", "--version", help="The model's version, a whole number."),
-    tables: str = typer.Option("fp16", "--tables", help="Precision of the stored tables: fp16 or fp32."),
+    run: Path = typer.Argument(..., help="Export this run or checkpoint folder."),
+    out: Path = typer.Option(..., "--out", help="Write the bundle to this folder, which must not exist."),
+    name: str = typer.Option("model", "--name", help="Name the model in the server."),
+    version: str = typer.Option("1", "--version", help="Give the model this version, a whole number."),
+    tables: str = typer.Option("fp16", "--tables", help="Store the tables in this precision: fp16 or fp32."),
     code: Path | None = typer.Option(
-        None, help="The Python file of a model of your own; it is run. Needed for a run of somebody else's."
+        None, help="Run this Python file, which holds a model of your own. Needed for somebody else's run."
     ),
-    json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
     """Write a bundle: safetensors and JSON with a manifest, nothing that runs."""
     import re

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from tackboard.cli import bench, data, evaluate, export, features, inspect, sequences, serve, start, train
 from tackboard.core.errors import EXIT_BUG, Preempted, TackboardError, UsageError, line_of_user_code, one_line
 from tackboard.core.files import storage_error
 from tackboard.core.machine import set_thread_environment
@@ -21,119 +22,25 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="tackboard",
-    help="Turns logs of user activity into recommendations: pretrain, evaluate, export, serve.",
+    help="Turn logs of user activity into recommendations: pretrain, evaluate, export, serve.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, rich_markup_mode=None)
-features_app = typer.Typer(
-    help="Define features once: check, explain, compute, document.", no_args_is_help=True, rich_markup_mode=None
-)
-sequences_app = typer.Typer(
-    help="Keep users' histories: append, read, correct.", no_args_is_help=True, rich_markup_mode=None
-)
-bench_app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
-
-
-def _register() -> None:
-    """Adds the commands to the app, once."""
-    if app.registered_commands:
-        return
-    from tackboard.cli import (
-        data_check,
-        data_drift,
-        data_forget,
-        data_import,
-        data_label,
-        data_retain,
-        data_stats,
-        data_synth,
-        demo,
-        doctor,
-        evaluate,
-        export,
-        features_backfill,
-        features_check,
-        features_docs,
-        features_explain,
-        features_replay,
-        init,
-        score,
-        serve,
-        train,
-        verify,
-    )
-
-    app.command("init")(init.init)
-    app.add_typer(data_app, name="data")
-    data_app.command("synth")(data_synth.data_synth)
-    data_app.command("import")(data_import.data_import)
-    data_app.command("label")(data_label.data_label)
-    data_app.command("check")(data_check.data_check)
-    data_app.command("stats")(data_stats.data_stats)
-    data_app.command("drift")(data_drift.data_drift)
-    data_app.command("forget")(data_forget.data_forget)
-    data_app.command("retain")(data_retain.data_retain)
-    app.add_typer(features_app, name="features")
-    features_app.command("check")(features_check.features_check)
-    features_app.command("explain")(features_explain.features_explain)
-    features_app.command("backfill")(features_backfill.features_backfill)
-    features_app.command("docs")(features_docs.features_docs)
-    features_app.command("replay")(features_replay.features_replay)
-    _register_sequences()
-    app.command("train")(train.train)
-    app.command("evaluate")(evaluate.evaluate)
-    app.command("export")(export.export)
-    app.command("serve")(serve.serve)
-    app.command("score")(score.score)
-    app.command("verify")(verify.verify)
-    app.command("doctor")(doctor.doctor)
-    app.command("demo")(demo.demo)
-    app.add_typer(bench_app, name="bench")
-    _register_benches()
-
-
-def _register_benches() -> None:
-    from tackboard.cli import (
-        bench_features,
-        bench_feeding,
-        bench_loader,
-        bench_overload,
-        bench_quality,
-        bench_sequences,
-        bench_skeleton,
-    )
-
-    bench_app.command("skeleton")(bench_skeleton.bench_skeleton)
-    bench_app.command("features")(bench_features.bench_features)
-    bench_app.command("feeding")(bench_feeding.bench_feeding)
-    bench_app.command("sequences")(bench_sequences.bench_sequences)
-    bench_app.command("loader")(bench_loader.bench_loader)
-    bench_app.command("overload")(bench_overload.bench_overload)
-    bench_app.command("quality")(bench_quality.bench_quality)
-
-
-def _register_sequences() -> None:
-    from tackboard.cli import (
-        sequences_append,
-        sequences_correct,
-        sequences_create,
-        sequences_migrate,
-        sequences_read,
-        sequences_retain,
-        sequences_stats,
-    )
-
-    app.add_typer(sequences_app, name="sequences")
-    sequences_app.command("create")(sequences_create.sequences_create)
-    sequences_app.command("append")(sequences_append.sequences_append)
-    sequences_app.command("read")(sequences_read.sequences_read)
-    sequences_app.command("correct")(sequences_correct.sequences_correct)
-    sequences_app.command("stats")(sequences_stats.sequences_stats)
-    sequences_app.command("retain")(sequences_retain.sequences_retain)
-    sequences_app.command("migrate")(sequences_migrate.sequences_migrate)
+app.command("init")(start.init)
+app.add_typer(data.app, name="data")
+app.add_typer(features.app, name="features")
+app.add_typer(sequences.app, name="sequences")
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("export")(export.export)
+app.command("serve")(serve.serve)
+app.command("score")(serve.score)
+app.command("verify")(inspect.verify)
+app.command("doctor")(inspect.doctor)
+app.command("demo")(start.demo)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(asked: bool) -> None:
@@ -159,7 +66,6 @@ def _options(
 def run() -> None:
     """The program: runs one command and exits with its code."""
     set_thread_environment()
-    _register()
     code = _run_command()
     try:
         sys.stdout.flush()

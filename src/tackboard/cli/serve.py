@@ -1,7 +1,8 @@
-"""`tackboard serve BUNDLE`: answers requests for scores over HTTP until it is told to stop."""
+"""`tackboard serve BUNDLE` answers requests for scores over HTTP; `tackboard score REQUEST.json` ranks one request."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,25 +16,29 @@ if TYPE_CHECKING:
 
 
 def serve(
-    bundle: Path = typer.Argument(..., help="A bundle, as written by `tackboard export`."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; other machines need a token or --insecure."),
-    port: int = typer.Option(8000, help="Port to listen on; 0 takes a free one."),
-    max_queue: int = typer.Option(64, help="Most requests that wait for the model; more get 429."),
-    timeout_ms: int = typer.Option(1000, help="Deadline of a request that names none, in milliseconds."),
-    max_body_mib: int = typer.Option(64, help="Largest request body, in MiB."),
-    max_candidates: int = typer.Option(10_000, help="Most candidates in one request."),
-    max_connections: int = typer.Option(512, help="Most connections; one more drops a waiting one or gets 429."),
-    max_connections_per_address: int = typer.Option(256, help="Most connections of one client; a proxy may need more."),
-    max_events: int = typer.Option(100_000, help="Most events of the history in one request."),
-    drain_timeout_s: float = typer.Option(25.0, help="Time for admitted requests after SIGTERM, in seconds."),
-    threads: int | None = typer.Option(None, help="Threads of the model; all usable cores but one if not given."),
-    code: Path | None = typer.Option(None, help="The Python file of a model of your own; it is run."),
-    port_file: Path | None = typer.Option(None, help="Write the port here once the server is ready."),
-    token_file: Path | None = typer.Option(None, help="Read the token from here instead of TACKBOARD_TOKEN."),
+    bundle: Path = typer.Argument(..., help="Serve this bundle, as written by `tackboard export`."),
+    host: str = typer.Option("127.0.0.1", help="Listen on this address; other machines need a token or --insecure."),
+    port: int = typer.Option(8000, help="Listen on this port; 0 takes a free one."),
+    max_queue: int = typer.Option(64, help="Let at most this many requests wait for the model; more get 429."),
+    timeout_ms: int = typer.Option(1000, help="Answer within this many ms if a request names no deadline."),
+    max_body_mib: int = typer.Option(64, help="Accept request bodies up to this size, in MiB."),
+    max_candidates: int = typer.Option(10_000, help="Accept at most this many candidates in a request."),
+    max_connections: int = typer.Option(
+        512, help="Keep at most this many connections; one more drops an idle one or gets 429."
+    ),
+    max_connections_per_address: int = typer.Option(
+        256, help="Keep at most this many connections of one client; a proxy may need more."
+    ),
+    max_events: int = typer.Option(100_000, help="Accept at most this many events in a request's history."),
+    drain_timeout_s: float = typer.Option(25.0, help="Give admitted requests this time after SIGTERM, in seconds."),
+    threads: int | None = typer.Option(None, help="Use this many threads; default: all usable cores but one."),
+    code: Path | None = typer.Option(None, help="Run this Python file of your own model."),
+    port_file: Path | None = typer.Option(None, help="Write the port to this file once the server is ready."),
+    token_file: Path | None = typer.Option(None, help="Read the token from this file instead of TACKBOARD_TOKEN."),
     insecure: bool = typer.Option(False, "--insecure", help="Serve other machines without a token."),
-    log_features: Path | None = typer.Option(None, help="Log what the model was given here, for `features replay`."),
-    log_key: Path | None = typer.Option(None, help="The key that hides users in that log: 64 hexadecimal digits."),
-    log_sample: float = typer.Option(1.0, help="Share of requests that are logged, 0 to 1."),
+    log_features: Path | None = typer.Option(None, help="Log the model's inputs here, for `features replay`."),
+    log_key: Path | None = typer.Option(None, help="Hide users in that log by this key: 64 hexadecimal digits."),
+    log_sample: float = typer.Option(1.0, help="Log this share of the requests, 0 to 1."),
 ) -> None:
     """Serve a bundle over the Open Inference Protocol (HTTP)."""
     from tackboard.core.config import check
@@ -117,3 +122,67 @@ def _announce(name: str, port_file: Path | None, url: str) -> None:
         with writing("--port-file", port_file):
             write_text_atomic(port_file, url.rsplit(":", 1)[1] + "\n")
     print(f"serving {name} on {url}", flush=True)
+
+
+def score(
+    request: Path = typer.Argument(..., help="Read this JSON file of history and candidates; - reads stdin."),
+    url: str | None = typer.Option(None, help="Ask this server; default: http://127.0.0.1:8000."),
+    binary: bool = typer.Option(False, "--binary", help="Send and receive binary tensors instead of JSON."),
+    token_file: Path | None = typer.Option(None, help="Read the token from this file, not TACKBOARD_TOKEN."),
+    offline: bool = typer.Option(False, "--offline", help="Score in this process, from --bundle, without a server."),
+    bundle: Path | None = typer.Option(None, help="Score with this bundle; for --offline."),
+    code: Path | None = typer.Option(None, help="Run this Python file of your own model; for --offline."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+    top_k: int | None = typer.Option(None, help="Print at most this many candidates, the best."),
+) -> None:
+    """Score candidates for one user's history and print them, best first."""
+    import sys
+
+    import numpy as np
+
+    from tackboard.core.config import check
+    from tackboard.core.errors import TackboardError, UsageError
+    from tackboard.scoring.client import ScoringClient, read_request
+
+    check(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
+    if offline != (bundle is not None):
+        raise UsageError("--offline and --bundle go together", fix="give both, or neither to ask a server")
+    if offline and (binary or url is not None):
+        raise UsageError("--offline asks no server", fix="leave out --url and --binary")
+    if not offline and code is not None:
+        raise UsageError("--code is for --offline", fix="a server is started with its own --code")
+    try:
+        text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{request} cannot be read: {error.strerror}", fix="give a JSON file, or - for stdin"
+        ) from None
+    history, candidates, more = read_request(text)
+    if bundle is not None:
+        from tackboard.core.errors import counted
+        from tackboard.core.progress import say
+        from tackboard.scoring.scorer import Scorer
+
+        scorer = Scorer.load(bundle, code_file=code)
+        model = str(scorer.signature.name)
+        read = scorer.reader.read(history, candidates, **more)
+        for field, number in read.num_unknown.items():
+            say(f"warning: {field} of {counted(number, 'event')} is missing or was never seen in training")
+        scores = scorer.score(read)
+    else:
+        from tackboard.serve.tokens import read_token
+
+        client = ScoringClient(url or "http://127.0.0.1:8000", token=read_token(token_file))
+        scores = client.score(history, candidates, binary=binary, **more)
+        model = client.model
+    if not np.isfinite(scores).all():
+        raise TackboardError("the model gave scores that are not finite numbers", fix="was it trained to the end?")
+    order = np.argsort(-np.asarray(scores), kind="stable")[:top_k]
+    ranked = [{"item": candidates[index], "score": float(scores[index])} for index in order]
+    if json_output:
+        typer.echo(json.dumps({"model": model, "num_candidates": len(candidates), "ranked": ranked}))
+        return
+    width = max([4, *(len(str(entry["item"])) for entry in ranked)])
+    typer.echo(f"{'rank':>4}  {'item':<{width}}  {'score':>12}")
+    for rank, entry in enumerate(ranked, start=1):
+        typer.echo(f"{rank:>4}  {entry['item']!s:<{width}}  {entry['score']:>12.6f}")

@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: str = typer.Argument(..., help="A recipe's name (demo), or path/to/file.py:recipe."),
+    recipe: str = typer.Argument(..., help="Run this recipe: a name (demo) or path/to/file.py:recipe."),
     overrides: list[str] = typer.Option([], "--set", help="Change a setting: --set training.steps=200. Repeatable."),
-    runs: Path = typer.Option(Path("runs"), "--runs", help="Folder of run directories."),
-    resume: str = typer.Option("never", "--resume", help="auto (newest unfinished run), never, or a run."),
+    runs: Path = typer.Option(Path("runs"), "--runs", help="Write the run into this folder of runs."),
+    resume: str = typer.Option(
+        "never", "--resume", help="Resume auto (the newest unfinished run), never, or this run."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check config, data and sizes; train nothing."),
-    fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Two steps, then evaluation and export."),
+    fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Train two steps, then evaluate and export."),
     settings: bool = typer.Option(False, "--settings", help="List every setting with its value and meaning, and stop."),
     print_config: bool = typer.Option(False, "--print-config", help="Print the resolved config and stop."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
-    """Train a model: writes a run directory with checkpoints and metrics."""
+    """Train a model and write a run directory with checkpoints and metrics."""
     from tackboard.core.config import apply_overrides
     from tackboard.core.rundir import RunDirectory
     from tackboard.recipes.registry import find_recipe

@@ -103,12 +103,3 @@ def test_other_data_is_read_with_the_models_vocabulary(
     ]
     same = tackboard("evaluate", run, "--dataset", make_dataset(tmp_path, renamed, name="renamed"), "--json")
     assert same.json()["rows"] == answer.json()["rows"]
-
-
-def test_mistakes(tackboard: Program, run: Path, tmp_path: Path) -> None:
-    assert tackboard("evaluate", tmp_path / "absent").code == 3
-    (run / "checkpoints" / "latest" / "state.json").write_text("{}")
-    answer = tackboard("evaluate", run)
-    assert answer.code == 3
-    assert "state.json" in answer.err
-    assert len(answer.err.splitlines()) <= 3

@@ -1,4 +1,4 @@
-"""The serve command in this process, with a scripted scorer in the place of a bundle."""
+"""`tackboard serve` and `tackboard score` in this process, with a scripted scorer in the place of a bundle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 from tackboard.bundle.signature import Signature
-from tackboard.cli.serve import serve
+from tackboard.cli.serve import score, serve
 from tackboard.core.errors import ConfigError, UsageError
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.serving_log import open_log, user_digest
@@ -29,13 +29,15 @@ from tackboard.scoring.client import ScoringClient
 from tackboard.scoring.request import RequestReader
 from tackboard.scoring.scorer import Scorer
 
+REQUEST = {"history": [{"item": 1, "action": "click", "surface": "home", "time_ms": 5}], "candidates": [10, 30, 20, 7]}
 
-class FirstScorer:
-    """Gives every candidate the score 1."""
+
+class DigitScorer:
+    """Scores an item by its last digit."""
 
     signature = Signature(
         format_version=1,
-        name="ones",
+        name="digits",
         version="1",
         id_type="int64",
         actions=("click",),
@@ -45,7 +47,6 @@ class FirstScorer:
         tables={},
         lineage={},
     )
-
     features = standard_features(signature.vocabulary, 4)
     reader = RequestReader(signature, features)
 
@@ -53,18 +54,41 @@ class FirstScorer:
         return OnlineExecutor(self.features.plan).compute(history=request.history)
 
     def score_features(self, features: Any, candidate_items: np.ndarray) -> np.ndarray:
-        return np.ones(len(candidate_items), dtype=np.float32)
+        return (candidate_items % 10).astype(np.float32)
+
+    def score(self, request: Any) -> np.ndarray:
+        return self.score_features(None, request.candidate_items)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every bundle is the `DigitScorer`; the bundles that were loaded, with their settings."""
+    asked: list[Any] = []
+
+    def load(bundle: Path, code_file: Path | None = None, num_threads: int | None = None) -> DigitScorer:
+        asked.append((bundle, code_file, num_threads))
+        return DigitScorer()
+
+    monkeypatch.setattr(Scorer, "load", load)
+    return asked
 
 
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()
     app.command()(serve)
+    app.command()(score)
     return app
 
 
-def run(app: typer.Typer, *arguments: str) -> Any:
-    return CliRunner().invoke(app, arguments, catch_exceptions=True)
+@pytest.fixture
+def request_file(tmp_path: Path) -> str:
+    (tmp_path / "request.json").write_text(json.dumps(REQUEST))
+    return str(tmp_path / "request.json")
+
+
+def run(app: typer.Typer, *arguments: str, text: str | None = None) -> Any:
+    return CliRunner().invoke(app, arguments, input=text)
 
 
 def serve_and_use(app: typer.Typer, folder: Path, use: Callable[[int], None], *arguments: str) -> Any:
@@ -83,63 +107,40 @@ def serve_and_use(app: typer.Typer, folder: Path, use: Callable[[int], None], *a
 
     user = threading.Thread(target=use_and_stop)
     user.start()
-    result = run(app, str(folder), "--port", "0", "--port-file", str(port_file), *arguments)
+    result = run(app, "serve", str(folder), "--port", "0", "--port-file", str(port_file), *arguments)
     user.join(10)
     assert not port_file.exists()
     return result
 
 
-def test_it_serves_until_it_is_told_to_stop(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[Any] = []
-
-    def load(bundle: Path, code_file: Path | None = None, num_threads: int | None = None) -> FirstScorer:
-        loaded.append((bundle, code_file, num_threads))
-        return FirstScorer()
-
-    monkeypatch.setattr(Scorer, "load", load)
+def test_it_serves_until_it_is_told_to_stop(
+    app: typer.Typer, tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TACKBOARD_TOKEN", "a-token-of-32-characters-0123456")
     answers: list[Any] = []
 
     def use(port: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         for headers in ({}, {"Authorization": "Bearer a-token-of-32-characters-0123456"}):
-            connection.request("GET", "/v2/models/ones", headers=headers)
+            connection.request("GET", "/v2/models/digits", headers=headers)
             response = connection.getresponse()
             answers.append((response.status, json.loads(response.read())))
         connection.close()
 
     result = serve_and_use(app, tmp_path, use, "--threads", "2")
     assert result.exit_code == 0, result.exception
-    assert result.stdout.startswith("serving ones on http://127.0.0.1:")
+    assert result.stdout.startswith("serving digits on http://127.0.0.1:")
     assert len(result.stdout.splitlines()) == 1
     assert loaded == [(tmp_path, None, 2)]
     assert [status for status, _ in answers] == [401, 200]
-    assert answers[1][1]["name"] == "ones"
+    assert answers[1][1]["name"] == "digits"
     assert gc.get_freeze_count() > 0, "the loop must not look for garbage in all that was loaded"
     gc.unfreeze()
 
 
-@pytest.mark.parametrize("option", ["--max-connections", "--max-connections-per-address"])
-def test_connections_are_limited_as_told(
-    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
-    monkeypatch.setattr(Scorer, "load", lambda *_arguments, **_settings: FirstScorer())
-    monkeypatch.delenv("TACKBOARD_TOKEN", raising=False)
-    ended: list[bytes] = []
-
-    def use(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as first:
-            with socket.create_connection(("127.0.0.1", port), timeout=5):
-                ended.append(first.recv(65536))
-
-    assert serve_and_use(app, tmp_path, use, option, "1").exit_code == 0
-    assert ended[0].startswith(b"HTTP/1.1 429 ")
-
-
 def test_features_are_logged_where_it_is_told_to(
-    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: typer.Typer, tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scorer, "load", lambda *_arguments, **_settings: FirstScorer())
     monkeypatch.delenv("TACKBOARD_TOKEN", raising=False)
     key = bytes(range(32))
     (tmp_path / "log.key").write_text(key.hex())
@@ -160,7 +161,7 @@ def test_features_are_logged_where_it_is_told_to(
 
 def test_a_taken_port_is_told_before_the_bundle_is_read(app: typer.Typer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        result = run(app, str(tmp_path / "absent"), "--port", str(other.getsockname()[1]))
+        result = run(app, "serve", str(tmp_path / "absent"), "--port", str(other.getsockname()[1]))
     assert isinstance(result.exception, UsageError)
     assert "Address already in use" in str(result.exception)
 
@@ -181,7 +182,7 @@ def test_a_taken_port_is_told_before_the_bundle_is_read(app: typer.Typer, tmp_pa
     ],
 )
 def test_settings_that_cannot_be(app: typer.Typer, arguments: list[str], part: str) -> None:
-    result = run(app, "bundle", *arguments)
+    result = run(app, "serve", "bundle", *arguments)
     assert isinstance(result.exception, ConfigError)
     assert part in str(result.exception)
 
@@ -189,23 +190,59 @@ def test_settings_that_cannot_be(app: typer.Typer, arguments: list[str], part: s
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--host", "0.0.0.0", "--port", "0"], "no token is set"),
-        (["--host", "no.such.host.invalid", "--port", "0"], "is no address"),
-        (["--token-file", "absent"], "cannot be read"),
-        (["--port-file", "absent/port"], "its folder does not exist"),
-        (["--log-features", "log"], "--log-features and --log-key go together"),
-        (["--log-key", "key"], "--log-features and --log-key go together"),
-        (["--log-features", "log", "--log-key", "absent"], "the key absent cannot be read"),
-        (["--port", "0", "--port-file", "port"], "absent-bundle"),
+        (["serve", "b", "--port-file", "absent/port"], "its folder does not exist"),
+        (["serve", "b", "--log-features", "log"], "--log-features and --log-key go together"),
+        (["serve", "b", "--log-key", "key"], "--log-features and --log-key go together"),
+        (["score", "r.json", "--offline"], "go together"),
+        (["score", "r.json", "--bundle", "b"], "go together"),
+        (["score", "r.json", "--offline", "--bundle", "b", "--binary"], "asks no server"),
+        (["score", "r.json", "--offline", "--bundle", "b", "--url", "http://x"], "asks no server"),
+        (["score", "r.json", "--code", "f.py"], "--code is for --offline"),
+        (["score", "r.json", "--top-k", "0"], "top_k = 0"),
     ],
 )
-def test_wrong_use_is_told(
+def test_options_that_do_not_go_together(
     app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], part: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TACKBOARD_TOKEN", raising=False)
-    result = run(app, "absent-bundle", *arguments)
-    assert result.exception is not None
+    result = run(app, *arguments)
+    assert isinstance(result.exception, UsageError)
     assert part in str(result.exception)
-    assert result.exception.exit_code in (2, 3)  # type: ignore[attr-defined]
     assert len(str(result.exception).splitlines()) <= 3
+
+
+def test_offline_says_what_training_never_saw(app: typer.Typer, request_file: str, loaded: list[Any]) -> None:
+    assert "warning" not in run(app, "score", request_file, "--offline", "--bundle", "b").stderr
+    least = json.dumps({"history": [{"item": 1}, {"item": 2}], "candidates": [10, 30]})
+    result = run(app, "score", "-", "--offline", "--bundle", "b", text=least)
+    for field in ("action", "surface", "time_ms"):
+        assert f"warning: {field} of 2 events is missing or was never seen in training" in result.stderr
+
+
+def test_candidates_are_ranked_with_ties_as_given(app: typer.Typer, request_file: str, loaded: list[Any]) -> None:
+    result = run(app, "score", request_file, "--offline", "--bundle", "b", "--json")
+    content = json.loads(result.stdout)
+    assert (content["model"], content["num_candidates"]) == ("digits", 4)
+    assert [(entry["item"], entry["score"]) for entry in content["ranked"]] == [(7, 7), (10, 0), (30, 0), (20, 0)]
+    result = run(app, "score", request_file, "--offline", "--bundle", "b", "--top-k", "2")
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines == [["rank", "item", "score"], ["1", "7", "7.000000"], ["2", "10", "0.000000"]]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_server_is_asked(app: typer.Typer, request_file: str, monkeypatch: pytest.MonkeyPatch, binary: bool) -> None:
+    asked: list[Any] = []
+
+    def answer(self: ScoringClient, history: Any, candidates: Any, *, binary: bool, **more: Any) -> np.ndarray:
+        asked.append((self.url, history["item"], candidates, binary, more.get("request_ms"), more.get("user")))
+        self.model = "remote"
+        return np.array([4, 3, 2, 1], dtype=np.float32)
+
+    monkeypatch.setattr(ScoringClient, "score", answer)
+    more = ["--binary"] if binary else []
+    result = run(app, "score", request_file, "--url", "http://127.0.0.1:9", "--json", *more)
+    assert asked == [("http://127.0.0.1:9", [1], [10, 30, 20, 7], binary, None, None)]
+    content = json.loads(result.stdout)
+    assert content["model"] == "remote"
+    assert [entry["item"] for entry in content["ranked"]] == [10, 30, 20, 7]

@@ -79,12 +79,9 @@ def test_forgotten_users_that_are_still_there_are_told(
 def test_what_cannot_be_is_told_before_anything_is_written(
     tackboard: Program, settings: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("")
-    answer = tackboard("train", "demo", *settings, "--runs", tmp_path / "file")
-    assert answer.code == 2 and "file is a file" in answer.err
     answer = tackboard("train", "demo", *settings, "--set", "seed=99999999999999999999", "--runs", tmp_path / "runs")
     assert answer.code == 2 and "seed = 99999999999999999999" in answer.err
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_fast_dev_run_goes_the_whole_way(tackboard: Program, settings: list[str], tmp_path: Path) -> None:
@@ -214,27 +211,6 @@ def test_a_resumed_run_reads_the_snapshot_it_was_started_on(
     answer = tackboard(*command)
     assert answer.code == 0, answer.err
     assert answer.err.startswith("resuming ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
-    [
-        (["dmeo"], 2, "did you mean demo"),
-        (["demo", "--set", "training.stepz=3"], 2, "did you mean training.steps"),
-        (["demo", "--set", "data.dataset=nowhere"], 3, "nowhere holds no dataset"),
-        (["demo", "--set", 'data.positive_actions=["clik"]'], 2, "did you mean click"),
-    ],
-)
-def test_mistakes(
-    tackboard: Program, tiny_dataset: Path, arguments: list[str], code: int, expected: str, tmp_path: Path
-) -> None:
-    recipe, *rest = arguments
-    dataset = ["--set", f"data.dataset={tiny_dataset}"] if recipe == "demo" else []
-    answer = tackboard("train", recipe, *dataset, *rest, "--runs", tmp_path / "runs")
-    assert answer.code == code
-    assert expected in answer.err
-    assert len(answer.err.splitlines()) <= 3
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_users_recipe_and_config(

@@ -381,9 +381,13 @@ def test_a_set_is_found_by_file_name_json_and_folder(tmp_path: Path) -> None:
     features.write(tmp_path)
     assert load_features(str(tmp_path)).hash == features.hash
     assert load_features(str(tmp_path / FILE_NAME)).hash == features.hash
-    (tmp_path / "run" / "checkpoints" / "latest").mkdir(parents=True)
-    features.write(tmp_path / "run" / "checkpoints" / "latest")
-    assert load_features(str(tmp_path / "run")).hash == features.hash
+    for place in ("run/checkpoints/latest", "dataset/latest"):
+        (tmp_path / place).mkdir(parents=True)
+        features.write(tmp_path / place)
+        assert load_features(str(tmp_path / place.partition("/")[0])).hash == features.hash
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="empty holds no features.json"):
+        load_features(str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize(

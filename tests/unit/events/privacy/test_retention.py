@@ -203,7 +203,7 @@ def test_what_cannot_be(folder: Path, tmp_path: Path) -> None:
     old = open_dataset(folder)
     assert retain(old).path == old.path
     assert retain(old, days=100).path == old.path
-    for days in (0, -1, float("nan")):
+    for days in (0, -1, 1e300, float("inf"), float("nan")):
         with pytest.raises(UsageError, match="--days"):
             retain(old, days=days)
     add_forgotten(folder, range(100, 112))

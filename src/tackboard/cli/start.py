@@ -1,7 +1,12 @@
-"""`tackboard init`: a user's log in; a dataset, a recipe and a summary out."""
+"""The two ways to begin: `tackboard init` on one's own log, `tackboard demo` on a synthetic world.
+
+`init` leaves a dataset, a recipe and a summary. `demo` needs nothing and ends with a served score and a report.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,34 +16,32 @@ if TYPE_CHECKING:
     from tackboard.events.dataset import Dataset
     from tackboard.events.importer import ImportReport
 
-LOG_HELP = "CSV, gzipped CSV or Parquet files, a folder of them, or a quoted pattern such as 'logs/*.csv'."
+LOG_HELP = "Read this log: CSV, gzipped CSV or Parquet, a folder of them, or a quoted pattern such as 'logs/*.csv'."
 
 
 def init(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help=f"The log: {LOG_HELP}", show_default=False)
-    ] = None,
-    from_: Annotated[list[Path] | None, typer.Option("--from", help="The same as FILE; repeatable.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help=LOG_HELP, show_default=False)] = None,
+    from_: Annotated[list[Path] | None, typer.Option("--from", help="Read this log too. Repeatable.")] = None,
     *,
-    user: Annotated[str, typer.Option(help="Column of user ids.")],
-    item: Annotated[str, typer.Option(help="Column of item ids.")],
-    time: Annotated[str, typer.Option(help="Column of times: s, ms, µs or ns since 1970, or ISO 8601.")],
-    action: Annotated[str | None, typer.Option(help="Column of actions.")] = None,
-    surface: Annotated[str | None, typer.Option(help="Column of surfaces.")] = None,
-    request: Annotated[str | None, typer.Option(help="Column of request ids.")] = None,
-    position: Annotated[str | None, typer.Option(help="Column of positions in the request, from 0.")] = None,
-    received: Annotated[str | None, typer.Option(help="Column of the times at which the log got the event.")] = None,
-    context: Annotated[str | None, typer.Option(help="Column of contexts, one JSON object per event.")] = None,
-    field: Annotated[list[str] | None, typer.Option(help="A further column to keep: COLUMN or name=COLUMN.")] = None,
-    items: Annotated[Path | None, typer.Option(help="File of item attributes.")] = None,
-    users: Annotated[Path | None, typer.Option(help="File of user attributes.")] = None,
-    impressions: Annotated[list[Path] | None, typer.Option(help="What was shown; columns like the log's.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the dataset; the file's name by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of datasets.")] = Path("datasets"),
-    recipe: Annotated[Path, typer.Option(help="Where to write the recipe.")] = Path("recipe.py"),
-    max_bad_share: Annotated[float, typer.Option(help="Largest share of unusable rows to drop.")] = 0.01,
+    user: Annotated[str, typer.Option(help="Read user ids from this column.")],
+    item: Annotated[str, typer.Option(help="Read item ids from this column.")],
+    time: Annotated[str, typer.Option(help="Read times from this column: s, ms, µs or ns since 1970, or ISO 8601.")],
+    action: Annotated[str | None, typer.Option(help="Read actions from this column.")] = None,
+    surface: Annotated[str | None, typer.Option(help="Read surfaces from this column.")] = None,
+    request: Annotated[str | None, typer.Option(help="Read request ids from this column.")] = None,
+    position: Annotated[str | None, typer.Option(help="Read positions in requests (from 0) from this column.")] = None,
+    received: Annotated[str | None, typer.Option(help="Read the log's times of receipt from this column.")] = None,
+    context: Annotated[str | None, typer.Option(help="Read contexts from this column: a JSON object each.")] = None,
+    field: Annotated[list[str] | None, typer.Option(help="Keep a further column: COLUMN or name=COLUMN.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Read item attributes from this file.")] = None,
+    users: Annotated[Path | None, typer.Option(help="Read user attributes from this file.")] = None,
+    impressions: Annotated[list[Path] | None, typer.Option(help="Read what was shown, with the log's columns.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name the dataset; default: the file's name.")] = None,
+    out: Annotated[Path, typer.Option(help="Write into this folder of datasets.")] = Path("datasets"),
+    recipe: Annotated[Path, typer.Option(help="Write the recipe to this file.")] = Path("recipe.py"),
+    max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows up to this share of all rows.")] = 0.01,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing recipe file.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Make a dataset and a recipe from your own log."""
     from tackboard.core.errors import UsageError
@@ -73,23 +76,20 @@ def init(
     dataset = open_dataset(path)
     folder = (out / dataset_name).as_posix()
     write_recipe(recipe, recipe_text(recipe, folder, dataset_name, dataset.statistics))
-    if json:
+    if json_output:
         typer.echo(_as_json(dataset, report, recipe))
     else:
         typer.echo("\n".join(_summary(dataset, report, recipe)))
 
 
 def _as_json(dataset: Dataset, report: ImportReport, recipe: Path) -> str:
-    import dataclasses
-    from json import dumps
-
     content: dict[str, Any] = {
         "dataset": str(dataset.path),
         "recipe": str(recipe),
         "report": dataclasses.asdict(report),
         "statistics": dict(dataset.statistics),
     }
-    return dumps(content)
+    return json.dumps(content)
 
 
 def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
@@ -128,3 +128,27 @@ def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
         f"  tackboard train {recipe}:recipe",
     ]
     return lines
+
+
+def demo(
+    out: Path = typer.Option(
+        Path("demo"), "--out", help="Write everything into this folder; an earlier demo is replaced."
+    ),
+    quick: bool = typer.Option(
+        False, "--quick", help="Use a tiny world and few steps: every stage, but no quality target."
+    ),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
+) -> None:
+    """Make a world, pretrain on it, evaluate, export, serve, score, and write report.html."""
+    from tackboard.core.progress import say
+    from tackboard.flow.demo import DemoConfig, run_demo
+    from tackboard.flow.demo_report import verdict
+
+    outcome = run_demo(DemoConfig(out=out, quick=quick))
+    say(verdict(outcome))
+    if json_output:
+        typer.echo(json.dumps(outcome.summary()))
+    else:
+        typer.echo(f"report: {out / 'report.html'}")
+    if not (outcome.target_met or quick):
+        raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`tackboard verify`: the same check for a dataset, a checkpoint and a bundle."""
+"""`tackboard verify`: one check for datasets, checkpoints, bundles and stores. `tackboard doctor`: what is broken."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tackboard.core import doctor
 from tackboard.core.rundir import RunDirectory
 from tackboard.events.sequence_store import create_store
 
@@ -50,13 +51,6 @@ def test_a_dataset_and_a_run_stand_for_their_latest(
     assert tackboard("verify", trained_run.path, "--json").json()["kind"] == "checkpoint"
 
 
-def test_what_cannot_be_verified(tackboard: Program, tmp_path: Path) -> None:
-    assert tackboard("verify", tmp_path / "absent").code == 2
-    answer = tackboard("verify", tmp_path)
-    assert answer.code == 3
-    assert "never finished" in answer.err
-
-
 def test_a_sequence_store_is_read_whole(tackboard: Program, tmp_path: Path) -> None:
     path = tmp_path / "users.db"
     event = {"item_id": 1, "action": "a", "surface": "s", "time_ms": 1}
@@ -79,3 +73,26 @@ def test_a_sequence_store_is_read_whole(tackboard: Program, tmp_path: Path) -> N
     answer = tackboard("verify", path)
     assert answer.code == 3 and answer.err.startswith(f"error: {path}")
     assert tackboard("verify", "redis://127.0.0.1:1/0").code == 2
+
+
+def test_the_doctor_prints_problems_with_their_repair(
+    tackboard: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def collect(folder: Path) -> doctor.Facts:
+        folders.append(folder)
+        return doctor.Facts(python=(3, 11, 7), installed={"numpy": "2.4.6"})
+
+    monkeypatch.setattr(doctor, "collect", collect)
+    monkeypatch.chdir(tmp_path)
+    answer = tackboard("doctor")
+    assert answer.code == 2
+    lines = answer.out.splitlines()
+    broken = next(number for number, line in enumerate(lines) if line.startswith("broken  torch "))
+    assert lines[broken + 1].strip() == "repair: make install"
+    assert any(line.startswith("absent  torchrec") for line in lines)
+    answer = tackboard("doctor", "--json")
+    assert (answer.code, answer.json()["ok"]) == (2, False)
+    assert {"name": "numpy", "status": "ok", "value": "2.4.6", "repair": ""} in answer.json()["findings"]
+    assert folders == [tmp_path] * 2

@@ -1,19 +1,28 @@
+"""`tackboard init`: a dataset, a recipe and a summary. `tackboard demo`: what it prints and when it fails.
+
+The demo's pipeline itself is tested in tests/unit/flow.
+"""
+
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tackboard.cli.init import init
-from tackboard.core.errors import DataError, UsageError
+from tackboard.cli.start import demo, init
+from tackboard.core.errors import UsageError
 from tackboard.events.dataset import open_dataset
 from tackboard.events.privacy.forgetting import add_forgotten, user_ids_of
+from tackboard.flow import demo as flow_demo
 
 app = typer.Typer()
 app.command()(init)
+app.command()(demo)
 
 LOG = """\
 who,what,when,how
@@ -32,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*options: str) -> Result:
-    return CliRunner().invoke(app, ["--from", "my log.csv", *COLUMNS, *options])
+    return CliRunner().invoke(app, ["init", "--from", "my log.csv", *COLUMNS, *options])
 
 
 def test_a_log_becomes_a_dataset_and_a_recipe_with_a_summary(folder: Path) -> None:
@@ -62,31 +71,7 @@ def test_fields_and_contexts_are_kept(folder: Path) -> None:
     assert dataset.read_events(["context", "dwell_ms"]).to_pylist()[2] == {"context": "{}", "dwell_ms": 2}
 
 
-def test_json_is_one_object(folder: Path) -> None:
-    result = run("--json", "--name", "log", "--out", "elsewhere", "--recipe", "mine.py")
-    found = json.loads(result.output)
-    assert found["recipe"] == "mine.py"
-    assert found["report"]["rows_kept"] == 3
-    assert found["statistics"]["num_items"] == 2
-    assert Path(found["dataset"]).parent == Path("elsewhere/log")
-
-
-def test_an_existing_recipe_stops_it_before_anything_is_written(folder: Path) -> None:
-    (folder / "recipe.py").write_text("mine\n")
-    assert isinstance(run().exception, UsageError)
-    assert not (folder / "datasets").exists()
-    assert (folder / "recipe.py").read_text() == "mine\n"
-    assert run("--force").exit_code == 0
-
-
-def test_a_bad_log_leaves_neither_dataset_nor_recipe(folder: Path) -> None:
-    (folder / "my log.csv").write_text(LOG + "eve,,2024-05-01,click\n")
-    assert isinstance(run().exception, DataError)
-    assert [path.name for path in folder.iterdir()] == ["my log.csv"]
-
-
 def test_the_written_recipe_is_a_run_of_the_dataset(folder: Path) -> None:
-    pytest.importorskip("tackboard.recipes.pretrain")
     assert run("--json").exit_code == 0
     namespace: dict = {"__name__": "recipe"}
     exec(compile((folder / "recipe.py").read_text(), "recipe.py", "exec"), namespace)  # noqa: S102 - our own file
@@ -99,15 +84,17 @@ def test_files_and_folders_are_given_by_name_or_by_option(folder: Path) -> None:
     (folder / "logs").mkdir()
     (folder / "logs" / "a.csv").write_text(LOG)
     (folder / "more.csv").write_text(LOG.replace("2024-05-01", "2024-05-02"))
-    result = CliRunner().invoke(app, ["logs", "more.csv", "--from", "my log.csv", *COLUMNS, "--json"])
+    options = ("--json", "--out", "elsewhere", "--recipe", "mine.py")
+    result = CliRunner().invoke(app, ["init", "logs", "more.csv", "--from", "my log.csv", *COLUMNS, *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert (found["report"]["rows_read"], found["report"]["duplicates"]) == (9, 3)
-    assert Path(found["dataset"]).parent == Path("datasets/logs")
+    assert Path(found["dataset"]).parent == Path("elsewhere/logs")
+    assert found["recipe"] == "mine.py" and found["statistics"]["num_items"] == 2
 
 
 def test_without_a_log_it_says_so(folder: Path) -> None:
-    result = CliRunner().invoke(app, [*COLUMNS])
+    result = CliRunner().invoke(app, ["init", *COLUMNS])
     assert isinstance(result.exception, UsageError)
     assert "no log was given" in str(result.exception)
 
@@ -122,3 +109,35 @@ def test_forgotten_users_and_missing_positions_are_told(folder: Path) -> None:
     add_forgotten(folder / "datasets" / "my-log", user_ids_of("bob"))
     lines = [" ".join(line.split()) for line in run(*options, "--force").output.splitlines()]
     assert "rows kept 2" in lines and "left out 1 events of forgotten users" in lines
+
+
+@pytest.mark.parametrize(
+    ("options", "gap_closed", "code", "says"),
+    [
+        (["--out", "here"], 0.55, 0, "Met: the model closes 55.0%"),
+        ([], 0.2, 1, "Not met"),
+        (["--quick", "--json"], 0.0, 0, ""),
+    ],
+)
+def test_a_demo_says_whether_it_met_its_target(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], gap_closed: float, code: int, says: str
+) -> None:
+    configs: list[Any] = []
+
+    def run_demo(config: Any) -> Any:
+        configs.append(config)
+        summary = {"gap_closed": gap_closed}
+        return SimpleNamespace(
+            quick=config.quick, gap_closed=gap_closed, target_met=gap_closed >= 0.4, summary=lambda: summary
+        )
+
+    monkeypatch.setattr(flow_demo, "run_demo", run_demo)
+    result = CliRunner().invoke(app, ["demo", *options])
+    assert result.exit_code == code
+    assert says in result.stderr
+    out = Path("here" if "here" in options else "demo")
+    assert (configs[0].out, configs[0].quick) == (out, "--quick" in options)
+    if "--json" in options:
+        assert json.loads(result.stdout.splitlines()[-1]) == {"gap_closed": gap_closed}
+    else:
+        assert result.stdout == f"report: {out / 'report.html'}\n"

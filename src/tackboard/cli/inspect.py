@@ -1,7 +1,8 @@
-"""`tackboard verify PATH`: proves that a dataset, checkpoint, bundle or sequence store is what was written."""
+"""Is it sound? `tackboard verify PATH`: is this what was written? `tackboard doctor`: is this installation complete?"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,9 +13,9 @@ REDIS_SCHEMES = ("redis://", "rediss://")
 
 def verify(
     path: str = typer.Argument(
-        ..., help="A dataset, checkpoint or bundle; of a run, its latest checkpoint; or a sequence store."
+        ..., help="Check this dataset, checkpoint, bundle or sequence store, or this run's latest checkpoint."
     ),
-    json_output: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
     """Check every byte of a dataset, checkpoint or bundle against its manifest, or every block of a sequence store."""
     if path.startswith(REDIS_SCHEMES) or Path(path).is_file():
@@ -44,8 +45,6 @@ def _verify_folder(path: Path, *, as_json: bool) -> None:
 
 
 def _verify_store(url: str, *, as_json: bool) -> None:
-    import dataclasses
-
     from tackboard.core.errors import counted
     from tackboard.events.sequence_store import open_store
     from tackboard.events.sequence_store.verification import verify_store
@@ -64,3 +63,19 @@ def _verify_store(url: str, *, as_json: bool) -> None:
             f"{shown}: sequence store of format version {report.format_version} without contradictions, {held}\n"
             f"It has no checksums, so a changed value is not found. Add them: tackboard sequences migrate {shown}"
         )
+
+
+def doctor(json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text.")) -> None:
+    """Report versions, pairings and devices, and how to repair what is broken. Exit code 2: something is broken."""
+    from tackboard.core.doctor import as_json, collect, examine, exit_code
+
+    findings = examine(collect(Path.cwd()))
+    if json_output:
+        typer.echo(as_json(findings))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.status:<7} {finding.name:<18} {finding.value}")
+            if finding.repair:
+                label = "install" if finding.status == "absent" else "repair"
+                typer.echo(f"{'':<26} {label}: {finding.repair}")
+    raise typer.Exit(exit_code(findings))

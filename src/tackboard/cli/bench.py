@@ -1,0 +1,199 @@
+"""`tackboard bench …`: measure what the documentation claims; a table, and on request JSON and a Markdown file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
+
+Quick = Annotated[bool, typer.Option("--quick", help="Measure little and roughly, only to see that it works.")]
+Results = Annotated[Path | None, typer.Option("--results", help="Write the result into this folder, as Markdown.")]
+Hardware = Annotated[str, typer.Option("--hardware", help="Name this machine in a word, for the result's file name.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Read this dataset instead of a synthetic one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+def _scratch() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="tackboard-bench-")
+
+
+def _write(write_result: Callable[..., Path], result: dict[str, Any], results: Path | None, hardware: str) -> None:
+    from tackboard.core.progress import say
+
+    if results is not None:
+        say(f"written: {write_result(result, results, hardware)}")
+
+
+def _print(lines: Iterable[str], result: dict[str, Any], *, as_json: bool) -> None:
+    for line in lines:
+        typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@app.command("skeleton")
+def bench_skeleton(
+    quick: Quick = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Keep the demo in this folder; by default nothing is kept.")
+    ] = None,
+    results: Results = None,
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Measure the whole path: events, training, evaluation, serving, memory."""
+    from tackboard.bench.skeleton import measure, table_rows, write_result
+    from tackboard.bench.turns import disturbance_lines
+
+    with _scratch() as scratch:
+        result = measure(out or Path(scratch) / "demo", quick=quick)
+    _write(write_result, result, results, hardware)
+    rows = [f"{name:<34}{value:>16}  {unit}" for name, value, unit in table_rows(result)]
+    _print([] if json_output else [*rows, *disturbance_lines(result)], result, as_json=json_output)
+
+
+@app.command("features")
+def bench_features(
+    quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
+) -> None:
+    """Measure 40 features in batch and online, beside hand-written Polars, pandas and Feast (make rivals)."""
+    from tackboard.bench.features.run import measure, table_lines, write_result
+
+    with _scratch() as scratch:
+        result = measure(Path(scratch), quick=quick)
+    _write(write_result, result, results, hardware)
+    _print([] if json_output else table_lines(result), result, as_json=json_output)
+
+
+@app.command("feeding")
+def bench_feeding(
+    data: Data = None,
+    num_events: Annotated[
+        int, typer.Option("--events", min=1000, help="Give the synthetic dataset this many events.")
+    ] = 12_000_000,
+    tokens: Annotated[int, typer.Option("--tokens", min=512, help="Put at most this many tokens in a step.")] = 65_536,
+    json_output: Json = False,
+) -> None:
+    """Measure tokens per second by number of workers and, with a GPU, the time of a step fed in three ways."""
+    from tackboard.bench.feeding import measure
+    from tackboard.bench.turns import disturbance_lines
+
+    with _scratch() as scratch:
+        result = measure(Path(scratch), data=data, num_events=num_events, tokens_per_step=tokens)
+    lines = ["workers   million tokens per second   per CPU-second"]
+    for workers, figures in result["host"].items():
+        lines.append(f"{workers:>7}   {figures['per_s']:>25}   {figures['per_cpu_s']:>14}")
+    if result["device"] is None:
+        lines.append("no GPU here: how a step is fed was not measured")
+    lines += [f"{way:<36}{milliseconds:>9} ms" for way, milliseconds in (result["device"] or {}).items()]
+    _print([*lines, *disturbance_lines(result)], result, as_json=json_output)
+
+
+@app.command("sequences")
+def bench_sequences(
+    quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
+) -> None:
+    """Measure appends and reads of user sequences: in SQLite, and in Redis where there is a redis-server."""
+    from tackboard.bench.sequences import measure, table_lines, write_result
+
+    with _scratch() as scratch:
+        result = measure(Path(scratch), quick=quick)
+    _write(write_result, result, results, hardware)
+    _print(table_lines(result), result, as_json=json_output)
+
+
+@app.command("loader")
+def bench_loader(
+    data: Data = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="Measure each this often; default 3.")] = None,
+    quick: Quick = False,
+    results: Results = None,
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Measure examples per CPU-second and memory of reading training batches, beside three others (make rivals)."""
+    from tackboard.bench.loader.report import table_lines, write_result
+    from tackboard.bench.loader.run import measure
+
+    with _scratch() as scratch:
+        result = measure(Path(scratch), data=data, repeats=repeats, quick=quick)
+    _write(write_result, result, results, hardware)
+    _print(table_lines(result), result, as_json=json_output)
+
+
+@app.command("overload")
+def bench_overload(
+    quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
+) -> None:
+    """Measure answers within a deadline at 0.5 to 3 times the server's capacity."""
+    from tackboard.bench.overload import measure, table_lines, write_result
+
+    with _scratch() as scratch:
+        result = measure(Path(scratch), quick=quick)
+    _write(write_result, result, results, hardware)
+    _print(table_lines(result), result, as_json=json_output)
+
+
+@app.command("quality")
+def bench_quality(
+    dataset: str = typer.Option("ml-1m", "--dataset", help="Choose ml-1m, kakao-brunch or deskdrop."),
+    data: Path | None = typer.Option(
+        None, "--data", envvar="TACKBOARD_DATA", help="Read your downloads here, or in the folder NAME in here."
+    ),
+    study: str = typer.Option(
+        "compare", "--study", help="Choose compare, validate, reproduce, transfer, transfer-hidden or ablations."
+    ),
+    methods: str = typer.Option("", "--methods", help="Name methods, between commas; default: the study's."),
+    seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),
+    ties: str = typer.Option(
+        "", "--ties", help="Order events of one instant by file, reverse, random; give one or more between commas."
+    ),
+    overrides: list[str] = typer.Option(
+        [], "--set", help="Change a setting of every method, or of one: --set METHOD:model.width=64. Repeatable."
+    ),
+    quick: bool = typer.Option(False, "--quick", help="Use few users and steps, only to see in minutes that it works."),
+    work: Path = typer.Option(
+        Path("runs/quality"), "--work", help="Keep finished cells in this folder, and continue from there."
+    ),
+    jobs: int = typer.Option(1, "--jobs", min=0, help="Run this many cells at a time, in processes; 0: in this one."),
+    device: str = typer.Option("auto", "--device", help="Train on cpu, cuda, or auto."),
+    time_limit: float | None = typer.Option(
+        None, "--time-limit", min=1.0, help="Save everything after this many seconds and exit with code 75."
+    ),
+    results: Path | None = typer.Option(None, "--results", help="Write the table and its charts into this folder."),
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Rank the held-out events of a public dataset by PinFM, SASRec, HSTU and baselines, beside published figures."""
+    from tackboard.bench.quality.plan import Options
+    from tackboard.bench.quality.report import table_lines, write_result
+    from tackboard.bench.quality.run import measure
+    from tackboard.core.errors import EXIT_BUG, Preempted
+
+    options = Options(
+        study=study,
+        quick=quick,
+        methods=_words(methods),
+        seeds=seeds or 0,
+        ties=_words(ties),
+        overrides=tuple(overrides),
+    )
+    result = measure(dataset, options, work=work, data=data, jobs=jobs, device=device, time_limit=time_limit)
+    _write(write_result, result, results, hardware)
+    _print(table_lines(result), result, as_json=json_output)
+    if result["failures"]:
+        codes = {failure["code"] for failure in result["failures"]}
+        code = codes.pop()
+        raise typer.Exit(code if not codes and 0 < code < Preempted.exit_code else EXIT_BUG)
+    if result["is_stopped"]:
+        raise typer.Exit(Preempted.exit_code)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in (part.strip() for part in text.split(",")) if word)

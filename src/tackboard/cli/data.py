@@ -1,0 +1,443 @@
+"""`tackboard data …`: make datasets, describe and check them, and remove users and old events from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tackboard.data.requests import Labelled
+    from tackboard.events.dataset import Dataset
+
+app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, rich_markup_mode=None)
+
+Out = Annotated[Path, typer.Option("--out", help="Write into this folder of datasets.")]
+Newest = Annotated[Path, typer.Argument(help="Take the newest snapshot of this dataset's folder.")]
+Snapshot = Annotated[Path, typer.Argument(help="Take this snapshot, or the newest of this dataset's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@app.command("synth")
+def data_synth(
+    world: Annotated[str, typer.Option(help="Choose a shipped world (`demo`) or a JSON file of settings.")] = "demo",
+    name: Annotated[str | None, typer.Option(help="Name the dataset; default: the world's name.")] = None,
+    out: Out = Path("datasets"),
+    seed: Annotated[int | None, typer.Option(help="Use this seed instead of the world's.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: num_users=100. Repeatable.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Make a synthetic world with known ground truth."""
+    from tackboard.core.config import apply_overrides
+    from tackboard.events.dataset import check_name, open_dataset
+    from tackboard.events.synthetic.world_config import load_world_config
+    from tackboard.events.synthetic.world_dataset import write_world
+
+    config = apply_overrides(load_world_config(world), set_ or [])
+    if seed is not None:
+        config = apply_overrides(config, [f"seed={seed}"])
+    dataset_name = name or Path(world).name.removesuffix(".json")
+    check_name(dataset_name)
+    dataset = open_dataset(write_world(config, out, dataset_name, quiet=False))
+    if json_output:
+        typer.echo(json.dumps({"dataset": str(dataset.path), "statistics": dict(dataset.statistics)}))
+        return
+    popularity, repeats = dataset.statistics["popularity"], dataset.statistics["repeats"]
+    lines = [
+        *_counts(dataset),
+        f"surfaces     {', '.join(dataset.surfaces)}",
+        f"popularity   {popularity['top_10_percent_share']:>12.1%}  of events fall on a tenth of the items",
+        f"repeats      {repeats['share']:>12.1%}  of events repeat an item of the user",
+        f"dataset      {dataset.path}",
+    ]
+    typer.echo("\n".join(lines))
+
+
+@app.command("import")
+def data_import(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Choose a public dataset; see --list.")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="Read what you downloaded: an archive, a folder or files."),
+    ] = None,
+    out: Out = Path("datasets"),
+    as_: Annotated[str | None, typer.Option("--name", help="Name the dataset; default: NAME.")] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show what can be imported, where it comes from, and its terms.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """Make a dataset from the downloaded files of a public dataset."""
+    from tackboard.core.errors import UsageError
+    from tackboard.events.dataset import open_dataset
+    from tackboard.events.public.listing import find_public
+    from tackboard.events.public.publisher import import_public
+
+    if list_:
+        typer.echo(_listing(as_json=json_output))
+        return
+    if name is None:
+        raise UsageError("no dataset was named", fix="see `tackboard data import --list`")
+    public = find_public(name)
+    if not files:
+        raise UsageError(f"no file of {name} was given", allowed=f"needed: {public.files}", fix=f"from {public.source}")
+    path, _ = import_public(public, files, out, as_)
+    dataset = open_dataset(path)
+    if json_output:
+        content = {"dataset": str(dataset.path), "statistics": dict(dataset.statistics)}
+        typer.echo(json.dumps(content | {"note": public.note, "terms": public.terms}))
+        return
+    told = [f"note         {public.note}", f"terms        {public.terms}", f"dataset      {dataset.path}"]
+    typer.echo("\n".join([*_counts(dataset), *told]))
+
+
+def _counts(dataset: Dataset) -> list[str]:
+    return [
+        f"events       {dataset.num_events:>12,}",
+        f"users        {dataset.num_users:>12,}",
+        f"items        {dataset.num_items:>12,}",
+        f"actions      {', '.join(dataset.actions)}",
+    ]
+
+
+def _listing(*, as_json: bool) -> str:
+    from tackboard.events.public.listing import DATASETS
+
+    if as_json:
+        names = ("name", "title", "files", "source", "terms", "note")
+        entries = [
+            {key: getattr(public, key) for key in names} | {"counts": dataclasses.asdict(public.counts)}
+            for public in DATASETS.values()
+        ]
+        return json.dumps({"datasets": entries})
+    lines = []
+    for public in DATASETS.values():
+        counts = public.counts
+        lines += [
+            f"{public.name}: {public.title}",
+            f"  {counts.users:,} users, {counts.items:,} items, {counts.events:,} events",
+            f"  files  {public.files}",
+            f"  from   {public.source}",
+            f"  terms  {public.terms}",
+            f"  note   {public.note}",
+        ]
+    return "\n".join([*lines, "", "tackboard data import NAME FILE...   # the files as you downloaded them"])
+
+
+@app.command("label")
+def data_label(
+    dataset: Newest,
+    label: Annotated[
+        list[str], typer.Option(help="Label candidates by ACTION=WINDOW: save=7d, click=30m. Repeatable.")
+    ],
+    shown: Annotated[str | None, typer.Option(help="Treat events of this action as impressions.")] = None,
+    negatives: Annotated[
+        int | None, typer.Option(help="Keep at most this many negatives per request; default: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draw the negatives by this seed.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Join actions to what each request showed, and add the labelled requests to the dataset."""
+    from tackboard.data.labels import LabelConfig, parse_label
+    from tackboard.data.requests import label_dataset
+    from tackboard.events.dataset import open_dataset
+
+    config = LabelConfig(labels=tuple(parse_label(text) for text in label), shown=shown, negatives=negatives, seed=seed)
+    result = label_dataset(open_dataset(dataset), config)
+    if json_output:
+        content = {"dataset": str(result.path), "end_ms": result.end_ms}
+        typer.echo(
+            json.dumps(content | {"rules": dataclasses.asdict(config), "counts": dataclasses.asdict(result.counts)})
+        )
+        return
+    typer.echo("\n".join(_label_lines(result)))
+
+
+def _label_lines(result: Labelled) -> list[str]:
+    counts = result.counts
+    lines = [f"requests     {counts.requests:>12,}", f"candidates   {counts.candidates:>12,}"]
+    for name, count in counts.labels.items():
+        lines.append(
+            f"{name:<12} {count.positives:>12,}  positive, {count.negatives:,} negative, "
+            f"{count.not_known_yet:,} not known yet"
+        )
+    for name, count in counts.labels.items():
+        reasons = (
+            (count.actions_repeated, "again after the first"),
+            (count.actions_late, "after the window"),
+            (count.actions_early, "before the item was shown"),
+            (count.actions_not_shown, "on an item that the request did not show"),
+            (count.actions_without_request, "without a request"),
+        )
+        lines += [f"no label     {number:>12,}  {name} {reason}" for number, reason in reasons if number]
+    left_out = (
+        (counts.negatives_left_out, "negatives, by --negatives; those kept weigh more"),
+        (counts.impressions_repeated, "impressions of an item that the request had shown already"),
+        (counts.impressions_without_request, "impressions without a request"),
+        (counts.impressions_without_user, "impressions whose request has no event, so no user"),
+    )
+    lines += [f"left out     {number:>12,}  {what}" for number, what in left_out if number]
+    if counts.events_in_future:
+        lines.append(
+            f"ignored      {counts.events_in_future:>12,}  received times in the future, for the end of the log"
+        )
+    return [*lines, f"dataset      {result.path}"]
+
+
+@app.command("check")
+def data_check(
+    dataset: Snapshot,
+    max_user_share: float = typer.Option(
+        0.05, "--max-user-share", min=0.0, max=1.0, help="Warn when one user has more than this share of the events."
+    ),
+    json_output: Json = False,
+) -> None:
+    """Look for errors in a dataset: files, types, ranges, duplicates, times. Repairs nothing. Exit code 3: errors."""
+    from tackboard.core.errors import DataError, counted
+    from tackboard.events.checks.quality import check_dataset
+
+    report = check_dataset(dataset, max_user_share=max_user_share)
+    if json_output:
+        answer = {
+            "dataset": str(report.path),
+            "num_events": report.num_events,
+            "num_users": report.num_users,
+            "num_items": report.num_items,
+            "num_errors": report.num_errors,
+            "num_warnings": report.num_warnings,
+            "findings": [dataclasses.asdict(finding) for finding in report.findings],
+        }
+        typer.echo(json.dumps(answer))
+    else:
+        typer.echo(
+            f"{report.path}: {counted(report.num_events, 'event')}, {counted(report.num_users, 'user')}, "
+            f"{counted(report.num_items, 'item')}"
+        )
+        for finding in report.findings:
+            typer.echo(f"{finding.text}\n         {finding.fix}")
+        rows = "; rows are counted from 0" if any(finding.rows for finding in report.findings) else ""
+        typer.echo(f"{counted(report.num_errors, 'error')}, {counted(report.num_warnings, 'warning')}{rows}")
+    if report.num_errors:
+        first = report.findings[0]
+        raise DataError(f"{report.path / first.file}: {first.text.partition(': ')[2]}", fix=first.fix)
+
+
+@app.command("stats")
+def data_stats(
+    dataset: Snapshot,
+    out: Path | None = typer.Option(None, "--out", help="Write a self-contained HTML page with plots to this file."),
+    json_output: Json = False,
+) -> None:
+    """Describe a dataset: events over time, users, items, gaps, lateness, labels, sizes on disk."""
+    from tackboard.core.files import write_text_atomic, writing
+    from tackboard.events.checks.profile import profile
+    from tackboard.events.checks.stats_page import lines, render
+    from tackboard.events.dataset import open_dataset
+
+    result = profile(open_dataset(dataset))
+    if out is not None:
+        with writing("--out", out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomic(out, render(result))
+    if json_output:
+        typer.echo(json.dumps(result | {"page": None if out is None else str(out)}))
+        return
+    for line in lines(result):
+        typer.echo(line)
+    if out is not None:
+        typer.echo(f"page: {out}")
+
+
+@app.command("drift")
+def data_drift(
+    old: Path = typer.Argument(..., help="Compare with this dataset or snapshot."),
+    new: Path = typer.Argument(..., help="Measure this dataset or snapshot; with two ranges it may be OLD again."),
+    old_range: str | None = typer.Option(
+        None, help="Take these UTC days of OLD: 2026-01-01..2026-01-31, both included."
+    ),
+    new_range: str | None = typer.Option(None, help="Take these days of NEW, written in the same way."),
+    threshold: float | None = typer.Option(
+        None,
+        "--threshold",
+        min=0.0,
+        max=1.0,
+        help="Exit with code 3 if a column's Jensen–Shannon divergence (bits) is above this.",
+    ),
+    json_output: Json = False,
+) -> None:
+    """Measure how far each column moved between two snapshots: L∞ and Jensen–Shannon, worst first."""
+    from tackboard.core.errors import DataError
+    from tackboard.events.checks.drift import measure_drift
+    from tackboard.events.checks.measures import Slice, parse_range
+    from tackboard.events.dataset import open_dataset
+
+    first, second = parse_range(old_range), parse_range(new_range)
+    drift = measure_drift(Slice(open_dataset(old), *first), Slice(open_dataset(new), *second))
+    if json_output:
+        typer.echo(json.dumps(dataclasses.asdict(drift) | {"threshold": threshold}))
+    else:
+        width = max(len(one.column) for one in drift.distances)
+        typer.echo(f"{'column':<{width}}   JS, bits     L∞  moved most")
+        for one in drift.distances:
+            moved = f"{one.moved[:40]}: {one.old_share:.2%} → {one.new_share:.2%}"
+            typer.echo(f"{one.column:<{width}}   {one.jensen_shannon_bits:8.4f} {one.l_infinity:6.4f}  {moved}")
+        for side, names in (("old", drift.only_old), ("new", drift.only_new)):
+            if names:
+                typer.echo(f"only in {side}, or of another type: {', '.join(names)}")
+        typer.echo(f"{drift.num_old:,} old events, {drift.num_new:,} new events")
+    far = [one for one in drift.distances if threshold is not None and one.jensen_shannon_bits > threshold]
+    if far:
+        named = ", ".join(f"{one.column} by {one.jensen_shannon_bits:.4f} bits" for one in far[:3])
+        raise DataError(
+            f"{len(far)} of {len(drift.distances)} columns moved further than {threshold}: {named}",
+            allowed=f"allowed: at most {threshold} bits of Jensen–Shannon divergence (--threshold)",
+            fix="look at the worst columns above; train again, or correct the log",
+        )
+
+
+@app.command("forget")
+def data_forget(
+    user: list[str] = typer.Option(..., "--user", help="Forget this user id of the log; `-`: one per line from stdin."),
+    data: list[Path] = typer.Option([], "--data", help="Forget them in this dataset, datasets/NAME. Repeatable."),
+    store: list[str] = typer.Option([], "--store", help="Forget them in this sequence store. Repeatable."),
+    json_output: Json = False,
+) -> None:
+    """Forget users: remove them from stores now, and from the next snapshot of each dataset."""
+    import sys
+
+    from tackboard.core.errors import UsageError, counted
+    from tackboard.core.progress import say
+    from tackboard.events.privacy.forgetting import dataset_folder, forget_users, user_ids_of
+
+    words = [name for word in user for name in (sys.stdin.read().splitlines() if word == "-" else [word])]
+    names = list(dict.fromkeys(name.strip() for name in words if name.strip()))
+    if not names:
+        raise UsageError("no user to forget", fix="tackboard data forget --user U --data datasets/NAME")
+    if not data and not store:
+        raise UsageError(
+            "nothing to forget them in", fix="name datasets with --data, sequence stores with --store, or both"
+        )
+    folders = [dataset_folder(path) for path in data]
+    # The lists first: whatever stops us after them, the next snapshot is written without these users.
+    listed = forget_users(names, folders)
+    ids_of = {name: user_ids_of(name) for name in names}
+    removed = [_forget_in_store(url, [user_id for ids in ids_of.values() for user_id in ids]) for url in store]
+
+    def num_found(found: Collection[int]) -> int:
+        return sum(not set(ids).isdisjoint(found) for ids in ids_of.values())
+
+    everywhere = {user_id for found in (*(one.found for one in listed), *removed) for user_id in found}
+    answer = {
+        "num_users": len(names),
+        "num_found": num_found(everywhere),
+        "datasets": [
+            {
+                "dataset": str(folder),
+                "num_found": num_found(one.found),
+                "snapshots": [
+                    {"snapshot": str(rest.snapshot), "num_users": rest.num_users, "num_events": rest.num_events}
+                    for rest in one.remains
+                ],
+            }
+            for folder, one in zip(folders, listed, strict=True)
+        ],
+        "stores": [
+            {
+                "store": _without_password(url),
+                "num_found": num_found(events),
+                "num_events_removed": sum(events.values()),
+            }
+            for url, events in zip(store, removed, strict=True)
+        ],
+    }
+    typer.echo(json.dumps(answer) if json_output else "\n".join(_forget_lines(answer)))
+    if num_lost := len(names) - num_found(everywhere):
+        given = counted(len(names), "user")
+        say(f"warning: found in none of these: {num_lost:,} of {given} given; look whether the ids are right")
+
+
+def _forget_lines(answer: dict[str, Any]) -> list[str]:
+    from tackboard.core.errors import counted
+
+    num_users = answer["num_users"]
+    lines = [
+        f"{one['store']}: {counted(one['num_events_removed'], 'event')} removed, "
+        f"of {one['num_found']:,} of {counted(num_users, 'user')}"
+        for one in answer["stores"]
+    ]
+    for one in answer["datasets"]:
+        lines.append(
+            f"{one['dataset']}: {counted(num_users, 'user')} will be in no further snapshot; "
+            f"{one['num_found']:,} found in those there are"
+        )
+        for rest in one["snapshots"]:
+            name = rest["snapshot"].rpartition("/")[2]
+            lines.append(
+                f"  {name} still holds {rest['num_users']:,} forgotten, with {counted(rest['num_events'], 'event')}"
+            )
+        if one["snapshots"]:
+            lines.append(f"  make one without them, and remove these: tackboard data retain {one['dataset']} --prune")
+    return lines
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
+
+
+def _forget_in_store(url: str, user_ids: list[int]) -> dict[int, int]:
+    """The users who had events in the store, each with how many were removed."""
+    from tackboard.events.sequence_store import open_store
+
+    opened = open_store(url)
+    try:
+        removed = {user_id: int(opened.forget(user_id)) for user_id in user_ids}
+    finally:
+        opened.close()
+    return {user_id: count for user_id, count in removed.items() if count}
+
+
+@app.command("retain")
+def data_retain(
+    dataset: Newest,
+    days: float | None = typer.Option(
+        None, "--days", help="Keep this many days before the newest event; default: all."
+    ),
+    prune: bool = typer.Option(False, "--prune", help="Remove older snapshots that no unfinished run needs."),
+    runs: Path = typer.Option(Path("runs"), "--runs", help="Look for unfinished runs in this folder, for --prune."),
+    json_output: Json = False,
+) -> None:
+    """Make a snapshot without old events and without forgotten users."""
+    from tackboard.core.errors import counted
+    from tackboard.events.dataset import open_dataset
+    from tackboard.events.privacy import retention
+    from tackboard.events.privacy.forgetting import dataset_folder
+
+    folder = dataset_folder(dataset)
+    if prune:
+        # Before anything is written: whoever asks for both should not get one.
+        retention.snapshots_in_use(folder, runs)
+    result = retention.retain(open_dataset(dataset), days)
+    pruned = retention.prune(folder, runs) if prune else retention.Pruned([], {})
+    if json_output:
+        typer.echo(json.dumps({**dataclasses.asdict(result), "path": str(result.path), **dataclasses.asdict(pruned)}))
+        return
+    typer.echo(
+        f"left out  {counted(result.num_events_removed, 'event')} and {counted(result.num_users_removed, 'user')}; "
+        f"forgotten: {counted(result.num_forgotten_removed, 'user')}"
+    )
+    if result.num_future:
+        typer.echo(f"kept      {counted(result.num_future, 'event')} in the future; `data check` names the rows")
+    for name in pruned.removed:
+        typer.echo(f"removed   {folder / name}")
+    for name, run in pruned.kept.items():
+        typer.echo(f"kept      {folder / name}: the run {run} is unfinished and needs it")
+    if result.num_events_removed and not prune:
+        typer.echo("          older snapshots still hold them; --prune removes those that no unfinished run needs")
+    typer.echo(f"dataset   {result.path}")
