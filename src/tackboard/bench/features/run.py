@@ -2,7 +2,7 @@
 
 A folder comes in; made-up tables are written there, every contender computes them in a process of its own, and one
 object of numbers goes out. A rival's values are compared with ours first, and no time is reported of one whose values
-differ. Polars, pandas and Feast live in `.rivals/venv` (`make rivals`); where that is absent, ours alone is measured.
+differ. The rivals are in `benchmarks/rivals/`; where they are absent (`rivals`), ours alone is measured.
 
     batch        rows (a request with one candidate) per CPU-second of all threads, since cores are what is paid for
     online       µs for one request; the items are known beforehand, so everybody prepares what depends on an item
@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tackboard.bench import rivals
 from tackboard.bench.features.compare import TOLERANCE, differences
 from tackboard.bench.features.data import FULL, QUICK, Sizes, batch_world, online_world, read_table
 from tackboard.bench.features.set import features
@@ -36,9 +37,8 @@ from tackboard.flow.outcome import describe_hardware, hardware_words
 from tackboard.report.svg import percentile
 
 OURS = "tackboard"
-ROOT = Path(__file__).resolve().parents[4]
-RIVALS_PYTHON = ROOT / ".rivals" / "venv" / "bin" / "python"
-RIVALS_ABSENT = "not installed: make rivals"
+PACKAGES = ("polars", "pandas", "feast", "numpy", "pyarrow")
+"""What the rivals are written with."""
 SEED = 20261115
 ONLINE_RIVALS = ("polars", "pandas", "feast_store", "feast_pandas", "feast_python", "numpy")
 RIVALS = {"batch": ("polars", "pandas", "numpy"), "online": ONLINE_RIVALS, "unprepared": ONLINE_RIVALS}
@@ -74,12 +74,13 @@ AIMED_AT = {
 AGGREGATIONS = 8
 
 
-def measure(folder: Path, *, quick: bool = False, rivals_python: Path = RIVALS_PYTHON) -> dict[str, Any]:
+def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.PYTHON) -> dict[str, Any]:
     """Measures every contender, with its tables in `folder`. Raises TackboardError where our own side fails."""
     sizes = QUICK if quick else FULL
-    installed = rivals_python.exists()
+    versions = rivals.versions(rivals_python, PACKAGES)
+    installed = not isinstance(versions, str)
     if not installed:
-        say("Polars, pandas and Feast are not installed, so only our own figures are measured; to compare: make rivals")
+        say(f"only our own figures are measured: the rivals are {versions}")
     batch, online = batch_world(sizes, SEED), online_world(sizes, SEED)
     batch.write(folder / "batch")
     online.write(folder / "online")
@@ -90,7 +91,7 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = RIVALS_P
         "num_aggregations": AGGREGATIONS,
         "feature_set": features.hash,
         "tolerance": TOLERANCE,
-        "rivals": _versions(rivals_python) if installed else RIVALS_ABSENT,
+        "rivals": versions,
         "batch": {
             "num_rows": batch.rows.num_rows,
             "num_requests": batch.requests.num_rows,
@@ -104,8 +105,8 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = RIVALS_P
             "num_requests": sizes.online_requests,
         }
     with Neighbours() as neighbours:
-        for part, rivals in RIVALS.items():
-            names = (OURS, *(rivals if installed else ()))
+        for part, others in RIVALS.items():
+            names = (OURS, *(others if installed else ()))
             run = functools.partial(
                 _contend, part=part, folder=folder / FOLDERS[part], sizes=sizes, python=rivals_python
             )
@@ -132,9 +133,8 @@ def _contend(name: str, *, part: str, folder: Path, sizes: Sizes, python: Path) 
     say(f"{part}: {WORDS[name]}")
     repeats = sizes.batch_repeats if part == "batch" else sizes.online_repeats
     repeats = max(2, repeats // FEWER_REPEATS.get(name, 1) // sizes.rounds)
-    command = [sys.executable if name == OURS else str(python), "-m", "tackboard.bench.features.rival"]
-    environment = {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "ignore"}
-    done = ask([*command, name, part, str(folder), str(repeats)], environment=environment)
+    command = [sys.executable if name == OURS else str(python), "-m", "tackboard.bench.features.contender"]
+    done = ask([*command, name, part, str(folder), str(repeats)], environment=rivals.environment())
     if done.code == 0:
         return last_json_object(done.output)
     if name == OURS:
@@ -199,20 +199,6 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _versions(rivals_python: Path) -> dict[str, str]:
-    """Versions of what is compared with, as the rivals' environment has them."""
-    code = (
-        "import importlib.metadata as m, json\n"
-        "print(json.dumps({n: m.version(n) for n in ('polars', 'pandas', 'feast', 'numpy', 'pyarrow')}))"
-    )
-    done = ask([str(rivals_python), "-I", "-c", code])
-    if done.code != 0:
-        raise TackboardError(
-            f"the rivals' environment {rivals_python} does not work", fix="remove .rivals, then: make rivals"
-        )
-    return last_json_object(done.output)
-
-
 # ---- for people ----
 
 
@@ -239,8 +225,8 @@ def _value(figures: Mapping[str, Any]) -> str:
 def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
     """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
     packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
-    rivals = result["rivals"]
-    words = rivals if isinstance(rivals, str) else ", ".join(f"{name} {version}" for name, version in rivals.items())
+    found = result["rivals"]
+    words = found if isinstance(found, str) else ", ".join(f"{name} {version}" for name, version in found.items())
     batch = result["batch"]
     lines = [
         "# Features: one definition against hand-written code",

@@ -129,9 +129,3 @@ def test_a_rival_that_fails_says_why_and_ours_is_an_error(tmp_path: Path, answer
     assert contend("polars", tmp_path) == {"failed": "ValueError: no"}
     with pytest.raises(TackboardError, match="our own side of the online bench failed: ValueError: no"):
         contend("tackboard", tmp_path)
-
-
-def test_a_broken_environment_is_named(tmp_path: Path, answers: dict[str, Any]) -> None:
-    answers |= {"code": 1}
-    with pytest.raises(TackboardError, match="make rivals"):
-        features._versions(tmp_path / "python")
