@@ -17,15 +17,16 @@ def bench_features(
     """Measure 40 features in batch and online, against hand-written Polars, pandas and Feast (make rivals)."""
     import tempfile
 
-    from tackboard.bench.features.run import measure, table_lines, write_result
+    from tackboard.bench.features.run import measure, report
+    from tackboard.bench.report import table_lines, write_result
     from tackboard.core.progress import say
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
         result = measure(Path(scratch), quick=quick)
     if results is not None:
-        say(f"written: {write_result(result, results, hardware)}")
+        say(f"written: {write_result(report(result), results, hardware)}")
     if json_output:
         typer.echo(json.dumps(result))
         return
-    for line in table_lines(result):
+    for line in table_lines(report(result)):
         typer.echo(line)

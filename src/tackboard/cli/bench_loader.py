@@ -19,15 +19,16 @@ def bench_loader(
     """Measure examples per CPU-second and memory of reading training batches, against three others (make rivals)."""
     import tempfile
 
-    from tackboard.bench.loader.report import table_lines, write_result
+    from tackboard.bench.loader.report import report
     from tackboard.bench.loader.run import measure
+    from tackboard.bench.report import table_lines, write_result
     from tackboard.core.progress import say
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
         result = measure(Path(scratch), data=data, repeats=repeats, quick=quick)
     if results is not None:
-        say(f"written: {write_result(result, results, hardware)}")
-    for line in table_lines(result):
+        say(f"written: {write_result(report(result), results, hardware)}")
+    for line in table_lines(report(result)):
         typer.echo(line)
     if json_output:
         typer.echo(json.dumps(result))

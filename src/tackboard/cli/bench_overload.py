@@ -17,14 +17,15 @@ def bench_overload(
     """Measure answers within a deadline at 0.5 to 3 times the server's capacity."""
     import tempfile
 
-    from tackboard.bench.overload import measure, table_lines, write_result
+    from tackboard.bench.overload import measure, report
+    from tackboard.bench.report import table_lines, write_result
     from tackboard.core.progress import say
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
         result = measure(Path(scratch), quick=quick)
     if results is not None:
-        say(f"written: {write_result(result, results, hardware)}")
-    for line in table_lines(result):
+        say(f"written: {write_result(report(result), results, hardware)}")
+    for line in table_lines(report(result)):
         typer.echo(line)
     if json_output:
         typer.echo(json.dumps(result))

@@ -35,8 +35,9 @@ def bench_quality(
 ) -> None:
     """Rank the held-out events of a public dataset: PinFM, SASRec, HSTU, baselines; beside published figures."""
     from tackboard.bench.quality.plan import Options
-    from tackboard.bench.quality.report import table_lines, write_result
+    from tackboard.bench.quality.report import report
     from tackboard.bench.quality.run import measure
+    from tackboard.bench.report import table_lines, write_result
     from tackboard.core.errors import EXIT_BUG, Preempted
     from tackboard.core.progress import say
 
@@ -50,8 +51,8 @@ def bench_quality(
     )
     result = measure(dataset, options, work=work, data=data, jobs=jobs, device=device, time_limit=time_limit)
     if results is not None:
-        say(f"written: {write_result(result, results, hardware)}")
-    for line in table_lines(result):
+        say(f"written: {write_result(report(result), results, hardware)}")
+    for line in table_lines(report(result)):
         typer.echo(line)
     if json_output:
         typer.echo(json.dumps(result))

@@ -20,18 +20,16 @@ def bench_skeleton(
     """Measure the whole path: events, training, evaluation, serving, memory."""
     import tempfile
 
-    from tackboard.bench.skeleton import measure, table_rows, write_result
-    from tackboard.bench.turns import disturbance_lines
+    from tackboard.bench.report import table_lines, write_result
+    from tackboard.bench.skeleton import measure, report
     from tackboard.core.progress import say
 
     with tempfile.TemporaryDirectory(prefix="tackboard-bench-") as scratch:
         result = measure(out or Path(scratch) / "demo", quick=quick)
     if results is not None:
-        say(f"written: {write_result(result, results, hardware)}")
+        say(f"written: {write_result(report(result), results, hardware)}")
     if json_output:
         typer.echo(json.dumps(result))
         return
-    for name, value, unit in table_rows(result):
-        typer.echo(f"{name:<34}{value:>16}  {unit}")
-    for line in disturbance_lines(result):
+    for line in table_lines(report(result)):
         typer.echo(line)

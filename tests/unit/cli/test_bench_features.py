@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tackboard.bench import report as writer
 from tackboard.bench.features import run as features
 from tackboard.cli.bench_features import bench_features
 
@@ -25,8 +26,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, bool]]:
         return {"bench": "features"}
 
     monkeypatch.setattr(features, "measure", measure)
-    monkeypatch.setattr(features, "table_lines", lambda result: [f"the {result['bench']} table"])
-    monkeypatch.setattr(features, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
+    monkeypatch.setattr(features, "report", lambda result: result)
+    monkeypatch.setattr(writer, "table_lines", lambda result: [f"the {result['bench']} table"])
+    monkeypatch.setattr(writer, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
     return calls
 
 

@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tackboard.bench import report as writer
 from tackboard.bench.loader import report as loader_report
 from tackboard.bench.loader import run as loader
 from tackboard.cli.bench_loader import bench_loader
@@ -26,8 +27,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return {"bench": "loader"}
 
     monkeypatch.setattr(loader, "measure", measure)
-    monkeypatch.setattr(loader_report, "table_lines", lambda result: [f"the {result['bench']} table"])
-    monkeypatch.setattr(loader_report, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
+    monkeypatch.setattr(loader_report, "report", lambda result: result)
+    monkeypatch.setattr(writer, "table_lines", lambda result: [f"the {result['bench']} table"])
+    monkeypatch.setattr(writer, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
     return calls
 
 

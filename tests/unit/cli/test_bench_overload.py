@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from tackboard.bench import overload
+from tackboard.bench import report as writer
 from tackboard.cli.bench_overload import bench_overload
 
 app = typer.Typer()
@@ -25,8 +26,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return {"bench": "overload"}
 
     monkeypatch.setattr(overload, "measure", measure)
-    monkeypatch.setattr(overload, "table_lines", lambda _result: ["a table"])
-    monkeypatch.setattr(overload, "write_result", lambda _result, results, hardware: results / hardware)
+    monkeypatch.setattr(overload, "report", lambda result: result)
+    monkeypatch.setattr(writer, "table_lines", lambda _result: ["a table"])
+    monkeypatch.setattr(writer, "write_result", lambda _result, results, hardware: results / hardware)
     return calls
 
 

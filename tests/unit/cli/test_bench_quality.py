@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tackboard.bench import report as writer
 from tackboard.bench.quality import report as quality_report
 from tackboard.bench.quality import run as quality
 from tackboard.bench.quality.plan import Options
@@ -29,8 +30,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     outcome: dict[str, Any] = {}
     monkeypatch.setattr(quality, "measure", measure)
-    monkeypatch.setattr(quality_report, "table_lines", lambda result: [f"the {result['bench']} table"])
-    monkeypatch.setattr(quality_report, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
+    monkeypatch.setattr(quality_report, "report", lambda result: result)
+    monkeypatch.setattr(writer, "table_lines", lambda result: [f"the {result['bench']} table"])
+    monkeypatch.setattr(writer, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
     calls.append(outcome)
     return calls
 

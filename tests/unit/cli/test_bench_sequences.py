@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tackboard.bench import report as writer
 from tackboard.bench import sequences
 from tackboard.cli.bench_sequences import bench_sequences
 
@@ -25,8 +26,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, bool]]:
         return {"bench": "sequences"}
 
     monkeypatch.setattr(sequences, "measure", measure)
-    monkeypatch.setattr(sequences, "table_lines", lambda result: [f"the {result['bench']} table"])
-    monkeypatch.setattr(sequences, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
+    monkeypatch.setattr(sequences, "report", lambda result: result)
+    monkeypatch.setattr(writer, "table_lines", lambda result: [f"the {result['bench']} table"])
+    monkeypatch.setattr(writer, "write_result", lambda result, results, hardware: results / f"{hardware}.md")
     return calls
 
 

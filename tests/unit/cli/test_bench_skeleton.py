@@ -55,9 +55,9 @@ def test_json_is_one_object(measured: list[tuple[Path, bool]]) -> None:
 
 def test_table_for_people() -> None:
     lines = CliRunner().invoke(app, []).stdout.splitlines()
-    assert len(lines) == len(skeleton.UNITS) + 1
     assert lines[-1].startswith("disturbed: other processes used 50%")
-    assert "12.5" in lines[0] and "events per CPU-second" in lines[0]
+    row = next(line for line in lines if "events_per_cpu_s" in line)
+    assert "12.5" in row and "events per CPU-second" in row
 
 
 def test_result_file(tmp_path: Path, measured: list[tuple[Path, bool]]) -> None:

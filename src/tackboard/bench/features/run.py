@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,11 @@ from tackboard.bench import rivals
 from tackboard.bench.features.compare import TOLERANCE, differences
 from tackboard.bench.features.data import FULL, QUICK, Sizes, batch_world, online_world, read_table
 from tackboard.bench.features.set import features
+from tackboard.bench.report import Report, Table, shown_versions, where_and_when
 from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
 from tackboard.core.errors import TackboardError
-from tackboard.core.files import write_text_atomic
 from tackboard.core.processes import ask, last_json_object
 from tackboard.core.progress import say
-from tackboard.core.rundir import describe_environment
-from tackboard.flow.outcome import describe_hardware, hardware_words
 from tackboard.report.svg import percentile
 
 OURS = "tackboard"
@@ -44,11 +41,7 @@ ONLINE_RIVALS = ("polars", "pandas", "feast_store", "feast_pandas", "feast_pytho
 RIVALS = {"batch": ("polars", "pandas", "numpy"), "online": ONLINE_RIVALS, "unprepared": ONLINE_RIVALS}
 """Who is measured in which part; the module behind each name says how it was tuned."""
 FOLDERS = {"batch": "batch", "online": "online", "unprepared": "online"}
-TITLES = {
-    "batch": "rows per CPU-second",
-    "online": "µs per request, CPU time: on the clock, median / p99; items known beforehand",
-    "unprepared": "µs per request, CPU time: on the clock, median / p99; attributes of items come with the request",
-}
+ITEMS = {"online": "items known beforehand", "unprepared": "attributes of items come with the request"}
 WORDS = {
     OURS: "one definition, executed by Tackboard",
     "polars": "hand-written Polars",
@@ -115,16 +108,11 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.P
                 name: _figures(name, part, folder / FOLDERS[part], runs, batch.rows.num_rows)
                 for name, runs in found.items()
             }
-    report = neighbours.report()
-    environment = describe_environment()
+    disturbance = neighbours.report()
     return result | {
-        "aims": judged(aims(result), report),
-        **report,
-        "hardware": describe_hardware(),
-        "python": environment["python"],
-        "packages": environment["packages"],
-        "commit": environment["commit"],
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "aims": judged(aims(result), disturbance),
+        **disturbance,
+        **where_and_when(),
     }
 
 
@@ -202,78 +190,56 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 # ---- for people ----
 
 
-def table_lines(result: Mapping[str, Any]) -> list[str]:
-    """Everything that was measured, as lines of text."""
-    lines = []
-    for part, title in TITLES.items():
-        lines.append(f"{part}: {title}")
-        for name, figures in result[part]["contenders"].items():
-            lines.append(f"  {name:<14}{_value(figures):>24}  {WORDS[name]}")
-    if isinstance(result["rivals"], str):
-        lines.append(f"rivals: {result['rivals']}")
-    return lines + aim_lines(result)
+def report(result: Mapping[str, Any]) -> Report:
+    """The measurement for people."""
+    found, batch = result["rivals"], result["batch"]
+    versions = found if isinstance(found, str) else shown_versions(found)
+    counts = (batch["num_rows"], batch["num_requests"], batch["num_events"])
+    rows, requests, events = (f"{count:,}" for count in counts)
+    return Report(
+        result=result,
+        theme="features",
+        title="Features: one definition against hand-written code",
+        command=f"bench features{' --quick' if result['quick'] else ''}",
+        versions=f"Rivals: {versions}.",
+        words=[
+            f"{result['num_features']} features, {result['num_aggregations']} of them aggregations of events.",
+            "A rival's time is shown only where its values were ours: whole numbers, ids and lists exactly, floats to "
+            f"{result['tolerance']:g}.",
+        ],
+        tables=[
+            _table(
+                f"batch: {rows} rows of {requests} requests, {events} events",
+                batch,
+                ("rows per CPU-second", "of the median run", "CPU s", "wall s"),
+                lambda f: (
+                    f"{f['rows_per_cpu_s']:,}",
+                    f"{f['rows_per_cpu_s_median']:,}",
+                    f"{f['cpu_seconds']:.3f}",
+                    f"{f['wall_seconds']:.3f}",
+                ),
+            ),
+            *(_online_table(result[part], words) for part, words in ITEMS.items()),
+        ],
+        notes=[*([f"rivals: {found}"] if isinstance(found, str) else []), *aim_lines(result)],
+    )
 
 
-def _value(figures: Mapping[str, Any]) -> str:
-    if "rows_per_cpu_s" in figures:
-        return f"{figures['rows_per_cpu_s']:,}"
-    if "us_median" in figures:
-        return f"{figures['us_cpu_median']:,.0f}: {figures['us_median']:,.0f} / {figures['us_p99']:,.0f}"
-    return "values differ" if "differs" in figures else "failed"
+def _online_table(part: Mapping[str, Any], words: str) -> Table:
+    return _table(
+        f"one user with {part['num_events']:,} events, {part['num_candidates']:,} candidates; {words}",
+        part,
+        ("µs per request, on the clock", "p99", "CPU µs", "requests"),
+        lambda f: (*(f"{f[name]:,.0f}" for name in ("us_median", "us_p99", "us_cpu_median")), str(f["repeats"])),
+    )
 
 
-def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
-    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
-    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
-    found = result["rivals"]
-    words = found if isinstance(found, str) else ", ".join(f"{name} {version}" for name, version in found.items())
-    batch = result["batch"]
-    lines = [
-        "# Features: one definition against hand-written code",
-        "",
-        f"`tackboard bench features{' --quick' if result['quick'] else ''}`, {result['date']}, "
-        f"commit {result['commit'] or 'unknown'}.",
-        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {packages}. Rivals: {words}.",
-        "",
-        f"{result['num_features']} features, {result['num_aggregations']} of them aggregations of events. A rival's "
-        "time is shown only where its values were ours: whole numbers, ids and lists exactly, floats to "
-        f"{result['tolerance']:g}.",
-        "",
-        f"## Batch: {batch['num_rows']:,} rows of {batch['num_requests']:,} requests, {batch['num_events']:,} events",
-        "",
-        "| contender | rows per CPU-second | of the median run | CPU s | wall s | |",
-        "|---|--:|--:|--:|--:|---|",
-        *(
-            f"| {name} | {f['rows_per_cpu_s']:,} | {f['rows_per_cpu_s_median']:,} | {f['cpu_seconds']:.3f} | "
-            f"{f['wall_seconds']:.3f} | {WORDS[name]} |"
-            if "rows_per_cpu_s" in f
-            else f"| {name} | {_value(f)} | | | | {WORDS[name]} |"
-            for name, f in batch["contenders"].items()
-        ),
-        *_online_lines(result, "online", "items known beforehand"),
-        *_online_lines(result, "unprepared", "attributes of items come with the request"),
-        "",
-        *(f"- {line[0].upper()}{line[1:]}." for line in aim_lines(result)),
-    ]
-    path = results / f"features_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, "\n".join(lines).rstrip() + "\n")
-    return path
-
-
-def _online_lines(result: Mapping[str, Any], part: str, words: str) -> list[str]:
-    online = result[part]
-    return [
-        "",
-        f"## One user with {online['num_events']:,} events, {online['num_candidates']:,} candidates; {words}",
-        "",
-        "| contender | µs per request, on the clock | p99 | CPU µs | requests | |",
-        "|---|--:|--:|--:|--:|---|",
-        *(
-            f"| {name} | {f['us_median']:,.0f} | {f['us_p99']:,.0f} | {f['us_cpu_median']:,.0f} | {f['repeats']} | "
-            f"{WORDS[name]} |"
-            if "us_median" in f
-            else f"| {name} | {_value(f)} | | | | {WORDS[name]} |"
-            for name, f in online["contenders"].items()
-        ),
-    ]
+def _table(
+    title: str, part: Mapping[str, Any], header: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]
+) -> Table:
+    """A row for each contender; of one that was not timed, why."""
+    rows = []
+    for name, f in part["contenders"].items():
+        failed = "values differ" if "differs" in f else "failed" if "failed" in f else ""
+        rows.append((name, *((failed, "", "", "") if failed else cells(f)), WORDS[name]))
+    return Table(title, ("contender", *header, ""), rows)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,13 @@ from tackboard.bench.loader.check import Reference
 from tackboard.bench.loader.data import POSITIVE, Setting, prepare, write_made_up
 from tackboard.bench.loader.layouts import measure_layouts
 from tackboard.bench.loader.mixing import measure_mixing
+from tackboard.bench.report import where_and_when
 from tackboard.bench.turns import Neighbours, judged, take_turns
 from tackboard.core.errors import TackboardError
 from tackboard.core.machine import THREAD_VARIABLES
 from tackboard.core.processes import ask, last_json_object
 from tackboard.core.progress import say
-from tackboard.core.rundir import describe_environment
 from tackboard.events.dataset import open_dataset
-from tackboard.flow.outcome import describe_hardware
 from tackboard.report.svg import percentile
 
 OURS = "tackboard"
@@ -146,13 +144,11 @@ def measure(
         say("layouts: bytes of the same examples")
         result["layouts"] = measure_layouts(folder / "layouts", quick=quick)
     result["mixing"] = measure_mixing(num_orders=1) if quick else measure_mixing()
-    report, environment = neighbours.report(), describe_environment()
+    disturbance = neighbours.report()
     return result | {
-        "aims": judged(aims(result), report),
-        **report,
-        "hardware": describe_hardware(),
-        **{name: environment[name] for name in ("python", "packages", "commit")},
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "aims": judged(aims(result), disturbance),
+        **disturbance,
+        **where_and_when(),
     }
 
 
