@@ -24,16 +24,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tackboard.bench.report import Report, Table, where_and_when
 from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
 from tackboard.core.errors import TackboardError
 from tackboard.core.files import write_text_atomic
 from tackboard.core.processes import ask, last_json_object, signals_interrupt
 from tackboard.core.progress import say
-from tackboard.core.rundir import describe_environment
 from tackboard.flow.client import connect, draw_requests, require_client, send, whole_request
 from tackboard.flow.command import Command, run_command
 from tackboard.flow.demo import MODEL, DemoConfig, build_commands, wait_until_ready
-from tackboard.flow.outcome import describe_hardware, hardware_words
 from tackboard.report.svg import percentile
 
 DEADLINE_MS = 200
@@ -69,8 +68,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
                 }
                 found = take_turns(turns, rounds)
     loads = {name: mean_of(runs) for name, runs in found.items()}
-    report = neighbours.report()
-    environment = describe_environment()
+    disturbance = neighbours.report()
     result = {
         "bench": "overload",
         "quick": quick,
@@ -83,13 +81,11 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
         "capacity_per_s": capacity,
         "peak_per_s": max(figures["in_time_per_s"] for figures in loads.values()),
         "loads": loads,
-        **report,
+        **disturbance,
     }
     return result | {
-        "aims": judged(aims(result), report),
-        "hardware": describe_hardware(),
-        **{name: environment[name] for name in ("python", "packages", "commit")},
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "aims": judged(aims(result), disturbance),
+        **where_and_when(),
     }
 
 
@@ -189,18 +185,8 @@ def _percentile(values: list[float], percent: int) -> float | None:
 # ---- for people ----
 
 COLUMNS = (
-    "load",
-    "offered",
-    "in time",
-    "of peak",
-    "late",
-    "refused",
-    "p50 ms",
-    "p99 ms",
-    "told after",
-    "server",
-    "clients",
-)
+    "load", "offered", "in time", "of peak", "late", "refused", "p50 ms", "p99 ms", "told after", "server", "clients",
+)  # fmt: skip
 
 
 def table_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -227,45 +213,27 @@ def table_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def table_lines(result: Mapping[str, Any]) -> list[str]:
-    """Everything that was measured, as lines of text."""
-    rows = [COLUMNS, *table_rows(result)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
-    return [
-        f"peak: {result['peak_per_s']:g} answers per second within {result['deadline_ms']} ms; one request after the "
-        f"other: {result['alone_per_s']:g}",
-        *("  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in rows),
-        *aim_lines(result),
-    ]
-
-
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
-def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
-    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
-    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
-    lines = [
-        "# Overload: answers in time against offered load",
-        "",
-        f"`tackboard bench overload{' --quick' if result['quick'] else ''}`, {result['date']}, "
-        f"commit {result['commit'] or 'unknown'}.",
-        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {packages}.",
-        "",
-        f"The demo's model, default settings, {result['candidates_per_request']:,} candidates a request as binary "
-        f"tensors, deadline {result['deadline_ms']} ms. Arrivals are a Poisson process that does not wait for answers; "
-        "latencies count from the instant at which a request was due. Rates are per second, the mean of "
-        f"{result['rounds']} rounds of {result['seconds_per_round']:g} s that took turns; server and clients in cores. "
-        f"Peak: {result['peak_per_s']:g} answers in time per second.",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        f"|---{'|--:' * (len(COLUMNS) - 1)}|",
-        *(f"| {' | '.join(row)} |" for row in table_rows(result)),
-        "",
-        *(f"- {line[0].upper()}{line[1:]}." for line in aim_lines(result)),
-    ]
-    path = results / f"overload_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, "\n".join(lines) + "\n")
-    return path
+def report(result: Mapping[str, Any]) -> Report:
+    """The measurement for people."""
+    return Report(
+        result=result,
+        theme="overload",
+        title="Overload: answers in time against offered load",
+        command=f"bench overload{' --quick' if result['quick'] else ''}",
+        words=[
+            f"The demo's model, default settings, {result['candidates_per_request']:,} candidates a request as binary "
+            f"tensors, deadline {result['deadline_ms']} ms.",
+            "Arrivals are a Poisson process that does not wait for answers; latencies count from the instant at which "
+            "a request was due.",
+            f"Rates are per second, the mean of {result['rounds']} rounds of {result['seconds_per_round']:g} s that "
+            "took turns; server and clients in cores.",
+            f"Peak: {result['peak_per_s']:g} answers in time per second; one request after the other: "
+            f"{result['alone_per_s']:g}.",
+        ],
+        tables=[Table("", COLUMNS, table_rows(result))],
+        notes=aim_lines(result),
+    )

@@ -21,17 +21,15 @@ from typing import Any
 
 import numpy as np
 
+from tackboard.bench.report import Report, Table, where_and_when
 from tackboard.bench.sequences_redis import RedisServer
-from tackboard.bench.turns import Neighbours, disturbance_lines, take_turns
+from tackboard.bench.turns import Neighbours, aim_lines, take_turns
 from tackboard.core.errors import TackboardError
-from tackboard.core.files import write_text_atomic
 from tackboard.core.progress import say
-from tackboard.core.rundir import describe_environment
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.interface import SequenceStore
 from tackboard.events.sequence_store.opening import create_store
 from tackboard.events.sequence_store.values import Values, object_array, same_columns, take
-from tackboard.flow.outcome import describe_hardware, hardware_words
 from tackboard.report.svg import percentile
 
 SEED = 20261115
@@ -91,7 +89,6 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
     names = [name for name in ENGINES if not name.startswith("redis") or RedisServer.is_installed()]
     with ExitStack() as stack, Neighbours() as neighbours:
         measured = _measure_all({name: stack.enter_context(_store(name, folder / name)) for name in names}, sizes)
-    environment = describe_environment()
     return {
         "bench": "sequences",
         "quick": quick,
@@ -99,11 +96,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
         "num_users": {str(SHORT): sizes.num_short, str(LONG): sizes.num_long},
         "engines": {name: measured.get(name, SKIPPED) for name in ENGINES},
         **neighbours.report(),
-        "hardware": describe_hardware(),
-        "python": environment["python"],
-        "packages": environment["packages"],
-        "commit": environment["commit"],
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **where_and_when(),
     }
 
 
@@ -271,61 +264,38 @@ def _spread(turns: list[list[float]], rate: str, size: int) -> dict[str, Any]:
 # ---- for people ----
 
 
-def table_lines(result: Mapping[str, Any]) -> list[str]:
-    """Everything that was measured, as lines of text."""
-    lines = []
-    for name, words in ENGINES.items():
-        figures = result["engines"][name]
-        if isinstance(figures, str):
-            lines.append(f"{words}: {figures}")
-            continue
-        lines.append(figures["durability"])
-        lines.append(f"  {'':<34}{'per second':>12}{'p50 µs':>10}{'p99 µs':>10}{'bytes':>10}")
-        for case, case_words in WORDS.items():
-            values = _row(figures[case])
-            lines.append(f"  {case_words:<34}" + values[0].rjust(12) + "".join(value.rjust(10) for value in values[1:]))
-    return lines + disturbance_lines(result)
+HEADER = ("measured", "per second", "p50 µs", "p99 µs", "bytes", "calls")
 
 
-def _row(figure: Mapping[str, Any]) -> list[str]:
+def _row(words: str, figure: Mapping[str, Any]) -> tuple[str, ...]:
     rate = figure.get("events_per_s", figure.get("reads_per_s", 0))
+    times = [f"{figure[name]:,.0f}" for name in ("us_p50", "us_p99")]
     size = figure.get("bytes_per_read")
-    return [f"{rate:,}", f"{figure['us_p50']:,.0f}", f"{figure['us_p99']:,.0f}", "" if size is None else f"{size:,}"]
+    return (words, f"{rate:,}", *times, "" if size is None else f"{size:,}", f"{figure['num_calls']:,}")
 
 
-def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
-    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
-    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
-    lines = [
-        "# User sequences: embedded and on Redis",
-        "",
-        f"`tackboard bench sequences{' --quick' if result['quick'] else ''}`, {result['date']}, "
-        f"commit {result['commit'] or 'unknown'}.",
-        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {packages}.",
-        "",
-        f"{result['num_users'][str(SHORT)]:,} users of {SHORT} events and {result['num_users'][str(LONG)]:,} of "
-        f"{LONG:,}, {result['num_columns']} columns; values compared before they were timed. One client, which waits "
-        "for every answer; Redis on the same machine, by loopback. Appends are events per second, reads calls per "
-        "second; times are those of a call; bytes are what a read fetched from the engine.",
-        *(f"\n{line[0].upper()}{line[1:]}." for line in disturbance_lines(result)),
-    ]
+def report(result: Mapping[str, Any]) -> Report:
+    """The measurement for people."""
+    tables = []
     for name, words in ENGINES.items():
         figures = result["engines"][name]
-        lines += ["", f"## {words}", ""]
         if isinstance(figures, str):
-            lines.append(f"{figures.capitalize()}.")
+            tables.append(Table(words, HEADER, [], figures))
             continue
-        lines += [
-            f"{figures['durability']}.",
-            "",
-            "| measured | per second | p50 µs | p99 µs | bytes | calls |",
-            "|---|--:|--:|--:|--:|--:|",
-            *(
-                f"| {case_words} | {' | '.join(_row(figures[case]))} | {figures[case]['num_calls']:,} |"
-                for case, case_words in WORDS.items()
-            ),
-        ]
-    path = results / f"sequences_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, "\n".join(lines) + "\n")
-    return path
+        rows = [_row(case_words, figures[case]) for case, case_words in WORDS.items()]
+        tables.append(Table(words, HEADER, rows, figures["durability"]))
+    return Report(
+        result=result,
+        theme="sequences",
+        title="User sequences: embedded and on Redis",
+        command=f"bench sequences{' --quick' if result['quick'] else ''}",
+        words=[
+            f"{result['num_users'][str(SHORT)]:,} users of {SHORT} events and {result['num_users'][str(LONG)]:,} of "
+            f"{LONG:,}, {result['num_columns']} columns; values compared before they were timed.",
+            "One client, which waits for every answer; Redis on the same machine, by loopback.",
+            "Appends are events per second, reads calls per second; times are those of a call; bytes are what a read "
+            "fetched from the engine.",
+        ],
+        tables=tables,
+        notes=aim_lines(result),
+    )

@@ -8,13 +8,14 @@ loading and checkpoints; users per second are those that the model's ranking tak
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tackboard.bench.turns import Neighbours, disturbance_lines
-from tackboard.core.files import write_text_atomic
+from tackboard.bench.report import Report, Table
+from tackboard.bench.turns import Neighbours, aim_lines
 from tackboard.flow.demo import DemoConfig, run_demo
-from tackboard.flow.outcome import Outcome, hardware_words
+from tackboard.flow.outcome import Outcome
 
 NUM_USERS = 500
 """Users to score for: a CPU clock that ticks every 10 ms then resolves 0.02 ms per request."""
@@ -68,50 +69,32 @@ def measurement(outcome: Outcome) -> dict[str, Any]:
             }
             for name, stage in outcome.stages.items()
         },
-        "hardware": outcome.environment["hardware"],
-        "python": outcome.environment["python"],
-        "packages": outcome.environment["packages"],
-        "commit": outcome.environment["commit"],
+        **{name: outcome.environment[name] for name in ("hardware", "python", "packages", "commit")},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
-def table_rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Name, value and unit of every number, for people."""
-    return [(name, f"{result[name]:,}", unit) for name, unit in UNITS.items()]
-
-
-def result_path(results: Path, hardware: str, date: str) -> Path:
-    """Where a result belongs: `skeleton_<hardware>_<yyyymm>.md`. `date` is yyyy-mm-dd."""
-    return results / f"skeleton_{hardware}_{date[:4]}{date[5:7]}.md"
-
-
-def write_result(result: dict[str, Any], results: Path, hardware: str) -> Path:
-    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
-    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
-    lines = [
-        "# Walking skeleton: what the whole path costs",
-        "",
-        f"`tackboard bench skeleton{' --quick' if result['quick'] else ''}`, {result['date']}, "
-        f"commit {result['commit'] or 'unknown'}.",
-        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {packages}.",
-        "",
-        f"{result['num_events']:,} events; {result['requests']:,} requests of {result['candidates_per_request']:,} "
-        "candidates, one after another, half as binary tensors and half as JSON.",
-        "",
-        "| measured | value | unit |",
-        "|---|--:|---|",
-        *(f"| `{name}` | {value} | {unit} |" for name, value, unit in table_rows(result)),
-        "",
-        "| stage | seconds | CPU seconds | peak memory, MB |",
-        "|---|--:|--:|--:|",
-        *(
-            f"| {name} | {stage['seconds']:.1f} | {stage['cpu_seconds']:.1f} | {stage['peak_rss_bytes'] / 1e6:.0f} |"
-            for name, stage in result["stages"].items()
-        ),
-        *(f"\n{line[0].upper()}{line[1:]}." for line in disturbance_lines(result)),
+def report(result: Mapping[str, Any]) -> Report:
+    """The measurement for people."""
+    stages = [
+        (name, f"{stage['seconds']:.1f}", f"{stage['cpu_seconds']:.1f}", f"{stage['peak_rss_bytes'] / 1e6:.0f}")
+        for name, stage in result["stages"].items()
     ]
-    path = result_path(results, hardware, result["date"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, "\n".join(lines) + "\n")
-    return path
+    return Report(
+        result=result,
+        theme="skeleton",
+        title="Walking skeleton: what the whole path costs",
+        command=f"bench skeleton{' --quick' if result['quick'] else ''}",
+        words=[
+            f"{result['num_events']:,} events; {result['requests']:,} requests of "
+            f"{result['candidates_per_request']:,} candidates, one after another, half as binary tensors and half as "
+            "JSON."
+        ],
+        tables=[
+            Table(
+                "", ("measured", "value", "unit"), [(name, f"{result[name]:,}", unit) for name, unit in UNITS.items()]
+            ),
+            Table("", ("stage", "seconds", "CPU seconds", "peak memory, MB"), stages),
+        ],
+        notes=aim_lines(result),
+    )

@@ -74,8 +74,8 @@ def judged(aims: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> list
 
 
 def aim_lines(result: Mapping[str, Any]) -> list[str]:
-    """A bench's result for people: whether it was disturbed, and a line for each of its aims."""
-    return [*disturbance_lines(result), *(aim_line(aim) for aim in result["aims"])]
+    """A bench's result for people: whether it was disturbed, and a line for each of its aims, if it has any."""
+    return [*disturbance_lines(result), *(aim_line(aim) for aim in result.get("aims", ()))]
 
 
 def aim_line(aim: Mapping[str, Any]) -> str:

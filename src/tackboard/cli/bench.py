@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tackboard.bench.report import Report
 
 app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -23,14 +26,16 @@ def _scratch() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="tackboard-bench-")
 
 
-def _write(write_result: Callable[..., Path], result: dict[str, Any], results: Path | None, hardware: str) -> None:
+def _show(report: Report, results: Path | None, hardware: str, *, as_json: bool, with_table: bool = True) -> None:
+    from tackboard.bench.report import table_lines, write_result
     from tackboard.core.progress import say
 
     if results is not None:
-        say(f"written: {write_result(result, results, hardware)}")
+        say(f"written: {write_result(report, results, hardware)}")
+    _print(table_lines(report) if with_table else [], report.result, as_json=as_json)
 
 
-def _print(lines: Iterable[str], result: dict[str, Any], *, as_json: bool) -> None:
+def _print(lines: Iterable[str], result: Mapping[str, Any], *, as_json: bool) -> None:
     for line in lines:
         typer.echo(line)
     if as_json:
@@ -48,14 +53,11 @@ def bench_skeleton(
     json_output: Json = False,
 ) -> None:
     """Measure the whole path: events, training, evaluation, serving, memory."""
-    from tackboard.bench.skeleton import measure, table_rows, write_result
-    from tackboard.bench.turns import disturbance_lines
+    from tackboard.bench.skeleton import measure, report
 
     with _scratch() as scratch:
         result = measure(out or Path(scratch) / "demo", quick=quick)
-    _write(write_result, result, results, hardware)
-    rows = [f"{name:<34}{value:>16}  {unit}" for name, value, unit in table_rows(result)]
-    _print([] if json_output else [*rows, *disturbance_lines(result)], result, as_json=json_output)
+    _show(report(result), results, hardware, as_json=json_output, with_table=not json_output)
 
 
 @app.command("features")
@@ -63,12 +65,11 @@ def bench_features(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
     """Measure 40 features in batch and online, beside hand-written Polars, pandas and Feast (make rivals)."""
-    from tackboard.bench.features.run import measure, table_lines, write_result
+    from tackboard.bench.features.run import measure, report
 
     with _scratch() as scratch:
         result = measure(Path(scratch), quick=quick)
-    _write(write_result, result, results, hardware)
-    _print([] if json_output else table_lines(result), result, as_json=json_output)
+    _show(report(result), results, hardware, as_json=json_output, with_table=not json_output)
 
 
 @app.command("feeding")
@@ -100,12 +101,11 @@ def bench_sequences(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
     """Measure appends and reads of user sequences: in SQLite, and in Redis where there is a redis-server."""
-    from tackboard.bench.sequences import measure, table_lines, write_result
+    from tackboard.bench.sequences import measure, report
 
     with _scratch() as scratch:
         result = measure(Path(scratch), quick=quick)
-    _write(write_result, result, results, hardware)
-    _print(table_lines(result), result, as_json=json_output)
+    _show(report(result), results, hardware, as_json=json_output)
 
 
 @app.command("loader")
@@ -118,13 +118,12 @@ def bench_loader(
     json_output: Json = False,
 ) -> None:
     """Measure examples per CPU-second and memory of reading training batches, beside three others (make rivals)."""
-    from tackboard.bench.loader.report import table_lines, write_result
+    from tackboard.bench.loader.report import report
     from tackboard.bench.loader.run import measure
 
     with _scratch() as scratch:
         result = measure(Path(scratch), data=data, repeats=repeats, quick=quick)
-    _write(write_result, result, results, hardware)
-    _print(table_lines(result), result, as_json=json_output)
+    _show(report(result), results, hardware, as_json=json_output)
 
 
 @app.command("overload")
@@ -132,12 +131,11 @@ def bench_overload(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
     """Measure answers within a deadline at 0.5 to 3 times the server's capacity."""
-    from tackboard.bench.overload import measure, table_lines, write_result
+    from tackboard.bench.overload import measure, report
 
     with _scratch() as scratch:
         result = measure(Path(scratch), quick=quick)
-    _write(write_result, result, results, hardware)
-    _print(table_lines(result), result, as_json=json_output)
+    _show(report(result), results, hardware, as_json=json_output)
 
 
 @app.command("quality")
@@ -172,7 +170,7 @@ def bench_quality(
 ) -> None:
     """Rank the held-out events of a public dataset by PinFM, SASRec, HSTU and baselines, beside published figures."""
     from tackboard.bench.quality.plan import Options
-    from tackboard.bench.quality.report import table_lines, write_result
+    from tackboard.bench.quality.report import report
     from tackboard.bench.quality.run import measure
     from tackboard.core.errors import EXIT_BUG, Preempted
 
@@ -185,8 +183,7 @@ def bench_quality(
         overrides=tuple(overrides),
     )
     result = measure(dataset, options, work=work, data=data, jobs=jobs, device=device, time_limit=time_limit)
-    _write(write_result, result, results, hardware)
-    _print(table_lines(result), result, as_json=json_output)
+    _show(report(result), results, hardware, as_json=json_output)
     if result["failures"]:
         codes = {failure["code"] for failure in result["failures"]}
         code = codes.pop()

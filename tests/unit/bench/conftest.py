@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tackboard.bench.features import run as features
+from tackboard.bench import rivals
 from tackboard.bench.features.compare import differences
 from tackboard.bench.features.data import QUICK, batch_world, online_world, read_table
 from tackboard.bench.loader.check import Reference
@@ -44,8 +44,8 @@ def compute(name: str, part: str, worlds: Path, python: Path) -> list[Path]:
     paths = [folder / f"{name}_{part}_{kind}.arrow" for kind in ("requests", "rows")]
     if not all(path.exists() for path in paths):
         done = subprocess.run(
-            [str(python), "-m", "tackboard.bench.features.rival", name, part, str(folder), "1"],
-            env={**os.environ, "PYTHONPATH": str(features.ROOT / "src"), "PYTHONWARNINGS": "ignore"},
+            [str(python), "-m", "tackboard.bench.features.contender", name, part, str(folder), "1"],
+            env={**os.environ, **rivals.environment()},
             capture_output=True,
             text=True,
         )
@@ -56,12 +56,12 @@ def compute(name: str, part: str, worlds: Path, python: Path) -> list[Path]:
 @pytest.fixture
 def same_as_ours(worlds: Path) -> Callable[[str, str], None]:
     """A function of (rival, part) that fails where the rival's values are not ours."""
-    if not features.RIVALS_PYTHON.exists():
+    if not rivals.PYTHON.exists():
         pytest.skip("the rivals are not installed: make rivals")
 
     def check(name: str, part: str) -> None:
-        ours = compute(features.OURS, part, worlds, Path(sys.executable))
-        theirs = compute(name, part, worlds, features.RIVALS_PYTHON)
+        ours = compute("tackboard", part, worlds, Path(sys.executable))
+        theirs = compute(name, part, worlds, rivals.PYTHON)
         for one, other in zip(ours, theirs, strict=True):
             table = read_table(one)
             assert table.num_rows > 0
@@ -83,11 +83,11 @@ def loader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def loader_differences(loader_folder: Path) -> Callable[[str, str], list[str]]:
     """A function of (module, variant): what differs from our batches in those of a rival, run as the bench does."""
-    if not features.RIVALS_PYTHON.exists():
+    if not rivals.PYTHON.exists():
         pytest.skip("the rivals are not installed: make rivals")
 
     def differences(module: str, variant: str) -> list[str]:
-        runner = Runner(loader_folder, features.RIVALS_PYTHON)
+        runner = Runner(loader_folder, rivals.PYTHON)
         found = runner.run(Entry(module, variant, ""), "check")
         assert "failed" not in found, found
         assert 0 < found["most_tokens"] <= 512

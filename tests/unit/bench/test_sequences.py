@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tackboard.bench import sequences
-from tackboard.bench.sequences import ENGINES, SKIPPED, WORDS, Sizes, check, events, measure, table_lines, write_result
+from tackboard.bench.report import table_lines, write_result
+from tackboard.bench.sequences import ENGINES, SKIPPED, WORDS, Sizes, check, events, measure, report
 from tackboard.core.errors import TackboardError
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.opening import create_store
@@ -44,8 +45,8 @@ def test_columns_that_are_not_asked_for_are_not_read(result: dict[str, Any]) -> 
 
 
 def test_the_table_and_the_file_name_everything(result: dict[str, Any], tmp_path: Path) -> None:
-    text = "\n".join(table_lines(result))
-    path = write_result(result, tmp_path, "vm2")
+    text = "\n".join(table_lines(report(result)))
+    path = write_result(report(result), tmp_path, "vm2")
     assert path.name == f"sequences_vm2_{result['date'][:4]}{result['date'][5:7]}.md"
     for words in WORDS.values():
         assert words in text and words in path.read_text()

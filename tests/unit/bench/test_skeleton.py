@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from tackboard.bench import skeleton
+from tackboard.bench.report import write_result
 from tackboard.bench.skeleton import (
     UNITS,
     measure,
     measurement,
-    result_path,
-    table_rows,
-    write_result,
+    report,
 )
 from tackboard.flow.command import Finished
 from tackboard.flow.demo import DemoConfig
@@ -73,14 +72,14 @@ def test_measurement_has_every_promised_number(outcome: Outcome) -> None:
 
 
 def test_table_has_a_unit_for_every_number(outcome: Outcome) -> None:
-    rows = table_rows(measurement(outcome))
+    rows = report(measurement(outcome) | {"others_share": 0.0, "disturbed": False}).tables[0].rows
     assert [name for name, _, _ in rows] == list(UNITS)
     assert ("train_tokens_per_s", "50,000.0", "tokens per second, training") in rows
 
 
 def test_result_file_names_machine_commit_and_date(outcome: Outcome, tmp_path: Path) -> None:
     result = measurement(outcome) | {"date": "2026-11-15", "others_share": 0.4, "disturbed": True}
-    path = write_result(result, tmp_path / "results", "two-cores")
+    path = write_result(report(result), tmp_path / "results", "two-cores")
     assert path == tmp_path / "results" / "skeleton_two-cores_202611.md"
     text = path.read_text()
     for expected in (
@@ -88,15 +87,11 @@ def test_result_file_names_machine_commit_and_date(outcome: Outcome, tmp_path: P
         "commit abc",
         "some CPU, 2 usable cores, 4.0 GiB",
         "torch 2.13.0",
-        "| `events_per_cpu_s` |",
+        "| events_per_cpu_s |",
         "Disturbed: other processes used 40%",
     ):
         assert expected in text, expected
     assert "absent" not in text
-
-
-def test_result_path() -> None:
-    assert result_path(Path("r"), "h200", "2027-01-31").name == "skeleton_h200_202701.md"
 
 
 def test_measure_runs_the_demo(outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

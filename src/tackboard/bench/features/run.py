@@ -2,7 +2,7 @@
 
 A folder comes in; made-up tables are written there, every contender computes them in a process of its own, and one
 object of numbers goes out. A rival's values are compared with ours first, and no time is reported of one whose values
-differ. Polars, pandas and Feast live in `.rivals/venv` (`make rivals`); where that is absent, ours alone is measured.
+differ. The rivals are in `benchmarks/rivals/`; where they are absent (`rivals`), ours alone is measured.
 
     batch        rows (a request with one candidate) per CPU-second of all threads, since cores are what is paid for
     online       µs for one request; the items are known beforehand, so everybody prepares what depends on an item
@@ -18,37 +18,30 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tackboard.bench import rivals
 from tackboard.bench.features.compare import TOLERANCE, differences
 from tackboard.bench.features.data import FULL, QUICK, Sizes, batch_world, online_world, read_table
 from tackboard.bench.features.set import features
+from tackboard.bench.report import Report, Table, shown_versions, where_and_when
 from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
 from tackboard.core.errors import TackboardError
-from tackboard.core.files import write_text_atomic
 from tackboard.core.processes import ask, last_json_object
 from tackboard.core.progress import say
-from tackboard.core.rundir import describe_environment
-from tackboard.flow.outcome import describe_hardware, hardware_words
 from tackboard.report.svg import percentile
 
 OURS = "tackboard"
-ROOT = Path(__file__).resolve().parents[4]
-RIVALS_PYTHON = ROOT / ".rivals" / "venv" / "bin" / "python"
-RIVALS_ABSENT = "not installed: make rivals"
+PACKAGES = ("polars", "pandas", "feast", "numpy", "pyarrow")
+"""What the rivals are written with."""
 SEED = 20261115
 ONLINE_RIVALS = ("polars", "pandas", "feast_store", "feast_pandas", "feast_python", "numpy")
 RIVALS = {"batch": ("polars", "pandas", "numpy"), "online": ONLINE_RIVALS, "unprepared": ONLINE_RIVALS}
 """Who is measured in which part; the module behind each name says how it was tuned."""
 FOLDERS = {"batch": "batch", "online": "online", "unprepared": "online"}
-TITLES = {
-    "batch": "rows per CPU-second",
-    "online": "µs per request, CPU time: on the clock, median / p99; items known beforehand",
-    "unprepared": "µs per request, CPU time: on the clock, median / p99; attributes of items come with the request",
-}
+ITEMS = {"online": "items known beforehand", "unprepared": "attributes of items come with the request"}
 WORDS = {
     OURS: "one definition, executed by Tackboard",
     "polars": "hand-written Polars",
@@ -74,12 +67,13 @@ AIMED_AT = {
 AGGREGATIONS = 8
 
 
-def measure(folder: Path, *, quick: bool = False, rivals_python: Path = RIVALS_PYTHON) -> dict[str, Any]:
+def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.PYTHON) -> dict[str, Any]:
     """Measures every contender, with its tables in `folder`. Raises TackboardError where our own side fails."""
     sizes = QUICK if quick else FULL
-    installed = rivals_python.exists()
+    versions = rivals.versions(rivals_python, PACKAGES)
+    installed = not isinstance(versions, str)
     if not installed:
-        say("Polars, pandas and Feast are not installed, so only our own figures are measured; to compare: make rivals")
+        say(f"only our own figures are measured: the rivals are {versions}")
     batch, online = batch_world(sizes, SEED), online_world(sizes, SEED)
     batch.write(folder / "batch")
     online.write(folder / "online")
@@ -90,7 +84,7 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = RIVALS_P
         "num_aggregations": AGGREGATIONS,
         "feature_set": features.hash,
         "tolerance": TOLERANCE,
-        "rivals": _versions(rivals_python) if installed else RIVALS_ABSENT,
+        "rivals": versions,
         "batch": {
             "num_rows": batch.rows.num_rows,
             "num_requests": batch.requests.num_rows,
@@ -104,8 +98,8 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = RIVALS_P
             "num_requests": sizes.online_requests,
         }
     with Neighbours() as neighbours:
-        for part, rivals in RIVALS.items():
-            names = (OURS, *(rivals if installed else ()))
+        for part, others in RIVALS.items():
+            names = (OURS, *(others if installed else ()))
             run = functools.partial(
                 _contend, part=part, folder=folder / FOLDERS[part], sizes=sizes, python=rivals_python
             )
@@ -114,16 +108,11 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = RIVALS_P
                 name: _figures(name, part, folder / FOLDERS[part], runs, batch.rows.num_rows)
                 for name, runs in found.items()
             }
-    report = neighbours.report()
-    environment = describe_environment()
+    disturbance = neighbours.report()
     return result | {
-        "aims": judged(aims(result), report),
-        **report,
-        "hardware": describe_hardware(),
-        "python": environment["python"],
-        "packages": environment["packages"],
-        "commit": environment["commit"],
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "aims": judged(aims(result), disturbance),
+        **disturbance,
+        **where_and_when(),
     }
 
 
@@ -132,9 +121,8 @@ def _contend(name: str, *, part: str, folder: Path, sizes: Sizes, python: Path) 
     say(f"{part}: {WORDS[name]}")
     repeats = sizes.batch_repeats if part == "batch" else sizes.online_repeats
     repeats = max(2, repeats // FEWER_REPEATS.get(name, 1) // sizes.rounds)
-    command = [sys.executable if name == OURS else str(python), "-m", "tackboard.bench.features.rival"]
-    environment = {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "ignore"}
-    done = ask([*command, name, part, str(folder), str(repeats)], environment=environment)
+    command = [sys.executable if name == OURS else str(python), "-m", "tackboard.bench.features.contender"]
+    done = ask([*command, name, part, str(folder), str(repeats)], environment=rivals.environment())
     if done.code == 0:
         return last_json_object(done.output)
     if name == OURS:
@@ -199,95 +187,59 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _versions(rivals_python: Path) -> dict[str, str]:
-    """Versions of what is compared with, as the rivals' environment has them."""
-    code = (
-        "import importlib.metadata as m, json\n"
-        "print(json.dumps({n: m.version(n) for n in ('polars', 'pandas', 'feast', 'numpy', 'pyarrow')}))"
-    )
-    done = ask([str(rivals_python), "-I", "-c", code])
-    if done.code != 0:
-        raise TackboardError(
-            f"the rivals' environment {rivals_python} does not work", fix="remove .rivals, then: make rivals"
-        )
-    return last_json_object(done.output)
-
-
 # ---- for people ----
 
 
-def table_lines(result: Mapping[str, Any]) -> list[str]:
-    """Everything that was measured, as lines of text."""
-    lines = []
-    for part, title in TITLES.items():
-        lines.append(f"{part}: {title}")
-        for name, figures in result[part]["contenders"].items():
-            lines.append(f"  {name:<14}{_value(figures):>24}  {WORDS[name]}")
-    if isinstance(result["rivals"], str):
-        lines.append(f"rivals: {result['rivals']}")
-    return lines + aim_lines(result)
+def report(result: Mapping[str, Any]) -> Report:
+    """The measurement for people."""
+    found, batch = result["rivals"], result["batch"]
+    versions = found if isinstance(found, str) else shown_versions(found)
+    counts = (batch["num_rows"], batch["num_requests"], batch["num_events"])
+    rows, requests, events = (f"{count:,}" for count in counts)
+    return Report(
+        result=result,
+        theme="features",
+        title="Features: one definition against hand-written code",
+        command=f"bench features{' --quick' if result['quick'] else ''}",
+        versions=f"Rivals: {versions}.",
+        words=[
+            f"{result['num_features']} features, {result['num_aggregations']} of them aggregations of events.",
+            "A rival's time is shown only where its values were ours: whole numbers, ids and lists exactly, floats to "
+            f"{result['tolerance']:g}.",
+        ],
+        tables=[
+            _table(
+                f"batch: {rows} rows of {requests} requests, {events} events",
+                batch,
+                ("rows per CPU-second", "of the median run", "CPU s", "wall s"),
+                lambda f: (
+                    f"{f['rows_per_cpu_s']:,}",
+                    f"{f['rows_per_cpu_s_median']:,}",
+                    f"{f['cpu_seconds']:.3f}",
+                    f"{f['wall_seconds']:.3f}",
+                ),
+            ),
+            *(_online_table(result[part], words) for part, words in ITEMS.items()),
+        ],
+        notes=[*([f"rivals: {found}"] if isinstance(found, str) else []), *aim_lines(result)],
+    )
 
 
-def _value(figures: Mapping[str, Any]) -> str:
-    if "rows_per_cpu_s" in figures:
-        return f"{figures['rows_per_cpu_s']:,}"
-    if "us_median" in figures:
-        return f"{figures['us_cpu_median']:,.0f}: {figures['us_median']:,.0f} / {figures['us_p99']:,.0f}"
-    return "values differ" if "differs" in figures else "failed"
+def _online_table(part: Mapping[str, Any], words: str) -> Table:
+    return _table(
+        f"one user with {part['num_events']:,} events, {part['num_candidates']:,} candidates; {words}",
+        part,
+        ("µs per request, on the clock", "p99", "CPU µs", "requests"),
+        lambda f: (*(f"{f[name]:,.0f}" for name in ("us_median", "us_p99", "us_cpu_median")), str(f["repeats"])),
+    )
 
 
-def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
-    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
-    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
-    rivals = result["rivals"]
-    words = rivals if isinstance(rivals, str) else ", ".join(f"{name} {version}" for name, version in rivals.items())
-    batch = result["batch"]
-    lines = [
-        "# Features: one definition against hand-written code",
-        "",
-        f"`tackboard bench features{' --quick' if result['quick'] else ''}`, {result['date']}, "
-        f"commit {result['commit'] or 'unknown'}.",
-        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {packages}. Rivals: {words}.",
-        "",
-        f"{result['num_features']} features, {result['num_aggregations']} of them aggregations of events. A rival's "
-        "time is shown only where its values were ours: whole numbers, ids and lists exactly, floats to "
-        f"{result['tolerance']:g}.",
-        "",
-        f"## Batch: {batch['num_rows']:,} rows of {batch['num_requests']:,} requests, {batch['num_events']:,} events",
-        "",
-        "| contender | rows per CPU-second | of the median run | CPU s | wall s | |",
-        "|---|--:|--:|--:|--:|---|",
-        *(
-            f"| {name} | {f['rows_per_cpu_s']:,} | {f['rows_per_cpu_s_median']:,} | {f['cpu_seconds']:.3f} | "
-            f"{f['wall_seconds']:.3f} | {WORDS[name]} |"
-            if "rows_per_cpu_s" in f
-            else f"| {name} | {_value(f)} | | | | {WORDS[name]} |"
-            for name, f in batch["contenders"].items()
-        ),
-        *_online_lines(result, "online", "items known beforehand"),
-        *_online_lines(result, "unprepared", "attributes of items come with the request"),
-        "",
-        *(f"- {line[0].upper()}{line[1:]}." for line in aim_lines(result)),
-    ]
-    path = results / f"features_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, "\n".join(lines).rstrip() + "\n")
-    return path
-
-
-def _online_lines(result: Mapping[str, Any], part: str, words: str) -> list[str]:
-    online = result[part]
-    return [
-        "",
-        f"## One user with {online['num_events']:,} events, {online['num_candidates']:,} candidates; {words}",
-        "",
-        "| contender | µs per request, on the clock | p99 | CPU µs | requests | |",
-        "|---|--:|--:|--:|--:|---|",
-        *(
-            f"| {name} | {f['us_median']:,.0f} | {f['us_p99']:,.0f} | {f['us_cpu_median']:,.0f} | {f['repeats']} | "
-            f"{WORDS[name]} |"
-            if "us_median" in f
-            else f"| {name} | {_value(f)} | | | | {WORDS[name]} |"
-            for name, f in online["contenders"].items()
-        ),
-    ]
+def _table(
+    title: str, part: Mapping[str, Any], header: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]
+) -> Table:
+    """A row for each contender; of one that was not timed, why."""
+    rows = []
+    for name, f in part["contenders"].items():
+        failed = "values differ" if "differs" in f else "failed" if "failed" in f else ""
+        rows.append((name, *((failed, "", "", "") if failed else cells(f)), WORDS[name]))
+    return Table(title, ("contender", *header, ""), rows)

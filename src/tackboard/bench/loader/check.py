@@ -1,6 +1,6 @@
 """Whether a contender of `tackboard bench loader` gives the batches that ours gives.
 
-In: what `rival` wrote of an epoch, and the dataset. Out: sentences that say what differs, none where all is the
+In: what `contender` wrote of an epoch, and the dataset. Out: sentences that say what differs, none where all is the
 same: every training segment once and no other, and in the batches kept every tensor, bit for bit, as `make_batch` makes
 it of the same segments.
 """

@@ -29,7 +29,7 @@ VARIANTS = ("memory", "streamed", "columns", "product")
 
 
 class Contender:
-    """See `rival`."""
+    """See `contender`."""
 
     def __init__(self, folder: Path, variant: str) -> None:
         setting = Setting.read(folder)

@@ -1,67 +1,38 @@
-"""What `tackboard bench loader` measured, for people: lines of text, and a Markdown file under benchmarks/results.
-
-In: the object that `loader.measure` gives. Both show the same tables.
-"""
+"""What `tackboard bench loader` measured, as a report: the object that `measure` gives comes in, tables go out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tackboard.bench.loader.run import CONTENDERS, LADDER, MADE_UP, PRODUCT
+from tackboard.bench.report import Report, Table, shown_versions
 from tackboard.bench.turns import aim_lines
-from tackboard.core.files import write_text_atomic
-from tackboard.flow.outcome import hardware_words
 
 MIB = 2**20
 WORDS = {name: entry.words for name, entry in CONTENDERS.items()} | LADDER | {"product": PRODUCT}
 Rows = list[tuple[str, ...]]
 
 
-def table_lines(result: Mapping[str, Any]) -> list[str]:
-    """Everything that was measured, as lines of text."""
-    lines = []
-    for title, rows in tables(result):
-        widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-        lines.append(title)
-        for row in rows:
-            # Names and words to the left, numbers to the right.
-            cells = [
-                cell.ljust(width) if place in (0, len(row) - 1) else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append(("  " + "  ".join(cells)).rstrip())
-    return [*lines, *remarks(result), *aim_lines(result)]
-
-
-def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
-    """Writes the measurement as Markdown under `results`, named by a short word for the hardware; returns the file."""
-    rivals = result["rivals"]
-    versions = rivals if isinstance(rivals, str) else _versions(rivals)
-    setting = result["setting"]
-    lines = [
-        "# Loader: training batches against three other ways to read them",
-        "",
-        f"`tackboard bench loader{_options(result)}`, {result['date']}, "
-        f"commit {result['commit'] or 'unknown'}, {result['repeats']} processes each, the median.",
-        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, {_versions(result['packages'])}. "
-        f"Rivals: {versions}.",
-        "",
-        f"Segments of at most {setting['max_length']} events, at most {setting['tokens_per_step']:,} events in a step, "
-        f"{setting['num_hashes']} table rows per item, windows of {setting['window_buckets']} buckets.",
-    ]
-    for title, rows in tables(result):
-        marks = ["---", *["--:"] * (len(rows[0]) - 2), "---"]
-        lines += ["", f"## {title[:1].upper()}{title[1:]}", "", _cells(rows[0]), "|" + "|".join(marks) + "|"]
-        lines += [_cells(row) for row in rows[1:]]
-    lines += ["", *(f"- {text}" for text in (*remarks(result), *aim_lines(result)))]
-    name = result["dataset"]["name"]
-    bench = "loader" if name == MADE_UP else f"loader-{name}"
-    path = results / f"{bench}_{hardware}_{result['date'][:4]}{result['date'][5:7]}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, "\n".join(lines) + "\n")
-    return path
+def report(result: Mapping[str, Any]) -> Report:
+    """The measurement for people."""
+    rivals, setting, name = result["rivals"], result["setting"], result["dataset"]["name"]
+    versions = rivals if isinstance(rivals, str) else shown_versions(rivals)
+    data = "" if name == MADE_UP else f" --data datasets/{name}"
+    return Report(
+        result=result,
+        theme="loader" if name == MADE_UP else f"loader-{name}",
+        title="Loader: training batches against three other ways to read them",
+        command=f"bench loader{' --quick' if result['quick'] else ''}{data}",
+        versions=f"Rivals: {versions}.",
+        words=[
+            f"Segments of at most {setting['max_length']} events, at most {setting['tokens_per_step']:,} events in a "
+            f"step, {setting['num_hashes']} table rows per item, windows of {setting['window_buckets']} buckets.",
+            f"{result['repeats']} processes each, the median.",
+        ],
+        tables=[Table(title, rows[0], rows[1:]) for title, rows in tables(result)],
+        notes=[*remarks(result), *aim_lines(result)],
+    )
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
@@ -146,16 +117,3 @@ def _layout_rows(world: Mapping[str, Any]) -> Rows:
         for layout, f in layouts.items():
             rows.append((layout, f"{f['bytes_per_candidate']:.2f}", f"{f['times_smaller']:.2f}", codec))
     return rows
-
-
-def _options(result: Mapping[str, Any]) -> str:
-    name = result["dataset"]["name"]
-    return (" --quick" if result["quick"] else "") + ("" if name == MADE_UP else f" --data datasets/{name}")
-
-
-def _cells(row: tuple[str, ...]) -> str:
-    return "| " + " | ".join(row) + " |"
-
-
-def _versions(packages: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in packages.items() if version)

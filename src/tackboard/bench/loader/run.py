@@ -12,8 +12,9 @@ too (`check`); of one that differs no time is reported.
     mixing     how well the order mixes users (`mixing`)
     layouts    bytes of the same examples in four layouts (`layouts`)
 
-Rivals live in `.rivals/venv` (`make rivals`); the modules named below say how each was tuned. Contenders take turns, so
-that what else the machine does falls on all, and a run that was disturbed is not judged (`turns`).
+The rivals are in `benchmarks/rivals/`, where each module says how it was tuned; where they are absent (`rivals`), ours
+alone is measured. Contenders take turns, so that what else the machine does falls on all, and a run that was disturbed
+is not judged (`turns`).
 """
 
 from __future__ import annotations
@@ -21,29 +22,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tackboard.bench import rivals
 from tackboard.bench.loader.check import Reference
 from tackboard.bench.loader.data import POSITIVE, Setting, prepare, write_made_up
 from tackboard.bench.loader.layouts import measure_layouts
 from tackboard.bench.loader.mixing import measure_mixing
+from tackboard.bench.report import where_and_when
 from tackboard.bench.turns import Neighbours, judged, take_turns
 from tackboard.core.errors import TackboardError
 from tackboard.core.machine import THREAD_VARIABLES
 from tackboard.core.processes import ask, last_json_object
 from tackboard.core.progress import say
-from tackboard.core.rundir import describe_environment
 from tackboard.events.dataset import open_dataset
-from tackboard.flow.outcome import describe_hardware
 from tackboard.report.svg import percentile
 
-ROOT = Path(__file__).resolve().parents[4]
-RIVALS_PYTHON = ROOT / ".rivals" / "venv" / "bin" / "python"
-RIVALS_ABSENT = "not installed: make rivals"
 OURS = "tackboard"
+PACKAGES = ("datasets", "ray", "pandas", "numpy", "pyarrow", "torch")
+"""What the rivals are written with."""
 MADE_UP = "made up"
 """Name of the dataset where the user gives none."""
 LEAST_SPEEDUP = 2.0
@@ -55,7 +54,7 @@ GROWTH = 10
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A contender: which module of the bench it is in (`rival.MODULES`), and what it is."""
+    """A contender: which module of the bench it is in (`contender.MODULES`), and what it is."""
 
     module: str
     variant: str
@@ -105,15 +104,15 @@ def measure(
     data: Path | None = None,
     repeats: int | None = None,
     quick: bool = False,
-    rivals_python: Path = RIVALS_PYTHON,
+    rivals_python: Path = rivals.PYTHON,
 ) -> dict[str, Any]:
     """Measures every contender, with its files in `folder`. Raises TackboardError where our own side fails."""
     sizes = QUICK if quick else FULL
     repeats = repeats or sizes.repeats
-    versions = rival_versions(rivals_python)
+    versions = rivals.versions(rivals_python, PACKAGES)
     installed = not isinstance(versions, str)
     if not installed:
-        say("datasets and Ray are not installed, so only our own figures are measured; to compare: make rivals")
+        say(f"only our own figures are measured: the rivals are {versions}")
     runner = Runner(folder / "small", rivals_python)
     dataset = prepare(setting_of(folder, sizes, data, 1), runner.folder)
     large = dataset["num_events"] > LARGE_EVENTS
@@ -145,13 +144,11 @@ def measure(
         say("layouts: bytes of the same examples")
         result["layouts"] = measure_layouts(folder / "layouts", quick=quick)
     result["mixing"] = measure_mixing(num_orders=1) if quick else measure_mixing()
-    report, environment = neighbours.report(), describe_environment()
+    disturbance = neighbours.report()
     return result | {
-        "aims": judged(aims(result), report),
-        **report,
-        "hardware": describe_hardware(),
-        **{name: environment[name] for name in ("python", "packages", "commit")},
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "aims": judged(aims(result), disturbance),
+        **disturbance,
+        **where_and_when(),
     }
 
 
@@ -181,9 +178,9 @@ class Runner:
     def run(self, entry: Entry, tasks: str, *, watch: bool = False) -> dict[str, Any]:
         """What a contender's process says, or why it failed; `peak_bytes` of its process tree with `watch`."""
         python = sys.executable if entry.module == OURS else str(self._rivals_python)
-        command = [python, "-m", "tackboard.bench.loader.rival", entry.module, entry.variant]
-        quiet = {"PYTHONWARNINGS": "ignore", "HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
-        environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **quiet, "PYTHONPATH": str(ROOT / "src")}
+        command = [python, "-m", "tackboard.bench.loader.contender", entry.module, entry.variant]
+        quiet = {"HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
+        environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **quiet, **rivals.environment()}
         done = ask([*command, str(self.folder), tasks], environment=environment, sample_memory=watch)
         if done.code == 0:
             return last_json_object(done.output) | ({"peak_bytes": done.peak_bytes} if watch else {})
@@ -289,19 +286,6 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         text = f"peak memory on {GROWTH} times the dataset over that on the smaller one, at most {MOST_GROWTH:g}"
         found.append({"aim": text, "value": round(value, 2), "met": value <= MOST_GROWTH})
     return found
-
-
-def rival_versions(rivals_python: Path) -> dict[str, str] | str:
-    """Versions of what is compared with, as the rivals' environment has them; a sentence where it is absent."""
-    if not rivals_python.exists():
-        return RIVALS_ABSENT
-    code = (
-        "import importlib.metadata as m, json, torch\n"
-        "names = ('datasets', 'ray', 'pandas', 'numpy', 'pyarrow')\n"
-        "print(json.dumps({n: m.version(n) for n in names} | {'torch': torch.__version__}))"
-    )
-    done = ask([str(rivals_python), "-I", "-c", code])
-    return last_json_object(done.output) if done.code == 0 else RIVALS_ABSENT
 
 
 def _asked(setting: Setting) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `tackboard bench quality` found, for people: lines of text, a Markdown file, charts.
+"""What `tackboard bench quality` found, as a report with charts.
 
 In: the object that `quality.measure` gives, whose `table` a study made. So every study is shown alike.
 """
@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tackboard.bench.report import Report, Table
 from tackboard.core.errors import counted
-from tackboard.core.files import write_text_atomic, writing
-from tackboard.flow.outcome import hardware_words
 from tackboard.report.svg import Dots, Line, Svg, dot_chart, line_chart
 
 DOTS_DESCRIPTION = "A dot for each seed and tie rule, a stroke at their mean; dashed: published figures."
@@ -20,16 +19,23 @@ MOST_LINES = 5
 """Lines of one chart; more could not be told apart."""
 
 
-def table_lines(result: Mapping[str, Any]) -> list[str]:
-    """Everything that was found, as lines of text."""
-    lines = [headline(result), protocol(result)]
-    for part in result["table"]["sections"]:
-        if part["rows"]:
-            lines += ["", part["title"], *_aligned(part["header"], part["rows"])]
-    lines += ["", *result["table"]["notes"]] if result["table"]["notes"] else []
-    if len(result["commits"]) > 1:
-        lines += ["", f"These cells were run by different versions, commits {', '.join(result['commits'])}."]
-    return [*lines, *unfinished(result)]
+def report(result: Mapping[str, Any]) -> Report:
+    """The finished part of a study for people, with its charts."""
+    commits = result["commits"]
+    table = result["table"]
+    several = [f"These cells were run by different versions, commits {', '.join(commits)}."] if len(commits) > 1 else []
+    return Report(
+        result=result,
+        theme=f"quality-{result['dataset']}-{result['study']}",
+        title=f"Quality: {result['study']} on {result['dataset']}{', quick' if result['quick'] else ''}",
+        command=_shown(result["command"]),
+        versions=f"Models were fitted on: {', '.join(result['devices']) or 'none'}. "
+        f"Commits of the cells: {', '.join(commits) or 'unknown'}.",
+        words=[f"{headline(result)}.", protocol(result)],
+        tables=[Table(part["title"], part["header"], part["rows"]) for part in table["sections"] if part["rows"]],
+        notes=[*table["notes"], *several, *unfinished(result)],
+        charts={name: chart.document for name, chart in charts(result).items()},
+    )
 
 
 def headline(result: Mapping[str, Any]) -> str:
@@ -52,7 +58,7 @@ def protocol(result: Mapping[str, Any]) -> str:
     share = result["data"]["last_tied_share"]
     ties = f"; {share:.1%} of users have several events in their last instant" if share else ""
     return (
-        f"leave one out, the whole catalogue ranked, {seen}, equal scores count against the held-out item; {users}; "
+        f"Leave one out, the whole catalogue ranked, {seen}, equal scores count against the held-out item; {users}; "
         f"ties: {', '.join(result['ties'])}{ties}. {result['note']}"
     )
 
@@ -63,24 +69,7 @@ def unfinished(result: Mapping[str, Any]) -> list[str]:
     if result["num_left"]:
         are = "is" if result["num_left"] == 1 else "are"
         lines.append(f"{counted(result['num_left'], 'cell')} {are} not finished: run the same command again to go on")
-    return ["", *lines] if lines else []
-
-
-def write_result(result: Mapping[str, Any], results: Path, hardware: str) -> Path:
-    """Writes the table as Markdown under `results`, named by a short word for the hardware; returns the file.
-
-    Charts are written beside it, with its name.
-    """
-    stem = f"quality-{result['dataset']}-{result['study']}_{hardware}_{result['date'][:4]}{result['date'][5:7]}"
-    path = results / f"{stem}.md"
-    with writing("--results", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        names = {}
-        for name, chart in charts(result).items():
-            names[name] = f"{stem}_{name}.svg"
-            write_text_atomic(path.parent / names[name], chart.document)
-        write_text_atomic(path, "\n".join(_markdown(result, names)) + "\n")
-    return path
+    return lines
 
 
 def charts(result: Mapping[str, Any]) -> dict[str, Svg]:
@@ -109,57 +98,6 @@ def charts(result: Mapping[str, Any]) -> dict[str, Svg]:
     return drawn
 
 
-def _markdown(result: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version)
-    devices = ", ".join(result["devices"]) or "none"
-    lines = [
-        f"# Quality: {result['study']} on {result['dataset']}{', quick' if result['quick'] else ''}",
-        "",
-        f"`tackboard {_shown(result['command'])}`, {result['date']}, commit {result['commit'] or 'unknown'} "
-        f"(cells: {', '.join(result['commits']) or 'unknown'}).",
-        f"Machine: {hardware_words(result['hardware'])}; models were fitted on: {devices}. "
-        f"Python {result['python']}, {packages}.",
-        "",
-        f"{headline(result)}; {protocol(result)}",
-    ]
-    for part in result["table"]["sections"]:
-        if part["rows"]:
-            rule = "|" + "".join("--:|" if _is_number(column) else "---|" for column in _columns(part))
-            rows = [_cells(row) for row in part["rows"]]
-            lines += ["", f"## {part['title']}", "", _cells(part["header"]), rule, *rows]
-    lines += ["", *result["table"]["notes"]]
-    for name, file in names.items():
-        lines += ["", f"![{name}]({file})"]
-    return [*lines, *unfinished(result)]
-
-
 def _shown(command: Sequence[str]) -> str:
     """A command without the paths of one machine: of an absolute one its last part."""
     return shlex.join([Path(word).name if Path(word).is_absolute() else word for word in command])
-
-
-def _cells(row: Sequence[str]) -> str:
-    return "| " + " | ".join(row) + " |"
-
-
-def _columns(part: Mapping[str, Any]) -> list[list[str]]:
-    return [[row[place] for row in part["rows"]] for place in range(len(part["header"]))]
-
-
-def _is_number(column: Sequence[str]) -> bool:
-    return any(column) and all(not cell or cell.replace(",", "").lstrip("+-")[:1].isdigit() for cell in column)
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns, numbers to the right."""
-    whole = [list(header), *map(list, rows)]
-    columns = [[row[place] for row in whole] for place in range(len(header))]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    right = [_is_number(column[1:]) for column in columns]
-    return [
-        "  ".join(
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in whole
-    ]

@@ -21,10 +21,9 @@ from tackboard.bench.quality.cells import Result, Work
 from tackboard.bench.quality.data import find_bench, find_files, prepared_name, read_facts
 from tackboard.bench.quality.methods import find_method
 from tackboard.bench.quality.plan import Context, Options, Plan, find_study
+from tackboard.bench.report import where_and_when
 from tackboard.core.errors import UsageError
-from tackboard.core.rundir import describe_environment
 from tackboard.flow.jobs import JobRunner, Report
-from tackboard.flow.outcome import describe_hardware
 from tackboard.train.trainer import choose_device
 
 
@@ -83,7 +82,6 @@ def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
     ties = tuple(dict.fromkeys(cell.ties for cell in plan.cells))
     stride = context.bench.quick_stride if context.options.quick else 1
     facts = read_facts(context.work.datasets / prepared_name(context.bench, ties[0], stride))
-    environment = describe_environment()
     table = plan.table(context.work.find)
     own_words = table.get("protocol")  # Of a study that judges otherwise than others on the same dataset.
     return {
@@ -112,11 +110,7 @@ def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
         "devices": _distinct(results, lambda result: result.values.get("device")),
         "commits": _distinct(results, lambda result: result.values["environment"]["commit"]),
         "command": sys.argv[1:],
-        "hardware": describe_hardware(),
-        "python": environment["python"],
-        "packages": environment["packages"],
-        "commit": environment["commit"],
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **where_and_when(),
     }
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tackboard.bench.loader.check import Reference, digests
+from tackboard.bench.loader.contender import write_check
 from tackboard.bench.loader.data import Setting
 from tackboard.bench.loader.ours import Contender
-from tackboard.bench.loader.rival import write_check
 
 
 @pytest.fixture

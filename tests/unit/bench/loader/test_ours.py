@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tackboard.bench.loader.check import Reference, batch_arrays
+from tackboard.bench.loader.contender import write_check
 from tackboard.bench.loader.data import Setting
 from tackboard.bench.loader.ours import VARIANTS, Contender
-from tackboard.bench.loader.rival import write_check
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tackboard.bench.loader.report import table_lines, write_result
+from tackboard.bench.loader.report import report
+from tackboard.bench.report import table_lines, write_result
 
 FIGURES = {
     "examples_per_cpu_s": 123_456, "examples_per_cpu_s_runs": [123_456], "tokens_per_cpu_s": 5_000_000,
@@ -42,7 +43,7 @@ def a_result() -> dict[str, Any]:
 
 
 def test_table() -> None:
-    text = "\n".join(table_lines(a_result()))
+    text = "\n".join(table_lines(report(a_result())))
     for expected in (
         "123,456", "batches differ", "failed", "arrow: items differs", "ray: no memory", "1.25", "0.75", "300", "100",
         "2,000,000 events", "6.98", "9.06", "NOT met: 1.5, faster", "left out in this run: hugging_face_torch",
@@ -53,17 +54,17 @@ def test_table() -> None:
 
 def test_absent_rivals_and_a_quick_run_are_said() -> None:
     quick = {"rivals": "not installed: make rivals", "ladder": {}, "workers": {}, "left_out": [], "checked": True}
-    lines = table_lines(a_result() | quick)
+    lines = table_lines(report(a_result() | quick))
     assert "rivals: not installed: make rivals" in lines
     assert not any("step by step" in line or "left out" in line for line in lines)
 
 
 def test_result_file(tmp_path: Path) -> None:
-    path = write_result(a_result(), tmp_path / "results", "vm2")
+    path = write_result(report(a_result()), tmp_path / "results", "vm2")
     assert path.name == "loader_vm2_202611.md"
     result = a_result()
     result["dataset"]["name"] = "logs"
-    other = write_result(result, tmp_path / "results", "vm2")
+    other = write_result(report(result), tmp_path / "results", "vm2")
     assert other.name == "loader-logs_vm2_202611.md" and "--data datasets/logs" in other.read_text()
     written = path.read_text()
     for expected in ("commit abc", "some CPU", "ray 2.60.0", "| tackboard | 123,456 |", "## Ours, step by step"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tackboard.bench.loader import run as loader
-from tackboard.bench.loader.run import CONTENDERS, Runner, aims, measure, memory_figures, rival_versions, speed_figures
+from tackboard.bench.loader.run import CONTENDERS, Runner, aims, measure, memory_figures, speed_figures
 from tackboard.core.errors import TackboardError
 from tackboard.core.processes import Answer
 
@@ -88,10 +88,3 @@ def test_a_process_that_fails(loader_folder: Path, monkeypatch: pytest.MonkeyPat
     assert runner.run(CONTENDERS["ray"], "speed") == {"failed": "ValueError: no"}
     with pytest.raises(TackboardError, match="our own side of the loader bench failed: ValueError: no"):
         runner.run(CONTENDERS["tackboard"], "speed")
-
-
-def test_an_environment_without_the_libraries_is_not_installed(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
-    assert rival_versions(python) == rival_versions(tmp_path / "none") == "not installed: make rivals"

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tackboard.bench.quality.report import charts, table_lines, write_result
-from tackboard.core.errors import TackboardError
+from tackboard.bench.quality.report import charts, report
+from tackboard.bench.report import table_lines, write_result
 
 
 @pytest.fixture
@@ -54,45 +54,42 @@ def is_image(text: str) -> bool:
 
 
 def test_lines(result: dict[str, Any]) -> None:
-    lines = table_lines(result)
-    assert lines[0] == "compare on ml-1m: 6,040 users, 3,883 items, 1,000,209 events"
+    lines = table_lines(report(result))
+    assert lines[0] == "compare on ml-1m: 6,040 users, 3,883 items, 1,000,209 events."
     assert "items of the history taken out" in lines[1] and "42.1% of users" in lines[1]
     assert lines[3:7] == ["Test", "             hr@10", "popularity  0.0500", "PinFM       0.3500"]
     assert lines[-1] == "Chosen on validation." and "Nothing" not in lines
-    quick = table_lines({**result, "quick": True})
+    quick = table_lines(report({**result, "quick": True}))
     assert quick[0].startswith("QUICK, says nothing about quality")
-    sampled = table_lines({**result, "protocol": {"filter_seen": False, "max_users": 20_000}})
+    sampled = table_lines(report({**result, "protocol": {"filter_seen": False, "max_users": 20_000}}))
     assert "items of the history kept" in sampled[1] and "20,000 users, drawn once" in sampled[1]
 
 
 def test_what_is_not_finished_is_said(result: dict[str, Any]) -> None:
     failure = {"cell": "m_seed0_test", "code": 4, "log": "work/logs/m.log", "reason": "error: diverged"}
-    lines = table_lines({**result, "failures": [failure], "num_left": 3})
+    lines = table_lines(report({**result, "failures": [failure], "num_left": 3}))
     assert lines[-2] == "FAILED (4): m_seed0_test: error: diverged; see work/logs/m.log"
     assert lines[-1] == "3 cells are not finished: run the same command again to go on"
 
 
 def test_one_cell_is_one_and_versions_are_named(result: dict[str, Any]) -> None:
-    lines = table_lines({**result, "num_left": 1, "commits": ["abc", "def"]})
+    lines = table_lines(report({**result, "num_left": 1, "commits": ["abc", "def"]}))
     assert lines[-1] == "1 cell is not finished: run the same command again to go on"
     assert "These cells were run by different versions, commits abc, def." in lines
-    assert not any("versions" in line for line in table_lines(result))
+    assert not any("versions" in line for line in table_lines(report(result)))
 
 
 def test_markdown_with_charts(result: dict[str, Any], tmp_path: Path) -> None:
-    path = write_result(result, tmp_path / "results", "h200")
+    path = write_result(report(result), tmp_path / "results", "h200")
     assert path.name == "quality-ml-1m-compare_h200_202611.md"
     text = path.read_text()
-    assert "`tackboard bench quality --data 'my files'`, 2026-11-15, commit abc+ (cells: abc)." in text
-    assert "models were fitted on: NVIDIA H200" in text and "EPYC, 2 usable cores, 16.0 GiB" in text
+    assert "`tackboard bench quality --data 'my files'`, 2026-11-15, commit abc+.\n" in text
+    assert (
+        "Models were fitted on: NVIDIA H200. Commits of the cells: abc." in text
+        and "EPYC, 2 usable cores, 16.0 GiB" in text
+    )
     assert "|  | hr@10 |\n|---|--:|\n| popularity | 0.0500 |" in text
     for name in ("hr10", "curves-1", "curves-2"):
         file = f"quality-ml-1m-compare_h200_202611_{name}.svg"
         assert f"({file})" in text and is_image((path.parent / file).read_text())
     assert "HSTU-large 0.3294" in charts(result)["hr10"].markup
-
-
-def test_a_place_that_cannot_be_written_is_told(result: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TackboardError, match="--results"):
-        write_result(result, tmp_path / "file", "cpu")

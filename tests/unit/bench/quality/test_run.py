@@ -11,8 +11,9 @@ from tackboard.bench.quality import run as quality
 from tackboard.bench.quality.cell import step_of
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.plan import Options
-from tackboard.bench.quality.report import table_lines
+from tackboard.bench.quality.report import report
 from tackboard.bench.quality.run import measure
+from tackboard.bench.report import table_lines
 from tackboard.core.errors import DataError, TackboardError, UsageError
 from tackboard.flow.jobs import Step
 
@@ -38,7 +39,7 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
     assert [row["method"] for row in result["table"]["figures"]["rows"]] == ["popularity", "pinfm-history"]
     assert result["table"]["figures"]["comparisons"][0]["against"] == "popularity"
     assert result["devices"] == ["cpu"] and result["table"]["charts"]
-    assert table_lines(result)[0].startswith("QUICK")
+    assert table_lines(report(result))[0].startswith("QUICK")
     before = {path: path.stat().st_mtime_ns for path in (work / "cells").rglob("*")}
     again = run(None, work)
     assert again["table"]["figures"]["rows"] == result["table"]["figures"]["rows"], "the files are not needed again"
@@ -116,7 +117,7 @@ def test_mistyped_data_is_told_also_where_it_is_not_needed(fake_ml_1m: Path, tmp
 
 def test_a_quick_table_shows_nothing_published(fake_ml_1m: Path, tmp_path: Path) -> None:
     result = run(fake_ml_1m, tmp_path / "work", methods=("popularity",), overrides=())
-    assert not any("ublished" in line or "0.2853" in line for line in table_lines(result))
+    assert not any("ublished" in line or "0.2853" in line for line in table_lines(report(result)))
     assert result["table"]["figures"]["published"] == {} and result["table"]["charts"][0]["marks"] == {}
 
 
@@ -125,7 +126,7 @@ def test_a_study_that_judges_otherwise_says_so_in_its_own_words(fake_ml_1m: Path
     result = measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m, jobs=0, device="cpu", time_limit=0.0)
     assert result["is_stopped"] and result["num_finished"] == 0
     assert result["protocol"]["words"].startswith("validation: the last event but one") and result["note"] == ""
-    assert result["table"]["notes"] == [] and table_lines(result)[1] == result["protocol"]["words"]
+    assert result["table"]["notes"] == [] and table_lines(report(result))[1] == result["protocol"]["words"]
 
 
 def test_time_limit_in_this_process(fake_ml_1m: Path, tmp_path: Path) -> None:

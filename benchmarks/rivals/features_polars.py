@@ -1,6 +1,6 @@
-"""The 40 features of `set.py`, written by hand in Polars: a rival of `tackboard bench features`.
+"""The features of `feature_list`, written by hand in Polars: a rival of `tackboard bench features`.
 
-In: the tables of `data.py` as Polars frames. Out: a frame with a line per request and one with a line per
+In: the tables as Polars frames. Out: a frame with a line per request and one with a line per
 candidate. It runs in the rivals' environment only (`make rivals`). Tuned as somebody who knows Polars well would do it,
 each choice measured: features of an item alone are computed once per item, those of a request once per request, and
 gathered by position, not joined; events meet requests in joins on a dense integer, with no column more than needed, and
@@ -18,13 +18,15 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.bench.features.data import WIDTH, World
-from tackboard.bench.features.rival import (
+from rivals.feature_list import (
     AGE_LIMITS,
     DECAY,
     DEVICES,
     ITEM_AGE_LIMITS,
+    ITEM_FEATURES,
+    PAIR_FEATURES,
     PRICE_LIMITS,
+    REQUEST_FEATURES,
     WEEK_MS,
     cosines,
     cross_ids,
@@ -33,23 +35,11 @@ from tackboard.bench.features.rival import (
     known_string_id,
     squares,
 )
+from tackboard.bench.features.data import TABLES, WIDTH, World
 
 VECTOR = pl.Array(pl.Float64, WIDTH)
-ITEM_FEATURES = (
-    "ctr", "discount", "price_missing", "rating", "category_id", "log_price", "price_z", "price_bucket", "log_views",
-    "ctr_log_odds", "embedding_norm", "brand_id", "is_sale",
-)  # fmt: skip
-REQUEST_FEATURES = (
-    "events_7d", "saves", "last_click", "categories", "dwell_7d", "decayed_dwell", "top_items", "save_rate",
-    "is_weekend", "country_id", "device_x_hour", "device_index", "age_bucket", "hour", "weekday", "user_age_days",
-    "num_top", "favourite",
-)  # fmt: skip
 PAIR_INPUTS = ("price", "item_born", "category")
 """Attributes of an item that features of a pair need."""
-PAIR_FEATURES = (
-    "same_category", "is_new", "affordable", "item_bucket", "country_x_category", "item_age_bucket", "item_age_days",
-    "in_top", "taste_match",
-)  # fmt: skip
 
 
 # ---- expressions that a batch and a single request share ----
@@ -176,9 +166,7 @@ class Batch:
     """Many requests with few candidates each."""
 
     def __init__(self, world: World) -> None:
-        frames = {
-            name: pl.from_arrow(getattr(world, name)) for name in ("events", "items", "users", "requests", "rows")
-        }
+        frames = {name: pl.from_arrow(getattr(world, name)) for name in TABLES}
         self.users = frames["users"].with_row_index("user")
         self.requests = frames["requests"].with_row_index("request")
         self.rows = frames["rows"].with_columns(pl.col("request").cast(pl.UInt32)).with_row_index("row")
@@ -216,7 +204,7 @@ class Batch:
             same_category=self._same_category(gathered),
             taste_match=self._taste_match(gathered["user"].to_numpy(), item.to_numpy()),
         )
-        return of_requests.select(REQUEST_FEATURES), of_rows.select(*ITEM_FEATURES, *PAIR_FEATURES)
+        return of_requests.select(*REQUEST_FEATURES), of_rows.select(*ITEM_FEATURES, *PAIR_FEATURES)
 
     def _with_history(self, requests: pl.LazyFrame) -> pl.LazyFrame:
         """The requests with everything that is aggregated over the events they see."""
@@ -342,7 +330,7 @@ class Online:
         of_category = events.group_by("category").agg(same_category=pl.len().cast(pl.Int64))
         rows = rows.join(of_category, on="category", how="left", maintain_order="left")
         rows = rows.select(*ITEM_FEATURES, "taste_match", pl.col("same_category").fill_null(0), *pair_expressions())
-        return asked.select(REQUEST_FEATURES), rows
+        return asked.select(*REQUEST_FEATURES), rows
 
     def _of_items(self, candidates: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[Any], NDArray[Any]]:
         """The candidates with features of their own, their vectors, and the squared lengths of these."""

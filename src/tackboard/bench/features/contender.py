@@ -1,6 +1,6 @@
-"""Runs one contender of `tackboard bench features` in a process of its own, and what hand-written rivals share.
+"""Runs one contender of `tackboard bench features` in a process of its own.
 
-    python -m tackboard.bench.features.rival polars batch FOLDER REPEATS
+    python -m tackboard.bench.features.contender polars batch FOLDER REPEATS
 
 In: the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of `data.py`,
 and how often to measure. Out: the contender's values as Arrow files in that folder, and one JSON object with the times
@@ -13,95 +13,30 @@ and ends with its own columns in memory; reading files, and turning values into 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
-import math
 import sys
 import time
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from tackboard.bench.features.data import DAY_MS, read_world, write_table
-from tackboard.core.hashing import mix64, row_ids, string_id
+from tackboard.bench.features.data import read_world, write_table
 
 CONTENDERS = {
     "tackboard": ("tackboard.bench.features.ours", ""),
-    "polars": ("tackboard.bench.features.polars", ""),
-    "pandas": ("tackboard.bench.features.pandas", ""),
-    "numpy": ("tackboard.bench.features.numpy", ""),
-    "feast_python": ("tackboard.bench.features.feast", "python"),
-    "feast_pandas": ("tackboard.bench.features.feast", "pandas"),
-    "feast_store": ("tackboard.bench.features.feast", "store"),
+    "polars": ("rivals.features_polars", ""),
+    "pandas": ("rivals.features_pandas", ""),
+    "numpy": ("rivals.features_numpy", ""),
+    "feast_python": ("rivals.features_feast", "python"),
+    "feast_pandas": ("rivals.features_feast", "pandas"),
+    "feast_store": ("rivals.features_feast", "store"),
 }
-"""Module and variant of each contender."""
+"""Module and variant of each contender; `rivals` is benchmarks/rivals."""
 WARM_UP = 60
 """Requests before times are taken, at most as many as are measured."""
-
-# ---- what is the same in every hand-written version ----
-
-AGE_LIMITS = (18, 25, 35, 45, 55, 65)
-PRICE_LIMITS = (5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
-ITEM_AGE_LIMITS = (0.0, 1.0, 7.0, 30.0, 90.0, 365.0)
-DEVICES = {"phone": 1, "tablet": 2, "desktop": 3}
-WEEK_MS = 7 * DAY_MS
-DECAY = -math.log(2.0) / (3 * DAY_MS)
-
-
-@functools.cache
-def known_string_id(text: str) -> int:
-    """A string's id. Rivals remember what they made of a string, from one request to the next."""
-    return string_id(text)
-
-
-@functools.cache
-def known_brand_id(text: str) -> int:
-    """The id of a brand, however it is spelt."""
-    return string_id(unicodedata.normalize("NFC", text.strip().lower()))
-
-
-@functools.cache
-def known_sale(text: str) -> bool:
-    """Whether a title speaks of a sale."""
-    return "sale" in text.lower()
-
-
-def cross_ids(one: Any, other: Any) -> NDArray[np.int64]:
-    """The ids of two columns of ids together; either may be a single id."""
-    mixed = mix64(np.atleast_1d(np.asarray(one, dtype=np.int64)), 0)
-    other = np.atleast_1d(np.asarray(other, dtype=np.int64)).view(np.uint64)
-    return mix64(mixed ^ other, 0).view(np.int64)
-
-
-def item_buckets(ids: Any) -> NDArray[np.int64]:
-    """Each id's bucket of 100,000."""
-    return row_ids(np.asarray(ids, dtype=np.int64), 1, 100_000, 0)[:, 0]
-
-
-def squares(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The squared length of each vector [n, width], in 64 bits."""
-    return dots(vectors, vectors)
-
-
-def dots(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The scalar products of vectors [n, width] in 64 bits; `left` may be one vector [1, width]."""
-    wide, other = left.astype(np.float64), right.astype(np.float64)
-    return other @ wide[0] if len(wide) == 1 else np.einsum("ij,ij->i", wide, other)
-
-
-def cosines(product: Any, left_square: Any, right_square: Any) -> NDArray[np.float64]:
-    """Cosines from scalar products and squared lengths; 0 where a vector has no length."""
-    length = np.sqrt(left_square * right_square)
-    return np.divide(product, length, out=np.zeros_like(product), where=length > 0)
-
-
-# ---- the program ----
 
 
 def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:

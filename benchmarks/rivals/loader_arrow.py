@@ -22,46 +22,41 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from rivals import loader_batches
+from rivals.loader_batches import Window, gathered, window_of_examples
 from tackboard.batch import SequenceBatch
-from tackboard.bench.loader.collate import Collate, Steps
-from tackboard.bench.loader.data import EXAMPLE_COLUMNS, Setting
-
-Windowed = tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]
-"""Users [G], offsets [G+1] and columns of shuffled segments."""
 
 
-class ArrowDataset(torch.utils.data.IterableDataset[SequenceBatch]):
+class Contender(loader_batches.Contender, torch.utils.data.IterableDataset[SequenceBatch]):
     """Batches of one epoch; with several workers each reads every n-th window."""
 
-    def __init__(self, folder: Path, variant: str, epoch: int = 0) -> None:
-        self.setting = Setting.read(folder)
-        self.folder = folder
-        self.variant = variant
-        self.epoch = epoch
-        self.collate = Collate(folder)
+    number = 0
+
+    def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
+        """The batches of an epoch."""
+        self.number = number
+        return iter(torch.utils.data.DataLoader(self, batch_size=None, num_workers=num_workers, collate_fn=_unchanged))
 
     def __iter__(self) -> Iterator[SequenceBatch]:
+        return super().epoch(self.number)
+
+    def windows(self, epoch: int, generator: np.random.Generator) -> Iterator[Window]:
+        """The segments of a worker, some row groups at a time."""
         worker = torch.utils.data.get_worker_info()
         mine, others = (worker.id, worker.num_workers) if worker else (0, 1)
-        path = self.folder / "examples.parquet"
+        read, path = self._examples, self.folder / "examples.parquet"
         if self.variant == "events":
-            path = Path(self.setting.dataset) / "events.parquet"
-        generator = np.random.default_rng([self.setting.seed, self.epoch])
+            read, path = self._events, Path(self.setting.dataset) / "events.parquet"
         with pq.ParquetFile(path) as file:
-            order = generator.permutation(file.num_row_groups)
-            size = self.setting.window_buckets
-            windows = [np.sort(order[first : first + size]).tolist() for first in range(0, len(order), size)][
-                mine::others
-            ]
-            steps = Steps(self.collate, self.setting.tokens_per_step)
-            for number, groups in enumerate(windows):
-                read = self._events if self.variant == "events" else self._examples
-                yield from steps.add(*read(file, groups, generator), last=number == len(windows) - 1)
+            order, size = generator.permutation(file.num_row_groups), self.setting.window_buckets
+            firsts = range(0, len(order), size)[mine::others]
+            for groups in [np.sort(order[first : first + size]).tolist() for first in firsts]:
+                yield read(file, groups, generator)
 
-    def _examples(self, file: pq.ParquetFile, groups: list[int], generator: np.random.Generator) -> Windowed:
+    def _examples(self, file: pq.ParquetFile, groups: list[int], generator: np.random.Generator) -> Window:
         return window_of_examples(file.read_row_groups(groups, use_threads=False), generator)
 
-    def _events(self, file: pq.ParquetFile, groups: list[int], generator: np.random.Generator) -> Windowed:
+    def _events(self, file: pq.ParquetFile, groups: list[int], generator: np.random.Generator) -> Window:
         names = ["user_id", "item_id", "action", "surface", "time_ms"]
         table = file.read_row_groups(groups, columns=names, use_threads=False)
         users = table["user_id"].to_numpy()
@@ -94,48 +89,11 @@ class ArrowDataset(torch.utils.data.IterableDataset[SequenceBatch]):
         )
 
 
-def window_of_examples(table: pa.Table, generator: np.random.Generator) -> Windowed:
-    """The rows of a table of examples, shuffled."""
-    lists = {name: _one(table[name]) for name in EXAMPLE_COLUMNS}
-    offsets = lists["item"].offsets.to_numpy()
-    order = generator.permutation(table.num_rows)
-    columns = {name: array.values.to_numpy(zero_copy_only=False) for name, array in lists.items()}
-    users = table["user_id"].to_numpy()
-    return gathered(users[order], offsets[:-1][order], np.diff(offsets)[order], columns)
-
-
-def gathered(
-    users: NDArray[np.int64], starts: NDArray[Any], lengths: NDArray[Any], columns: dict[str, NDArray[Any]]
-) -> Windowed:
-    """Segments in the order given, their events end to end."""
-    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
-    events = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-    return users, offsets, {name: values.take(events) for name, values in columns.items()}
-
-
 def _codes(column: pa.ChunkedArray, names: tuple[str, ...]) -> NDArray[np.int32]:
     """Positions among `names`, counted from 1."""
     encoded = column.unify_dictionaries().combine_chunks()
     places = np.array([names.index(name) + 1 for name in encoded.dictionary.to_pylist()], dtype=np.int32)
     return np.asarray(places.take(encoded.indices.to_numpy()))
-
-
-def _one(column: pa.ChunkedArray) -> pa.ListArray:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-class Contender:
-    """See `rival`."""
-
-    def __init__(self, folder: Path, variant: str) -> None:
-        self._dataset = ArrowDataset(folder, variant)
-
-    def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
-        """The batches of an epoch."""
-        self._dataset.epoch = number
-        return iter(
-            torch.utils.data.DataLoader(self._dataset, batch_size=None, num_workers=num_workers, collate_fn=_unchanged)
-        )
 
 
 def _unchanged(batch: Any) -> Any:

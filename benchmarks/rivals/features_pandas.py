@@ -1,12 +1,12 @@
-"""The 40 features of `set.py`, written by hand in pandas: a rival of `tackboard bench features`.
+"""The features of `feature_list`, written by hand in pandas: a rival of `tackboard bench features`.
 
-In: the tables of `data.py` as data frames. Out: a frame with a line per request and one with a line per
+In: the tables as data frames (`feature_frames`). Out: a frame with a line per request and one with a line per
 candidate. It runs in the rivals' environment only (`make rivals`). Tuned as somebody who works in pandas would do it,
 each choice measured: no `apply` and no loop over rows; vectors are arrays beside the frame; in a batch strings are
 categoricals, features of an item alone are computed once per item and taken by position, and frames are merged with no
 column more than needed; for one request values of the user are plain numbers and not frames of one line, and strings
 are plain strings, because a categorical would drag its whole catalogue through every operation. Whoever leaves frames
-altogether gets what `numpy.py` measures.
+altogether gets what `features_numpy` measures.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from tackboard.bench.features.data import World
-from tackboard.bench.features.numpy import frame, vectors
-from tackboard.bench.features.rival import (
+from rivals.feature_frames import Array, Frames, request_values
+from rivals.feature_list import (
     AGE_LIMITS,
     DECAY,
     DEVICES,
     ITEM_AGE_LIMITS,
     PRICE_LIMITS,
+    REQUEST_FEATURES,
+    ROW_FEATURES,
     WEEK_MS,
     cosines,
     cross_ids,
@@ -35,19 +34,10 @@ from tackboard.bench.features.rival import (
     known_sale,
     known_string_id,
     squares,
+    to_arrow,
 )
+from tackboard.bench.features.data import World
 
-Array = NDArray[Any]
-REQUEST_FEATURES = [
-    "events_7d", "saves", "last_click", "categories", "dwell_7d", "decayed_dwell", "top_items", "save_rate",
-    "is_weekend", "country_id", "device_x_hour", "device_index", "age_bucket", "hour", "weekday", "user_age_days",
-    "num_top", "favourite",
-]  # fmt: skip
-ROW_FEATURES = [
-    "same_category", "ctr", "is_new", "affordable", "discount", "price_missing", "rating", "category_id", "item_bucket",
-    "country_x_category", "log_price", "price_z", "price_bucket", "log_views", "ctr_log_odds", "item_age_bucket",
-    "taste_match", "embedding_norm", "brand_id", "is_sale", "item_age_days", "in_top",
-]  # fmt: skip
 EVENT_COLUMNS = ["item_id", "action", "time_ms", "received_ms", "order", "dwell_ms", "category"]
 
 
@@ -99,27 +89,11 @@ def mapped(texts: pd.Series, function: Any) -> Array:
     return texts.fillna("").map(function).to_numpy()
 
 
-def to_arrow(answer: tuple[pd.DataFrame, pd.DataFrame]) -> tuple[pa.Table, pa.Table]:
-    """For the comparison; not timed."""
-    requests, rows = (pa.Table.from_pandas(part, preserve_index=False) for part in answer)
-    return requests, rows
-
-
 # ---- batch ----
 
 
-class Batch:
+class Batch(Frames):
     """Many requests with few candidates each."""
-
-    def __init__(self, world: World) -> None:
-        self.events, self.users, self.requests = frame(world.events), frame(world.users), frame(world.requests)
-        items = frame(world.items)
-        self.item_index = pd.Index(items["item_id"])
-        # A last item that nobody knows: position -1 then finds missing values.
-        self.items = items.reindex(range(len(items) + 1))
-        self.user_index = pd.Index(self.users["user_id"])
-        self.rows = frame(world.rows)
-        self.taste, self.embedding = vectors(world.users["taste"]), vectors(world.items["embedding"])
 
     def compute(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Features of the requests and of the rows. This is what is timed."""
@@ -151,7 +125,7 @@ class Batch:
             same_category=self._same_category(pairs, request, rows["category"]),
             in_top=self._in_top(requests["top_items"], request),
         )
-        return requests[REQUEST_FEATURES], rows[ROW_FEATURES]
+        return requests[list(REQUEST_FEATURES)], rows[list(ROW_FEATURES)]
 
     def _request_features(self, asked: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
         """What has one value per request."""
@@ -238,24 +212,18 @@ class Online:
     """
 
     def __init__(self, world: World, *, prepared: bool) -> None:
-        items, users, events, rows = (frame(getattr(world, name)) for name in ("items", "users", "events", "rows"))
-        items = items.astype({"brand": object, "title": object})
-        index = pd.Index(items["item_id"])
-        items = items.reindex(range(len(items) + 1))
-        embedding, taste = vectors(world.items["embedding"]), vectors(world.users["taste"])
+        frames = Frames(world)
+        items = frames.items.astype({"brand": object, "title": object})
         self.items: pd.DataFrame | None = None
         if prepared:
-            self.embedding, self.embedding_square, self.index = embedding, squares(embedding), index
+            self.embedding, self.embedding_square = frames.embedding, squares(frames.embedding)
+            self.index = frames.item_index
             self.items = items[["price", "born", "category"]].assign(**item_features(items, self.embedding_square))
         self.requests: list[tuple[dict[str, Any], pd.DataFrame, Any]] = []
-        for number, asked in enumerate(frame(world.requests).to_dict("records")):
-            user = int(np.flatnonzero(users["user_id"] == asked["user_id"])[0])
-            asked |= users.iloc[user].to_dict() | {"taste": taste[user : user + 1]}
-            history = events.loc[events["user_id"] == asked["user_id"], EVENT_COLUMNS].reset_index(drop=True)
-            item_ids = rows.loc[rows["request"] == number, "item_id"].to_numpy()
-            place = index.get_indexer(item_ids)
-            sent = (items.take(place).assign(item_id=item_ids).reset_index(drop=True), embedding[place])
-            self.requests.append((asked, history, item_ids if prepared else sent))
+        for asked, events, item_ids in frames.single_requests():
+            place = frames.item_index.get_indexer(item_ids)
+            sent = (items.take(place).assign(item_id=item_ids).reset_index(drop=True), frames.embedding[place])
+            self.requests.append((asked, events[EVENT_COLUMNS], item_ids if prepared else sent))
 
     def compute(self, number: int) -> tuple[dict[str, Any], pd.DataFrame]:
         """Features of one request and of its candidates. This is what is timed."""
@@ -286,9 +254,6 @@ class Online:
 
     def _request_features(self, asked: dict[str, Any], events: pd.DataFrame) -> dict[str, Any]:
         """What has one value per request."""
-        moment = pd.Timestamp(asked["request_ms"], unit="ms", tz="UTC")
-        hour, weekday = moment.tz_convert("Europe/Berlin").hour, moment.tz_convert("America/New_York").weekday()
-        device = DEVICES.get(asked["device"].lower(), 0)
         age_ms = asked["request_ms"] - events["time_ms"]
         is_click = events["action"] == "click"
         clicks, click_age = events[is_click], age_ms[is_click]
@@ -296,7 +261,8 @@ class Online:
         groups = clicks.groupby("item_id", sort=False)["order"].agg(["size", "max"])
         top = groups.sort_values(["size", "max"], ascending=False).index[:5].to_numpy()
         events_7d, saves = int((age_ms < WEEK_MS).sum()), int((events["action"] == "save").sum())
-        return {
+        names = ("request_ms", "device", "country", "age", "born")
+        return request_values(**{name: asked[name] for name in names}, saves=saves, events_7d=events_7d) | {
             "events_7d": events_7d,
             "saves": saves,
             "last_click": clicks["item_id"].iat[-1] if len(clicks) else None,
@@ -304,24 +270,8 @@ class Online:
             "dwell_7d": int(dwell[click_age < WEEK_MS].sum()),
             "decayed_dwell": (dwell * np.exp(click_age * DECAY)).sum(),
             "top_items": top,
-            "save_rate": saves / events_7d if events_7d else 0.0,
-            "is_weekend": weekday >= 5,
-            "country_id": known_string_id("" if pd.isna(asked["country"]) else asked["country"]),
-            "device_x_hour": int(cross_ids(device, hour)[0]),
-            "device_index": device,
-            "age_bucket": int(np.searchsorted(AGE_LIMITS, 0 if pd.isna(asked["age"]) else asked["age"], side="right")),
-            "hour": hour,
-            "weekday": weekday,
-            "user_age_days": 0.0
-            if pd.isna(asked["born"])
-            else (asked["request_ms"] - asked["born"]) / 1000.0 / 86400.0,
             "num_top": len(top),
             "favourite": top[0] if len(top) else None,
         }
 
-    @staticmethod
-    def to_arrow(answer: tuple[dict[str, Any], pd.DataFrame]) -> tuple[pa.Table, pa.Table]:
-        """For the comparison; not timed."""
-        types = {"last_click": pa.int64(), "favourite": pa.int64(), "top_items": pa.list_(pa.int64())}
-        request = {name: pa.array([value], type=types.get(name)) for name, value in answer[0].items()}
-        return pa.table(request), pa.Table.from_pandas(answer[1][ROW_FEATURES], preserve_index=False)
+    to_arrow = staticmethod(to_arrow)

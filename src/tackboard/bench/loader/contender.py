@@ -1,6 +1,6 @@
 """Runs one contender of `tackboard bench loader` in a process of its own.
 
-    python -m tackboard.bench.loader.rival arrow events FOLDER speed,check
+    python -m tackboard.bench.loader.contender arrow events FOLDER speed,check
 
 In: a contender, its variant, the folder that `data.prepare` wrote, and tasks. Out: one JSON object as the last
 line. A contender is a module with a class `Contender(folder, variant)`, whose `epoch(number, num_workers)` gives the
@@ -33,9 +33,9 @@ from tackboard.core.processes import own_cpu_seconds, pss_bytes
 
 MODULES = {
     "tackboard": "tackboard.bench.loader.ours",
-    "arrow": "tackboard.bench.loader.arrow",
-    "hugging_face": "tackboard.bench.loader.hugging_face",
-    "ray": "tackboard.bench.loader.ray",
+    "arrow": "rivals.loader_arrow",
+    "hugging_face": "rivals.loader_hugging_face",
+    "ray": "rivals.loader_ray",
 }
 LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data"), "arrow": ("pandas",)}
 """What a contender loads beside torch and Arrow; loaded before the idle process is measured."""

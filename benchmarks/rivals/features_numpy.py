@@ -1,6 +1,6 @@
-"""The 40 features of `set.py`, written by hand in NumPy: the floor of `tackboard bench features`.
+"""The features of `feature_list`, written by hand in NumPy: the floor of `tackboard bench features`.
 
-In: the tables of `data.py` as pandas frames. Out: a frame with a line per request and one with a line per
+In: the tables as pandas frames (`feature_frames`). Out: a frame with a line per request and one with a line per
 candidate. It runs in the rivals' environment only (`make rivals`). It shows what is left to gain for somebody who
 leaves data frames behind: everything is arrays, positions and codes; pandas only finds ids, knows time zones and
 groups once. Strings are codes, so that text is worked on once per distinct string; features of an item alone are
@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from tackboard.bench.features.data import WIDTH, World
-from tackboard.bench.features.rival import (
+from rivals.feature_frames import Array, Frames, event_values, request_values
+from rivals.feature_list import (
     AGE_LIMITS,
     DECAY,
     DEVICES,
@@ -32,24 +30,9 @@ from tackboard.bench.features.rival import (
     known_sale,
     known_string_id,
     squares,
+    to_arrow,
 )
-
-Array = NDArray[Any]
-
-
-def frame(table: pa.Table) -> pd.DataFrame:
-    """A table as a data frame: strings as categoricals, vectors left out, whole numbers with gaps as floats."""
-    names = [name for name in table.column_names if not pa.types.is_fixed_size_list(table[name].type)]
-    return table.select(names).to_pandas()
-
-
-def vectors(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    """Vectors as an array [n + 1, width], zeros where missing; the last one is nobody's."""
-    array = column.combine_chunks()
-    values = array.values.to_numpy(zero_copy_only=False).reshape(-1, WIDTH).copy()
-    values[array.is_null().to_numpy(zero_copy_only=False)] = 0.0
-    return np.vstack([values, np.zeros((1, WIDTH), dtype=np.float32)])
-
+from tackboard.bench.features.data import World
 
 # ---- what a batch and a single request share ----
 
@@ -148,29 +131,16 @@ def finite_rate(part: Array, whole: Array) -> Array:
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
-def to_arrow(answer: tuple[pd.DataFrame, pd.DataFrame]) -> tuple[pa.Table, pa.Table]:
-    """For the comparison; not timed."""
-    requests, rows = (pa.Table.from_pandas(part, preserve_index=False) for part in answer)
-    return requests, rows
-
-
 # ---- batch ----
 
 
-class Batch:
+class Batch(Frames):
     """Many requests with few candidates each."""
 
     def __init__(self, world: World) -> None:
-        self.events, self.users, self.requests = frame(world.events), frame(world.users), frame(world.requests)
-        items = frame(world.items)
-        # A last item that nobody knows: position -1 then finds missing values.
-        self.items = items.reindex(range(len(items) + 1))
-        self.item_index = pd.Index(items["item_id"])
-        self.user_index = pd.Index(self.users["user_id"])
-        self.rows = frame(world.rows)
-        self.taste, self.embedding = vectors(world.users["taste"]), vectors(world.items["embedding"])
-        first = self.events.groupby("user_id", sort=True).size().reindex(self.user_index).to_numpy()
-        self.first_event = np.concatenate([[0], np.cumsum(first)])
+        super().__init__(world)
+        counts = self.events.groupby("user_id", sort=True).size().reindex(self.user_index).to_numpy()
+        self.first_event = np.concatenate([[0], np.cumsum(counts)])
 
     def compute(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Features of the requests and of the rows. This is what is timed."""
@@ -278,84 +248,48 @@ class Online:
     """
 
     def __init__(self, world: World, *, prepared: bool) -> None:
-        items, users, requests = frame(world.items), frame(world.users), frame(world.requests)
-        index = pd.Index(items["item_id"])
-        embedding, taste = vectors(world.items["embedding"]), vectors(world.users["taste"])
-        columns = item_columns(items.reindex(range(len(items) + 1)))
+        frames = Frames(world)
+        columns = item_columns(frames.items)
         self.items: dict[str, Array] | None = None
         if prepared:
-            self.embedding, self.embedding_square, self.index = embedding, squares(embedding), index
+            self.embedding, self.embedding_square = frames.embedding, squares(frames.embedding)
+            self.index = frames.item_index
             self.items = item_features(columns, self.embedding_square)
             self.items |= {"price": columns["price"], "born": columns["born"], "category": columns["category"][0]}
-        events, rows = frame(world.events), frame(world.rows)
         self.requests: list[dict[str, Any]] = []
-        for number, asked in requests.iterrows():
-            user = int(np.flatnonzero(users["user_id"] == asked["user_id"])[0])
-            of_user = events[events["user_id"] == asked["user_id"]]
-            history = {name: of_user[name].to_numpy() for name in ("item_id", "time_ms", "dwell_ms")}
-            history |= {name: of_user[name].cat.codes.to_numpy() for name in ("action", "category")}
-            item_ids = rows["item_id"][rows["request"] == number].to_numpy()
-            request = {**users.iloc[user].to_dict(), **asked.to_dict(), "taste": taste[user : user + 1]}
+        for request, events, item_ids in frames.single_requests():
+            history = {name: events[name].to_numpy() for name in ("item_id", "time_ms", "dwell_ms")}
+            history |= {name: events[name].cat.codes.to_numpy() for name in ("action", "category")}
             request |= {"history": history, "item_ids": item_ids}
             if not prepared:
-                place = index.get_indexer(item_ids)
+                place = frames.item_index.get_indexer(item_ids)
                 request["items"] = {
                     name: (values[0][place], values[1]) if isinstance(values, tuple) else values[place]
                     for name, values in columns.items()
                 }
-                request["embedding"] = embedding[place]
+                request["embedding"] = frames.embedding[place]
             self.requests.append(request)
-        self.click, self.save = (events["action"].cat.categories.get_loc(name) for name in ("click", "save"))
-        self.num_categories = len(events["category"].cat.categories)
+        actions = frames.events["action"].cat.categories
+        self.click, self.save = (actions.get_loc(name) for name in ("click", "save"))
+        self.num_categories = len(frames.events["category"].cat.categories)
 
     def compute(self, number: int) -> tuple[dict[str, Any], dict[str, Array]]:
         """Features of one request and of its candidates. This is what is timed."""
         asked = self.requests[number]
-        of_request, top, in_category = self._history(asked)
-        moment = pd.Timestamp(asked["request_ms"], unit="ms", tz="UTC")
-        hour, weekday = moment.tz_convert("Europe/Berlin").hour, moment.tz_convert("America/New_York").weekday()
-        device = DEVICES.get(asked["device"].lower(), 0)
-        country = asked["country"]
-        country_id = known_string_id(country if isinstance(country, str) else "")
-        age, born = asked["age"], asked["born"]
-        of_request |= {
-            "save_rate": of_request["saves"] / of_request["events_7d"] if of_request["events_7d"] else 0.0,
-            "is_weekend": weekday >= 5,
-            "country_id": country_id,
-            "device_x_hour": int(cross_ids(device, hour)[0]),
-            "device_index": device,
-            "age_bucket": int(np.searchsorted(AGE_LIMITS, 0 if np.isnan(age) else age, side="right")),
-            "hour": hour,
-            "weekday": weekday,
-            "user_age_days": 0.0 if np.isnan(born) else (asked["request_ms"] - born) / 1000.0 / 86400.0,
-        }
-        return of_request, self._candidates(asked, country_id, top, in_category)
-
-    def _history(self, asked: dict[str, Any]) -> tuple[dict[str, Any], Array, Array]:
-        """Aggregated events, the user's top items, and how many events there are in each category."""
-        history, request_ms = asked["history"], asked["request_ms"]
-        action, category = history["action"], history["category"]
-        age_ms = request_ms - history["time_ms"]
-        is_click = action == self.click
-        item, click_age = history["item_id"][is_click], age_ms[is_click]
-        dwell = np.nan_to_num(history["dwell_ms"][is_click])
+        history, action, category = asked["history"], asked["history"]["action"], asked["history"]["category"]
+        is_click, dwell = action == self.click, np.nan_to_num(history["dwell_ms"])
+        age_ms = asked["request_ms"] - history["time_ms"]
+        of_request = event_values(age_ms, is_click, action == self.save, history["item_id"], dwell)
         clicked = category[is_click]
-        distinct, last_place, times = np.unique(item[::-1], return_index=True, return_counts=True)
-        top = distinct[np.lexsort((last_place, -times))[:5]]
-        of_request = {
-            "events_7d": int(np.count_nonzero(age_ms < WEEK_MS)),
-            "saves": int(np.count_nonzero(action == self.save)),
-            "last_click": int(item[-1]) if len(item) else None,
-            "categories": len(np.unique(clicked[clicked >= 0])),
-            "dwell_7d": int(dwell[click_age < WEEK_MS].sum()),
-            "decayed_dwell": float((dwell * np.exp(click_age * DECAY)).sum()),
-            "top_items": top,
-            "num_top": len(top),
-            "favourite": int(top[0]) if len(top) else None,
-        }
-        return of_request, top, np.bincount(category[category >= 0], minlength=self.num_categories)
+        of_request["categories"] = len(np.unique(clicked[clicked >= 0]))
+        names = ("request_ms", "device", "country", "age", "born")
+        of_request |= request_values(
+            **{name: asked[name] for name in names}, saves=of_request["saves"], events_7d=of_request["events_7d"]
+        )
+        in_category = np.bincount(category[category >= 0], minlength=self.num_categories)
+        return of_request, self._candidates(asked, of_request, in_category)
 
-    def _candidates(self, asked: dict[str, Any], country_id: int, top: Array, in_category: Array) -> dict[str, Array]:
+    def _candidates(self, asked: dict[str, Any], of_request: dict[str, Any], in_category: Array) -> dict[str, Array]:
         item_ids = asked["item_ids"]
         if self.items is None:
             embedding, items = asked["embedding"], asked["items"]
@@ -367,17 +301,13 @@ class Online:
             rows = {name: values[place] for name, values in self.items.items()}
             embedding, embedding_square = self.embedding[place], self.embedding_square[place]
             price, born, category = rows.pop("price"), rows.pop("born"), rows.pop("category")
+        country_id = of_request["country_id"]
         rows |= pair_features(
             asked["request_ms"], asked["budget"], country_id, item_ids, born, price, rows["category_id"]
         )
         rows["taste_match"] = cosines(dots(asked["taste"], embedding), squares(asked["taste"]), embedding_square)
         rows["same_category"] = np.where(category >= 0, in_category[category], 0)
-        rows["in_top"] = np.isin(item_ids, top)
+        rows["in_top"] = np.isin(item_ids, of_request["top_items"])
         return rows
 
-    @staticmethod
-    def to_arrow(answer: tuple[dict[str, Any], dict[str, Array]]) -> tuple[pa.Table, pa.Table]:
-        """For the comparison; not timed."""
-        types = {"last_click": pa.int64(), "favourite": pa.int64(), "top_items": pa.list_(pa.int64())}
-        request = {name: pa.array([value], type=types.get(name)) for name, value in answer[0].items()}
-        return pa.table(request), pa.table(answer[1])
+    to_arrow = staticmethod(to_arrow)

@@ -1,0 +1,132 @@
+"""The one way in which benches are shown: tables on the terminal, and the same tables as a Markdown file.
+
+A bench gives a `Report` of its result. Out: lines of text, and `<theme>_<hardware>_<yyyymm>.md` with the command, the
+machine, the commit, the date, the tables, the notes (aims met or not among them) and, beside it, charts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tackboard.core.files import write_text_atomic, writing
+from tackboard.core.rundir import describe_environment
+from tackboard.flow.outcome import describe_hardware, hardware_words
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header. `words` are a sentence about the whole table; one without rows is not shown."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a bench shows."""
+
+    result: Mapping[str, Any]
+    """The measurement, with what `where_and_when` adds to it."""
+    theme: str
+    title: str
+    command: str
+    """What was typed after `tackboard`."""
+    words: Sequence[str] = ()
+    """What was measured and how, in sentences."""
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+    versions: str = ""
+    """What else took part and where, as sentences."""
+    charts: Mapping[str, str] = field(default_factory=dict)
+    """SVG documents by name."""
+
+
+def where_and_when() -> dict[str, Any]:
+    """The part of every result that says on what machine, with which versions and on which day it was taken."""
+    environment = describe_environment()
+    return {
+        "hardware": describe_hardware(),
+        **{name: environment[name] for name in ("python", "packages", "commit")},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def shown_versions(packages: Mapping[str, Any]) -> str:
+    """Packages with their versions, without those that are absent."""
+    return ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+
+
+def table_lines(report: Report) -> list[str]:
+    """The report for a terminal."""
+    lines = list(report.words)
+    for table in report.tables:
+        titles = [words for words in (table.title, table.words) if words]
+        lines += ["", *titles, *_aligned(table)] if table.rows else ["", *titles]
+    return [*lines, *(["", *report.notes] if report.notes else [])]
+
+
+def write_result(report: Report, results: Path, hardware: str) -> Path:
+    """Writes the report as Markdown under `results`, named by a short word for the hardware; returns the file."""
+    result = report.result
+    stem = f"{report.theme}_{hardware}_{result['date'][:4]}{result['date'][5:7]}"
+    lines = [
+        f"# {report.title}",
+        "",
+        f"`tackboard {report.command}`, {result['date']}, commit {result['commit'] or 'unknown'}.",
+        f"Machine: {hardware_words(result['hardware'])}. Python {result['python']}, "
+        f"{shown_versions(result['packages'])}. {report.versions}".rstrip(),
+        *(["", " ".join(report.words)] if report.words else []),
+    ]
+    for table in report.tables:
+        lines += ["", f"## {_sentence(table.title, end='')}"] if table.title else []
+        lines += ["", _sentence(table.words)] if table.words else []
+        if table.rows:
+            marks = "".join("--:|" if is_number else "---|" for is_number in _numeric(table))
+            lines += ["", _cells(table.header), f"|{marks}", *map(_cells, table.rows)]
+    lines += ["", *(f"- {_sentence(note)}" for note in report.notes)] if report.notes else []
+    for name in report.charts:
+        lines += ["", f"![{name}]({stem}_{name}.svg)"]
+    path = results / f"{stem}.md"
+    with writing("--results", path):
+        results.mkdir(parents=True, exist_ok=True)
+        for name, document in report.charts.items():
+            write_text_atomic(results / f"{stem}_{name}.svg", document)
+        write_text_atomic(path, "\n".join(lines) + "\n")
+    return path
+
+
+def _sentence(words: str, end: str = ".") -> str:
+    return f"{words[0].upper()}{words[1:]}{'' if words.endswith(('.', ':')) else end}"
+
+
+def _cells(row: Sequence[str]) -> str:
+    return "| " + " | ".join(row) + " |"
+
+
+def _numeric(table: Table) -> list[bool]:
+    """Which columns hold numbers."""
+    columns = [[row[place] for row in table.rows] for place in range(len(table.header))]
+    return [
+        any(column) and all(not cell or cell.replace(",", "").lstrip("+-")[:1].isdigit() for cell in column)
+        for column in columns
+    ]
+
+
+def _aligned(table: Table) -> list[str]:
+    """Rows in columns, numbers to the right."""
+    rows = [table.header, *table.rows]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(table.header))]
+    right = _numeric(table)
+    return [
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
