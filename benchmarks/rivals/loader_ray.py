@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -48,7 +49,7 @@ class Contender(loader_batches.Contender):
         """A window's rows at a time, or of `local` a step's rows out of Ray's own shuffle buffer."""
         import ray.data
 
-        options = {"batch_size": self._window}
+        options: dict[str, Any] = {"batch_size": self._window}
         if self.variant == "local":
             rows = max(1, self.setting.tokens_per_step // self.setting.max_length)
             options = {"batch_size": rows, "local_shuffle_buffer_size": self._window, "local_shuffle_seed": epoch}
