@@ -28,7 +28,7 @@ test: ## The tests, under ten minutes on two cores
 
 test-slow: ## The long tests: every kill instant, slow pages of the documentation
 	$(INSTALL) dev --command "make test-slow"
-	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q -m "slow and not gpu"
+	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q -m "slow and not gpu" --numprocesses 2 --dist loadfile
 
 check: ## Lint, format, types, import contract, rules, documentation
 	$(INSTALL) dev --command "make check"

@@ -32,6 +32,7 @@ def test_versions_are_those_of_the_environment(python: Path) -> None:
     assert rivals.versions(python, ["polars"]) == {"polars": "2.1.0"}
 
 
+@pytest.mark.slow
 def test_installed_from_a_wheel_a_bench_says_so_in_one_line_and_measures_ours(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

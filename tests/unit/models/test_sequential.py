@@ -206,6 +206,7 @@ class FormerSequentialModel(SequentialModel):
         return functional.cross_entropy(logits_PR, torch.zeros_like(targets_P), reduction="sum") / len(hidden_PD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 @pytest.mark.parametrize(("kind", "tile_cells"), [("sasrec", 1 << 24), ("sasrec", 200), ("hstu", 1 << 24)])
 def test_a_hundred_steps_have_the_losses_of_the_former_formula(

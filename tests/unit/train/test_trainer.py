@@ -492,7 +492,9 @@ def _stop_at_3(data_step: int) -> None:
         raise MemoryError
 
 
-def test_one_run_is_trained_by_one_process(make_trainer: MakeTrainer) -> None:
+def test_one_run_is_trained_by_one_process(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The lock does not name this host, so its silence is waited for.
+    monkeypatch.setattr("tackboard.core.locks.LEASE_S", 1.0)
     trainer = make_trainer()
     hold = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held'); sys.stdin.read()"

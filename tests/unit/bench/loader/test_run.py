@@ -17,6 +17,7 @@ RUN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_without_rivals_only_ours_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads(json.dumps(measure(tmp_path, quick=True, rivals_python=tmp_path / "none")))
     assert result["rivals"] == "not installed: make rivals"
