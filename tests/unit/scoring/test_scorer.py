@@ -151,7 +151,7 @@ def test_a_large_half_table_takes_no_memory_of_its_own(tiny_bundle: Path, tmp_pa
     large, name, num_rows, dim = tmp_path / "large", "item_tables.weight", 12_500_000, 4
     shutil.copytree(tiny_bundle, large)
     signature = json.loads((large / "signature.json").read_text())
-    signature["model"]["config"]["hashing"]["num_rows"] = num_rows
+    signature["model"]["config"]["tables"]["num_rows"] = num_rows
     signature["tables"][name] |= {"dtype": "fp16", "shape": [2 * num_rows, dim]}
     (large / "signature.json").write_text(json.dumps(signature))
     table = torch.full((2 * num_rows, dim), 0.1, dtype=torch.float16)
