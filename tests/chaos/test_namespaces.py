@@ -123,7 +123,8 @@ def test_a_second_trainer_takes_nothing_from_one_in_another_namespace(folder: Pa
     write_world(WorldConfig(num_users=60, num_items=80, num_topics=5), folder / "datasets", "small")
     first = Writer(folder, "first", train(), point)
     first.wait_at_its_point()
-    run = RunDirectory.open(folder / "runs" / "latest")
+    (path,) = (folder / "runs").glob("[0-9]*_*")  # `latest` waits for the first checkpoint.
+    run = RunDirectory.open(path)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 0, "torn')  # As if the first trainer were in the middle of a line.
     second = Writer(folder, "second", train())

@@ -142,7 +142,7 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "stats": (["data", "stats", "datasets/small", "--out", "disk/page.html"], []),
     "backfill": (["features", "backfill", FEATURES, "--data", "disk/small"], ["datasets/small"]),
     "docs": (["features", "docs", FEATURES, "--out", "disk/page.html"], []),
-    "train": (["train", RECIPE, "--runs", "disk/runs"], []),
+    "train": (["train", RECIPE, "--runs", "disk/runs", "--set", "training.validate_every=0"], []),
     "resume": (["train", RECIPE, "--runs", "disk/begun", "--resume", "auto"], ["begun"]),
     "evaluate": (["evaluate", "disk/done"], ["done"]),
     "export": (["export", "done", "--out", "disk/bundle"], []),
