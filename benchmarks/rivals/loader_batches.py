@@ -9,6 +9,7 @@ dictionary_encode and a sort 0.18, pandas.factorize and a sort 0.14, which is ke
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,16 +60,16 @@ class Collate:
         )
 
 
-class Contender:
+class Contender(abc.ABC):
     """A rival that reads windows one after the other; see `tackboard.bench.loader.contender`."""
 
     def __init__(self, folder: Path, variant: str) -> None:
         self.folder, self.variant = folder, variant
         self.setting, self.collate = Setting.read(folder), Collate(folder)
 
+    @abc.abstractmethod
     def windows(self, epoch: int, generator: np.random.Generator) -> Iterator[Window]:
         """The segments of an epoch, some at a time."""
-        raise NotImplementedError
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
         """The batches of an epoch."""

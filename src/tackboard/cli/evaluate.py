@@ -103,7 +103,7 @@ def evaluate_run(
     from tackboard.core.machine import usable_cores
     from tackboard.core.progress import say
     from tackboard.core.vocabulary import Vocabulary
-    from tackboard.data.request_loader import RequestSource
+    from tackboard.data.request_loader import RequestConfig, RequestSource
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
@@ -119,6 +119,11 @@ def evaluate_run(
         config = config_from_json(checkpoint.state["config"], code_file)
         features = features or features_for_model(config.model.reads, vocabulary, config.model.max_history)
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
+    if filter_seen is not None and isinstance(config.data, RequestConfig):
+        raise UsageError(
+            "--filter-seen and --keep-seen do not apply to a ranker, which scores the candidates of each request",
+            fix="leave the option out",
+        )
     parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
     model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
     data = config.data.at(trained_on)
@@ -133,11 +138,6 @@ def evaluate_run(
         trained = source
         if dataset is not None:
             trained = data.open(lambda _: features, vocabulary=vocabulary)
-        if filter_seen is not None:
-            raise UsageError(
-                "--filter-seen and --keep-seen do not apply to a ranker, which scores the candidates of each request",
-                fix="leave the option out",
-            )
         result = _judge_requests(model, config, source, trained, max_users=max_users, quiet=quiet)
     else:
         result = _judge_rankings(model, config, source, filter_seen, max_users=max_users, quiet=quiet)

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from tackboard.cli import bench, data, evaluate, export, features, inspect, sequences, serve, start, train
+from tackboard.cli import bench, data, demo, evaluate, export, features, init, inspect, sequences, serve, train
 from tackboard.core.errors import EXIT_BUG, Preempted, TackboardError, UsageError, line_of_user_code, one_line
 from tackboard.core.files import storage_error
 from tackboard.core.machine import set_thread_environment
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("init")(start.init)
+app.command("init")(init.init)
 app.add_typer(data.app, name="data")
 app.add_typer(features.app, name="features")
 app.add_typer(sequences.app, name="sequences")
@@ -39,7 +39,7 @@ app.command("serve")(serve.serve)
 app.command("score")(serve.score)
 app.command("verify")(inspect.verify)
 app.command("doctor")(inspect.doctor)
-app.command("demo")(start.demo)
+app.command("demo")(demo.demo)
 app.add_typer(bench.app, name="bench")
 
 

@@ -220,12 +220,10 @@ class RequestSource(SequenceSource):
 
     def lineage(self) -> dict[str, Any]:
         """What a checkpoint records about where its data came from, and that of who judges."""
-        judged = {"judged_on": str(self.judge.path), "judged_snapshot": self.judge.snapshot} if self._judged else {}
-        return super().lineage() | judged
-
-    @property
-    def _judged(self) -> bool:
-        return bool(self._config.judged_on)
+        lineage = super().lineage()
+        if self._config.judged_on:
+            lineage |= {"judged_on": str(self.judge.path), "judged_snapshot": self.judge.snapshot}
+        return lineage
 
     def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
         """The requests of the users of some buckets, which rise."""

@@ -1,7 +1,4 @@
-"""The two ways to begin: `tackboard init` on one's own log, `tackboard demo` on a synthetic world.
-
-`init` leaves a dataset, a recipe and a summary. `demo` needs nothing and ends with a served score and a report.
-"""
+"""`tackboard init`: a log of your own in, a dataset, a recipe and a summary out."""
 
 from __future__ import annotations
 
@@ -128,27 +125,3 @@ def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
         f"  tackboard train {recipe}:recipe",
     ]
     return lines
-
-
-def demo(
-    out: Path = typer.Option(
-        Path("demo"), "--out", help="Write everything into this folder; an earlier demo is replaced."
-    ),
-    quick: bool = typer.Option(
-        False, "--quick", help="Use a tiny world and few steps: every stage, but no quality target."
-    ),
-    json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
-) -> None:
-    """Make a world, pretrain on it, evaluate, export, serve, score, and write report.html."""
-    from tackboard.core.progress import say
-    from tackboard.flow.demo import DemoConfig, run_demo
-    from tackboard.flow.demo_report import verdict
-
-    outcome = run_demo(DemoConfig(out=out, quick=quick))
-    say(verdict(outcome))
-    if json_output:
-        typer.echo(json.dumps(outcome.summary()))
-    else:
-        typer.echo(f"report: {out / 'report.html'}")
-    if not (outcome.target_met or quick):
-        raise typer.Exit(1)

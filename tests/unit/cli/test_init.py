@@ -1,28 +1,21 @@
-"""`tackboard init`: a dataset, a recipe and a summary. `tackboard demo`: what it prints and when it fails.
-
-The demo's pipeline itself is tested in tests/unit/flow.
-"""
+"""`tackboard init`: a dataset, a recipe and a summary."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tackboard.cli.start import demo, init
+from tackboard.cli.init import init
 from tackboard.core.errors import UsageError
 from tackboard.events.dataset import open_dataset
 from tackboard.events.privacy.forgetting import add_forgotten, user_ids_of
-from tackboard.flow import demo as flow_demo
 
 app = typer.Typer()
 app.command()(init)
-app.command()(demo)
 
 LOG = """\
 who,what,when,how
@@ -41,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*options: str) -> Result:
-    return CliRunner().invoke(app, ["init", "--from", "my log.csv", *COLUMNS, *options])
+    return CliRunner().invoke(app, ["--from", "my log.csv", *COLUMNS, *options])
 
 
 def test_a_log_becomes_a_dataset_and_a_recipe_with_a_summary(folder: Path) -> None:
@@ -85,7 +78,7 @@ def test_files_and_folders_are_given_by_name_or_by_option(folder: Path) -> None:
     (folder / "logs" / "a.csv").write_text(LOG)
     (folder / "more.csv").write_text(LOG.replace("2024-05-01", "2024-05-02"))
     options = ("--json", "--out", "elsewhere", "--recipe", "mine.py")
-    result = CliRunner().invoke(app, ["init", "logs", "more.csv", "--from", "my log.csv", *COLUMNS, *options])
+    result = CliRunner().invoke(app, ["logs", "more.csv", "--from", "my log.csv", *COLUMNS, *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert (found["report"]["rows_read"], found["report"]["duplicates"]) == (9, 3)
@@ -94,7 +87,7 @@ def test_files_and_folders_are_given_by_name_or_by_option(folder: Path) -> None:
 
 
 def test_without_a_log_it_says_so(folder: Path) -> None:
-    result = CliRunner().invoke(app, ["init", *COLUMNS])
+    result = CliRunner().invoke(app, [*COLUMNS])
     assert isinstance(result.exception, UsageError)
     assert "no log was given" in str(result.exception)
 
@@ -109,35 +102,3 @@ def test_forgotten_users_and_missing_positions_are_told(folder: Path) -> None:
     add_forgotten(folder / "datasets" / "my-log", user_ids_of("bob"))
     lines = [" ".join(line.split()) for line in run(*options, "--force").output.splitlines()]
     assert "rows kept 2" in lines and "left out 1 events of forgotten users" in lines
-
-
-@pytest.mark.parametrize(
-    ("options", "gap_closed", "code", "says"),
-    [
-        (["--out", "here"], 0.55, 0, "Met: the model closes 55.0%"),
-        ([], 0.2, 1, "Not met"),
-        (["--quick", "--json"], 0.0, 0, ""),
-    ],
-)
-def test_a_demo_says_whether_it_met_its_target(
-    monkeypatch: pytest.MonkeyPatch, options: list[str], gap_closed: float, code: int, says: str
-) -> None:
-    configs: list[Any] = []
-
-    def run_demo(config: Any) -> Any:
-        configs.append(config)
-        summary = {"gap_closed": gap_closed}
-        return SimpleNamespace(
-            quick=config.quick, gap_closed=gap_closed, target_met=gap_closed >= 0.4, summary=lambda: summary
-        )
-
-    monkeypatch.setattr(flow_demo, "run_demo", run_demo)
-    result = CliRunner().invoke(app, ["demo", *options])
-    assert result.exit_code == code
-    assert says in result.stderr
-    out = Path("here" if "here" in options else "demo")
-    assert (configs[0].out, configs[0].quick) == (out, "--quick" in options)
-    if "--json" in options:
-        assert json.loads(result.stdout.splitlines()[-1]) == {"gap_closed": gap_closed}
-    else:
-        assert result.stdout == f"report: {out / 'report.html'}\n"
