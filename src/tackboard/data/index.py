@@ -6,9 +6,8 @@ buckets and of items, not with that of events. The next run over the same snapsh
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
 where the two are little-endian int64, and <settings> is a hash of all that decides them. Requests (request_loader.py)
-are counted in the same way, without items. Decided: a kept index is a
-help and never a need. One that is damaged, or does not fit the dataset, is made again. One that cannot be written, in a
-folder that is read-only say, is not kept.
+are counted in the same way, without items. Decided: a kept index is a help and never a need. One that is damaged, or
+does not fit the dataset, is made again. One that cannot be written, in a folder that is read-only say, is not kept.
 """
 
 from __future__ import annotations

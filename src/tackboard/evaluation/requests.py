@@ -61,9 +61,10 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
                 label = torch.where(batch.known[name], batch.labels[name], -1.0)
                 found.append(label.cpu().numpy().astype(np.int8))
             progress.advance(1)
-            met = np.union1d(met, users)
-            if max_users is not None and len(met) >= max_users:
-                break
+            if max_users is not None:
+                met = np.union1d(met, users)
+                if len(met) >= max_users:
+                    break
     scores, users, items = (np.concatenate(part) for part in zip(*parts, strict=True))
     answers = Answers(scores, users, items, {name: np.concatenate(found) for name, found in labels.items()})
     return answers if max_users is None else answers.take(np.isin(users, met[:max_users]))
