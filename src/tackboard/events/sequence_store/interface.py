@@ -1,22 +1,24 @@
 """One interface to user sequences, whatever engine holds them.
 
-Events of users come in, one at a time or in bulk; columns of one or many users come out. What an engine has to bring
-is small: take a change of a user and make it whole or not at all, and give back bytes. Everything that decides what a
-sequence *is* (order, duplicates, cap, ranges) stands in `merging` and `selection` and is the same for all engines.
+Events of users come in, one at a time or in bulk; columns of one or many users come out. An engine is a key-value
+store: it fetches bytes, and it writes an `Update` whole or not at all. Everything else is the same for all engines:
+seals, names, notes and retries here; order, duplicates, cap and ranges in `merging` and `selection`.
 
-Decided: a user who was forgotten stays forgotten for what was received before: a late event or an old snapshot does
-not bring it back, and events received after that moment begin a new history. The store remembers a salted digest of
-the id for this, not the id.
+Decided: a user who was forgotten stays forgotten for everything received before that moment: a late event or an old
+snapshot does not bring the user back, and events received afterwards begin a new history. The store remembers a salted
+digest of the user id for this, not the id.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +34,18 @@ from tackboard.events.sequence_store.batch import (
     now_ms,
     with_codes,
 )
-from tackboard.events.sequence_store.codec import RowCodec
+from tackboard.events.sequence_store.codec import Head, RowCodec
 from tackboard.events.sequence_store.config import BUILT_IN, StoreConfig
-from tackboard.events.sequence_store.merging import Change, State, all_columns, replace_change
-from tackboard.events.sequence_store.sealing import Seals, names_place
-from tackboard.events.sequence_store.selection import Query
+from tackboard.events.sequence_store.merging import (
+    Change,
+    Load,
+    State,
+    all_columns,
+    recent_columns,
+    replace_change,
+)
+from tackboard.events.sequence_store.sealing import SealedEvent, Seals, names_place
+from tackboard.events.sequence_store.selection import Query, Reading, Request, select
 from tackboard.events.sequence_store.values import (
     Columns,
     Integers,
@@ -52,12 +61,18 @@ NAMED = tuple(name for name, kind in BUILT_IN.items() if kind == "name")
 """Columns of names that the whole store shares."""
 UNKNOWN_CODE = 1 << 31
 """Where the codes begin that a name gets for one call."""
+USERS_PER_CALL = 256
+"""Users whose events are fetched at once."""
+STEP_S = 0.02
+"""Work on many users is committed at least this often, so that other writers wait no longer."""
 DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
 Edit = Callable[[int, State], Change | None]
-"""What to do with a user: its state in, a change or None out. May be called again where somebody else was faster."""
+"""What to do with a user: its state in, a change or None out. Called again where another client changed the user."""
 Look = Callable[[int, State], None]
-"""Reads a user's state. May be called again where somebody else changed the user meanwhile."""
+"""Reads a user's state. Called again where another client changed the user meanwhile."""
+ColumnRequest = tuple[int, Sequence[str], Sequence[int]]
+"""A user, and the columns and chunks that are wanted of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +107,28 @@ class Sequences:
         """The events as plain dictionaries. For people and tests."""
         lists = {name: column.to_pylist() for name, column in self.columns.items()}
         return [{name: lists[name][row] for name in lists} for row in range(self.num_events)]
+
+
+class Fetched(NamedTuple):
+    """A user as an engine holds it, with seals still on the buffered events."""
+
+    stamp: bytes | None
+    """Changes whenever events move into other chunks; None where the engine's transactions rule that out."""
+    head: Head
+    recent: list[SealedEvent]
+
+
+@dataclasses.dataclass
+class Update:
+    """What one transaction writes."""
+
+    users: dict[int, Change] = dataclasses.field(default_factory=dict)
+    entries: dict[str, Mapping[Any, bytes | None]] = dataclasses.field(default_factory=dict)
+    """Table, then key, then value; None deletes the key."""
+
+
+class MovedError(Exception):
+    """Another client moved a user's events between two looks at them: look again."""
 
 
 class SequenceStore(abc.ABC):
@@ -136,15 +173,29 @@ class SequenceStore(abc.ABC):
             raise UsageError(f"{len(ids)} user ids", allowed=f"allowed: one for each of the {num_rows(columns)} events")
         if not len(ids):
             return Appended(0)
-        return self._append(by_user(ids), columns)
+        self.seals.check_writable()
+        columns = self.coded(columns)
+        return self._append(by_user(ids), columns, self.codec.pack(columns))
 
     def forget(self, user_id: int) -> int:
-        """Deletes everything of a user at once; returns how many events that were.
+        """Deletes everything of a user at once; returns the number of deleted events.
 
         Nothing of them is left in the store's files when it returns. Events received before now are refused from
         here on.
         """
-        return self._forget(check_user_id(user_id), now_ms())
+        user, digest, at_ms = check_user_id(user_id), self.digest(user_id), now_ms()
+        num_events = 0
+
+        def decide() -> Update:
+            nonlocal num_events
+            (found,) = self._fetch([user])
+            num_events = min(found.head.num_events, self.config.max_events)
+            gone = {digest: self.seals.seal_forgotten(digest, at_ms)}
+            return Update({user: Change(Head(), clear_recent=True)}, {"gone": gone})
+
+        self._update(decide, tables=["gone"], users=[user])
+        self._scrub()
+        return num_events
 
     def retain(self, days: float, *, now: int | None = None) -> int:
         """Deletes events that happened more than `days` before `now` (ms, the clock's by default); returns how many.
@@ -230,67 +281,166 @@ class SequenceStore(abc.ABC):
                 changed[kind] = Values(codes, None, self._names[kind])
         return changed
 
-    # ---- what engines bring ----
+    # ---- users and what belongs to the whole store ----
 
-    @abc.abstractmethod
-    def user_ids(self) -> Integers:
-        """Every user with events, in rising order."""
-
-    @abc.abstractmethod
     def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
         """Applies `edit` to each user, whole or not at all for each, in small steps that let others in between."""
+        waiting = [int(user) for user in user_ids]
+        while waiting:
+            step, started = waiting[: self.users_per_update], time.monotonic()
+            seen: list[int] = []
 
-    @abc.abstractmethod
+            def decide(step: list[int] = step, started: float = started, seen: list[int] = seen) -> Update:
+                seen.clear()
+                update = Update()
+                for user in step:
+                    seen.append(user)
+                    change = edit(user, self._state(user))
+                    if change is not None:
+                        update.users[user] = change
+                    if time.monotonic() - started > STEP_S:
+                        break
+                return update
+
+            self._update(decide, tables=["gone"], users=step)
+            waiting = waiting[len(seen) :]
+            if waiting and len(step) > 1:
+                # A writer that waits looks at the lock now and then, so the lock must be free for a while.
+                time.sleep(min(0.005, time.monotonic() - started))
+
     def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
         """Shows `look` the state of each user; changes nothing, and lets others write in between."""
+        for user in user_ids:
+            is_done = False
+            while not is_done:
+                with self._reading(), contextlib.suppress(MovedError):
+                    look(int(user), self._state(int(user)))
+                    is_done = True
 
-    @abc.abstractmethod
     def check_engine(self) -> int:
-        """Checks what belongs to no user, and that no user is lost; returns how many users are forgotten.
+        """Checks what belongs to no user, and that no user is lost; returns the number of forgotten users.
 
         Damage raises CorruptFileError.
         """
+        with self._reading():
+            self._check_users()
+            gone = self._items("gone")
+            for digest, value in gone.items():
+                self.seals.open_forgotten(digest, value)
+        return len(gone)
 
-    @abc.abstractmethod
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
-        """When each of these users was forgotten; those who never were are left out."""
+        """When each of these users was forgotten; users who were never forgotten are left out."""
+        digests = [self.digest(user) for user in user_ids]
+        return {
+            user: self.seals.open_forgotten(digest, value)
+            for user, digest, value in zip(user_ids, digests, self._get("gone", digests), strict=True)
+            if value is not None
+        }
 
-    @abc.abstractmethod
     def note(self, key: str) -> str | None:
-        """What `set_note` kept under `key`."""
+        """The text that `set_note` kept under `key`."""
+        (text,) = self._get("notes", [key])
+        return None if text is None else self.seals.open_setting(f"note:{key}", text).decode()
 
-    @abc.abstractmethod
     def set_note(self, key: str, text: str | None) -> None:
         """Keeps a text in the store, for work that is done in steps; None deletes it."""
+        value = None if text is None else self.seals.seal_setting(f"note:{key}", text.encode())
+        self._update(lambda: Update(entries={"notes": {key: value}}))
+
+    def read_names(self, kind: str) -> list[str]:
+        """Names by their codes."""
+        return self.seals.open_names(kind, self._items(f"words:{kind}"))
+
+    def _add_names(self, kind: str, names: Sequence[str]) -> None:
+        """Gives new names codes; those that have one keep it."""
+
+        def decide() -> Update:
+            held = self.read_names(kind)
+            held += [name for name in names if name not in held]
+            codes = {name.encode("utf-8", "surrogatepass"): code for code, name in enumerate(held)} | {b"": len(held)}
+            sealed = {name: self.seals.seal_name(kind, name, code) for name, code in codes.items()}
+            return Update(entries={f"words:{kind}": sealed})
+
+        self._update(decide, tables=[f"words:{kind}"])
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and sizes, for people."""
+        with self._reading():
+            heads = [(head.num_events, head.num_recent) for _, head in self._heads()]
+            num_forgotten = len(self._items("gone"))
+            num_bytes = self._num_bytes()
+        return {
+            "engine": self.engine,
+            "format_version": self.seals.version,
+            "num_users": len(heads),
+            "num_events": sum(min(num_events, self.config.max_events) for num_events, _ in heads),
+            "num_buffered": sum(num_recent for _, num_recent in heads),
+            "num_forgotten_users": num_forgotten,
+            "num_bytes": num_bytes,
+            "durability": self.durability(),
+        }
+
+    # ---- what an engine brings: tables of keys and values, and the three parts of a user ----
+
+    engine: ClassVar[str]
+    users_per_update: ClassVar[int]
+    """Users whose changes are committed together."""
 
     @abc.abstractmethod
     def durability(self) -> str:
         """What an acknowledgement means here, in words."""
 
     @abc.abstractmethod
-    def stats(self) -> dict[str, Any]:
-        """Counts and sizes, for people."""
-
-    @abc.abstractmethod
     def close(self) -> None:
-        """Lets go of the store."""
+        """Closes the connection to the store."""
 
     @abc.abstractmethod
-    def _append(self, users: list[tuple[int, Integers]], columns: Columns) -> Appended: ...
+    def user_ids(self) -> Integers:
+        """Every user with events, in rising order."""
 
     @abc.abstractmethod
-    def _read(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]: ...
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the engine's errors become ours, and reads see one state where the engine can do that."""
 
     @abc.abstractmethod
-    def _forget(self, user_id: int, at_ms: int) -> int: ...
+    def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
+        """Values of a table: `gone` (by the digest of a user) or `notes`."""
 
     @abc.abstractmethod
-    def read_names(self, kind: str) -> list[str]:
-        """Names by their codes."""
+    def _items(self, table: str) -> dict[bytes, bytes]:
+        """A whole table at one instant: `gone`, `words:action` or `words:surface`."""
 
     @abc.abstractmethod
-    def _add_names(self, kind: str, names: Sequence[str]) -> None:
-        """Gives new names codes; those that have one keep it."""
+    def _fetch(self, user_ids: Sequence[int]) -> list[Fetched]:
+        """The heads and buffers of users, each at one instant."""
+
+    @abc.abstractmethod
+    def _fetch_columns(self, requests: Sequence[ColumnRequest]) -> list[tuple[bytes | None, list[bytes | None]]]:
+        """For each request the user's stamp, and its blobs, column by column, as sealed bytes."""
+
+    @abc.abstractmethod
+    def _update(self, decide: Callable[[], Update], *, tables: Sequence[str] = (), users: Sequence[int] = ()) -> None:
+        """Writes what `decide` returns, whole or not at all.
+
+        `decide` may read, and is called again where another client wrote to these tables or users meanwhile.
+        """
+
+    @abc.abstractmethod
+    def _append(self, users: list[tuple[int, Integers]], columns: Columns, packed: list[bytes]) -> Appended:
+        """Appends the events of each user; `packed` is everything of an event but its times."""
+
+    @abc.abstractmethod
+    def _heads(self) -> Iterator[tuple[int, Head]]:
+        """Every user and its head."""
+
+    @abc.abstractmethod
+    def _check_users(self) -> None:
+        """Raises CorruptFileError where a user has events and no head, or the engine finds damage of its own."""
+
+    @abc.abstractmethod
+    def _num_bytes(self) -> int:
+        """Bytes that the store takes."""
 
     @abc.abstractmethod
     def _scrub(self) -> None:
@@ -336,6 +486,59 @@ class SequenceStore(abc.ABC):
         """What is remembered of a user who was forgotten."""
         return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self.seals.salt, digest_size=16).digest()
 
+    def _state(self, user_id: int) -> State:
+        """A user as it is now. Columns of chunks are loaded later, and MovedError says that they have moved."""
+        (found,) = self._fetch([user_id])
+        return State(found.head, self._open_recent(user_id, found), self._loader(user_id, found.stamp))
+
+    def _loader(self, user_id: int, stamp: bytes | None) -> Load:
+        def load(names: Sequence[str], chunks: Sequence[int]) -> dict[tuple[str, int], bytes]:
+            ((stamp_now, blobs),) = self._fetch_columns([(user_id, names, chunks)])
+            if stamp_now != stamp:
+                raise MovedError
+            return self._open_columns(user_id, names, chunks, blobs)
+
+        return load
+
+    def _open_recent(self, user_id: int, found: Fetched) -> dict[str, Values] | None:
+        rows = self.seals.open_recent(user_id, found.recent, found.head.num_recent)
+        self.num_bytes_read += sum(len(row[1]) for row in rows)
+        return recent_columns(rows, self.codec)
+
+    def _open_columns(
+        self, user_id: int, names: Sequence[str], chunks: Sequence[int], blobs: Sequence[bytes | None]
+    ) -> dict[tuple[str, int], bytes]:
+        keys = [(name, chunk) for name in names for chunk in chunks]
+        found = self.seals.open_columns(user_id, dict(zip(keys, blobs, strict=True)), names, chunks)
+        self.num_bytes_read += sum(map(len, found.values()))
+        return found
+
+    def _read(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
+        with self._reading():
+            return [part for step in in_steps(user_ids, USERS_PER_CALL) for part in self._read_step(step, query)]
+
+    def _read_step(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
+        """Reads several users side by side: each round asks the engine once for all users that need more bytes."""
+        results: dict[int, dict[str, Values]] = {}
+        waiting = list(range(len(user_ids)))
+        while waiting:
+            fetched = dict(zip(waiting, self._fetch([user_ids[place] for place in waiting]), strict=True))
+            open_readings: dict[int, tuple[Reading, Request]] = {}
+            for place, found in fetched.items():
+                reading = select(found.head, self._open_recent(user_ids[place], found), query, self.config)
+                _advance(place, reading, None, open_readings, results)
+            waiting = []
+            while open_readings:
+                asked, open_readings = open_readings, {}
+                answers = self._fetch_columns([(user_ids[place], *request) for place, (_, request) in asked.items()])
+                for (place, (reading, request)), (stamp, blobs) in zip(asked.items(), answers, strict=True):
+                    if stamp != fetched[place].stamp:
+                        waiting.append(place)  # A writer has moved events meanwhile.
+                        continue
+                    opened = self._open_columns(user_ids[place], *request, blobs)
+                    _advance(place, reading, opened, open_readings, results)
+        return [results[place] for place in range(len(user_ids))]
+
     def _require_name(self, kind: str, code: int) -> None:
         """Reads the names again where `code` is newer than those that are known; it must have one."""
         if code >= len(self._names[kind]):
@@ -346,6 +549,22 @@ class SequenceStore(abc.ABC):
     def _remember(self, kind: str, names: list[str]) -> None:
         self._names[kind] = object_array(names)
         self._codes[kind] = {name: code for code, name in enumerate(names)}
+
+
+def _advance(
+    place: int,
+    reading: Reading,
+    blobs: Mapping[tuple[str, int], bytes] | None,
+    open_readings: dict[int, tuple[Reading, Request]],
+    results: dict[int, dict[str, Values]],
+) -> None:
+    """Sends a reading the bytes that it asked for; notes its next request, or its result."""
+    try:
+        request = next(reading) if blobs is None else reading.send(blobs)
+    except StopIteration as end:
+        results[place] = end.value
+    else:
+        open_readings[place] = (reading, request)
 
 
 def check_user_id(user_id: Any) -> int:

@@ -136,19 +136,14 @@ def duplicates(columns: Columns, codec: RowCodec) -> Mask:
 def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int] | None:
     """The change where `new` fits into the buffer, or None where it has to be merged."""
     head, times = state.head, new["time_ms"].values
-    late = times < head.chunked_until_ms
-    if head.num_recent + len(times) > config.recent_limit:
-        return None
-    if (head.num_late or late.any()) and head.num_events + len(times) > config.max_events:
-        # Readers count the cap from the oldest chunk: beyond it, nothing in the buffer may be older than a chunk.
-        return None
-    if (times <= head.chunked_until_ms).any() and times_in_chunks(head, state.load, times):
+    if not fits_buffer(head, state.load, times, config):
         return None
     known = set()
     if state.recent is not None:
         known = set(zip(state.recent["time_ms"].values.tolist(), codec.pack(state.recent), strict=True))
     rows: list[RecentRow] = []
     num_late = 0
+    late = times < head.chunked_until_ms
     received = new["received_ms"].values.tolist()
     for number, key in enumerate(zip(times.tolist(), codec.pack(new), strict=True)):
         if key not in known:
@@ -164,6 +159,20 @@ def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) ->
         next_arrival=head.next_arrival + len(rows),
     )
     return Change(changed, add_recent=rows), len(times) - len(rows)
+
+
+def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) -> bool:
+    """Whether events of these times can simply be put into the buffer.
+
+    There must be room, and no event in a chunk may have one of these times. Beyond the cap none may be late: readers
+    count the cap from the oldest chunk, so nothing in the buffer may be older than a chunk then.
+    """
+    oldest, until = int(times.min()), head.chunked_until_ms
+    if head.num_recent + len(times) > config.recent_limit:
+        return False
+    if (head.num_late or oldest < until) and head.num_events + len(times) > config.max_events:
+        return False
+    return oldest > until or not times_in_chunks(head, load, times)
 
 
 def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:

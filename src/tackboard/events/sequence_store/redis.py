@@ -28,7 +28,7 @@ import contextlib
 import dataclasses
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,25 +37,32 @@ from tackboard.core.errors import CorruptFileError, TackboardError, UsageError
 from tackboard.core.files import reach
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import Appended, Edit, Look, SequenceStore, in_steps, visible
-from tackboard.events.sequence_store.merging import Change, RecentRow, State, append_change, recent_columns
-from tackboard.events.sequence_store.redis_place import PARTS, SCAN_COUNT, Keys, Place
+from tackboard.events.sequence_store.interface import (
+    USERS_PER_CALL,
+    Appended,
+    ColumnRequest,
+    Fetched,
+    MovedError,
+    SequenceStore,
+    Update,
+    in_steps,
+    visible,
+)
+from tackboard.events.sequence_store.merging import Change, State, append_change
+from tackboard.events.sequence_store.redis_place import PARTS, Keys, Place
 from tackboard.events.sequence_store.sealing import (
     FORGOTTEN_PLACE,
     Seals,
     check_version,
     event_key,
     head_place,
-    names_place,
     open_settings,
     recent_place,
     seal_settings,
     split_event_key,
 )
-from tackboard.events.sequence_store.selection import Query, Reading, Request, select
-from tackboard.events.sequence_store.values import Columns, Integers, Values, take
+from tackboard.events.sequence_store.values import Columns, Integers, take
 
-USERS_PER_CALL = 256
 REGISTRY_PLACE = "the list of users"
 MIGRATING = "migrating"
 """Field of `meta` while a store is migrated."""
@@ -63,7 +70,7 @@ DAMAGED = -2
 """What the script for appending answers where it meets a damaged block."""
 EXACT = 1 << 53
 """The server's scripts count in doubles: what is not below this goes the slow way."""
-_SEALING = """
+_APPEND = """
 local function digest(data)
     local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)
     return (string.gsub(hex, '..', function(pair) return string.char(tonumber(pair, 16)) end))
@@ -72,11 +79,6 @@ local function opened(place, value)
     local content = string.sub(value, 1, -9)
     return digest(place .. content) == string.sub(value, -8) and content
 end
-"""
-"""`sealing` for the server. The first argument is the salt; a place ends with its colon and the key."""
-_APPEND = (
-    _SEALING
-    + """
 local head, recent, registry, gone, columns = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local head_place, recent_place, gone_place = ARGV[2], ARGV[3], ARGV[4]
 local first = 11
@@ -121,23 +123,8 @@ if added > 0 then
 end
 return {added, refused}
 """
-)
-_NAME = (
-    _SEALING
-    + """
-local held, count = redis.call('HGET', KEYS[1], ''), 0
-if held then count = tonumber(opened(ARGV[2], held) or -1) end
-if redis.call('HLEN', KEYS[1]) ~= (held and count + 1 or 0) then return -1 end
-for i = 3, #ARGV do
-    if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 0 then
-        redis.call('HSET', KEYS[1], ARGV[i], count .. digest(ARGV[2] .. ARGV[i] .. count))
-        count = count + 1
-    end
-end
-redis.call('HSET', KEYS[1], '', count .. digest(ARGV[2] .. count))
-return count
-"""
-)
+"""Puts events into a user's buffer, or answers that they need a merge. The two functions are `sealing` for the server:
+the first argument is the salt, and a place ends with its colon and the key."""
 
 
 def create_redis(url: str, config: StoreConfig) -> None:
@@ -159,6 +146,9 @@ def create_redis(url: str, config: StoreConfig) -> None:
 class RedisStore(SequenceStore):
     """A store on a Redis server; see the module's table."""
 
+    engine = "redis"
+    users_per_update = 1
+
     def __init__(self, url: str) -> None:
         self.place = Place.of(url)
         self.url = url
@@ -172,7 +162,6 @@ class RedisStore(SequenceStore):
         super().__init__(config, seals)
         self._numbers = {name: number for number, name in enumerate(self.config.columns)}
         self._append_script = self._client.register_script(_APPEND)
-        self._name_script = self._client.register_script(_NAME)
 
     def _open_meta(self) -> tuple[Seals, StoreConfig]:
         with self.place.explained():
@@ -233,104 +222,99 @@ class RedisStore(SequenceStore):
             self.seals.open(value, REGISTRY_PLACE, member)
         return np.array(sorted(map(int, entries)), dtype=np.int64)
 
-    def stats(self) -> dict[str, Any]:
-        users = self.user_ids()
-        num_events = num_recent = 0
-        with self.place.explained():
-            for step in in_steps(users, USERS_PER_CALL):
-                pipe = self._client.pipeline(transaction=False)
-                for user in step:
-                    pipe.hget(self._keys.user(user, "head"), "directory").hlen(self._keys.user(user, "recent"))
-                answers = pipe.execute()
-                for user, directory, recent in zip(step, answers[::2], answers[1::2], strict=True):
-                    chunked = 0 if directory is None else self.seals.open_head(user, directory).num_chunked
-                    num_recent += recent
-                    num_events += min(self.config.max_events, chunked + recent)
-            num_forgotten = self._client.hlen(self._keys.of("gone"))
-            num_bytes = int(self._client.info("memory")["used_memory"])
-        return {
-            "engine": "redis",
-            "format_version": self.seals.version,
-            "num_users": len(users),
-            "num_events": num_events,
-            "num_buffered": num_recent,
-            "num_forgotten_users": int(num_forgotten),
-            "num_bytes": num_bytes,
-            "durability": self.durability(),
-        }
+    def _heads(self) -> Iterator[tuple[int, Head]]:
+        for step in in_steps(self.user_ids(), USERS_PER_CALL):
+            pipe = self._client.pipeline(transaction=False)
+            for user in step:
+                pipe.hget(self._keys.user(user, "head"), "directory").hlen(self._keys.user(user, "recent"))
+            answers = pipe.execute()
+            for user, directory, num_recent in zip(step, answers[::2], answers[1::2], strict=True):
+                yield user, dataclasses.replace(self._head(user, directory), num_recent=num_recent)
 
-    def note(self, key: str) -> str | None:
-        with self.place.explained():
-            text = self._client.hget(self._keys.of("notes"), key)
-        return None if text is None else self.seals.open_setting(f"note:{key}", text).decode()
+    def _num_bytes(self) -> int:
+        return int(self._client.info("memory")["used_memory"])
 
-    def set_note(self, key: str, text: str | None) -> None:
-        self.seals.check_writable()
-        with self.place.explained():
-            if text is None:
-                self._client.hdel(self._keys.of("notes"), key)
-            else:
-                value = self.seals.seal_setting(f"note:{key}", text.encode())
-                self._client.hset(self._keys.of("notes"), key, value)
-
-    def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
-        if not user_ids:
-            return {}
-        digests = [self.digest(user) for user in user_ids]
-        with self.place.explained():
-            values = self._client.hmget(self._keys.of("gone"), digests)
-        return {
-            user: self.seals.open_forgotten(digest, value)
-            for user, digest, value in zip(user_ids, digests, values, strict=True)
-            if value is not None
-        }
-
-    def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
-        self.edit(user_ids, lambda user_id, state: look(user_id, state))
-
-    def check_engine(self) -> int:
-        """Looks for users whose keys are there and who are not listed; opens every entry of those forgotten."""
+    def _check_users(self) -> None:
+        """Looks for users who have keys and are not in the list of users."""
         listed = set(self.user_ids().tolist())
+        for user in self._keys.users_of(self._client):
+            if user not in listed and user not in self.user_ids():
+                raise self.seals.damaged(f"the entry of user {user} in {REGISTRY_PLACE}", "is missing")
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        return self.place.explained()
+
+    def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
         with self.place.explained():
-            for user in self._keys.users_of(self._client):
-                if user not in listed and user not in self.user_ids():
-                    raise self.seals.damaged(f"the entry of user {user} in {REGISTRY_PLACE}", "is missing")
-            num_forgotten = 0
-            for digest, value in self._client.hscan_iter(self._keys.of("gone"), count=SCAN_COUNT):
-                self.seals.open_forgotten(digest, value)
-                num_forgotten += 1
-        return num_forgotten
+            found: list[bytes | None] = self._client.hmget(self._keys.of(table), keys) if keys else []
+        return found
 
-    def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
+    def _items(self, table: str) -> dict[bytes, bytes]:
+        with self.place.explained():
+            found: dict[bytes, bytes] = self._client.hgetall(self._keys.of(table))
+        return found
+
+    def _fetch(self, user_ids: Sequence[int]) -> list[Fetched]:
+        pipe = self._client.pipeline()
         for user in user_ids:
-            self._edit_one(int(user), edit)
+            head, recent, columns = (self._keys.user(user, part) for part in PARTS)
+            pipe.hmget(head, ["directory", "recent"]).hgetall(recent).hlen(columns)
+        answers = pipe.execute()
+        return [self._fetched(user, *answers[3 * row : 3 * row + 3]) for row, user in enumerate(user_ids)]
 
-    def _edit_one(self, user_id: int, edit: Edit) -> None:
+    def _fetched(
+        self, user_id: int, state: Sequence[bytes | None], recent: Mapping[bytes, bytes], num_columns: int
+    ) -> Fetched:
+        directory, count = state
+        head = self._head(user_id, directory)
+        if num_columns != len(head.chunks) * len(self._numbers):
+            raise self.seals.damaged(head_place(user_id), f"does not fit {num_columns} stored columns")
+        try:
+            num_recent = int(count or 0) if self.seals.has_seals else len(recent)
+            held = [(*split_event_key(key), value) for key, value in recent.items()]
+        except (ValueError, struct.error):
+            raise self.seals.damaged(recent_place(user_id)) from None
+        return Fetched(directory, dataclasses.replace(head, num_recent=num_recent, next_arrival=num_recent), held)
+
+    def _head(self, user_id: int, directory: bytes | None) -> Head:
+        return Head() if directory is None else self.seals.open_head(user_id, directory)
+
+    def _fetch_columns(self, requests: Sequence[ColumnRequest]) -> list[tuple[bytes | None, list[bytes | None]]]:
+        pipe = self._client.pipeline()
+        for user, names, chunks in requests:
+            pipe.hget(self._keys.user(user, "head"), "directory")
+            pipe.hmget(self._keys.user(user, "columns"), self._blob_names(names, chunks))
+        answers = pipe.execute()
+        return list(zip(answers[::2], answers[1::2], strict=True))
+
+    def _update(self, decide: Callable[[], Update], *, tables: Sequence[str] = (), users: Sequence[int] = ()) -> None:
         from redis.exceptions import WatchError
 
-        watched = [self._keys.user(user_id, "head"), self._keys.user(user_id, "recent"), self._keys.of("gone")]
+        self.seals.check_writable()
+        watched = [self._keys.of(table) for table in tables]
+        watched += [self._keys.user(user, part) for user in users for part in ("head", "recent")]
         with self.place.explained(), self._client.pipeline() as pipe:
             while True:
                 try:
-                    pipe.watch(*watched)
-                    change = edit(user_id, self._state(pipe, user_id))
-                    if change is None:
-                        return
-                    self.seals.check_writable()
+                    if watched:
+                        pipe.watch(*watched)
+                    update = decide()
                     pipe.multi()
-                    self._apply(pipe, user_id, change)
+                    for user, change in update.users.items():
+                        self._apply(pipe, user, change)
+                    for table, entries in update.entries.items():
+                        for key, value in entries.items():
+                            name = self._keys.of(table)
+                            _ = pipe.hdel(name, key) if value is None else pipe.hset(name, key, value)
                     reach("sequences:before-commit")
                     pipe.execute()
                     reach("sequences:after-commit")
                     return
-                except WatchError:
-                    continue
+                except (WatchError, MovedError):
+                    pipe.reset()
 
-    def _append(self, users: list[tuple[int, Integers]], columns: Columns) -> Appended:
-        self.seals.check_writable()
-        columns = self.coded(columns)
+    def _append(self, users: list[tuple[int, Integers]], columns: Columns, packed: list[bytes]) -> Appended:
         times, received = columns["time_ms"].values.tolist(), columns["received_ms"].values.tolist()
-        packed = self.codec.pack(columns)
         late: list[tuple[int, Integers]] = []
         num_added = num_refused = 0
         for start in range(0, len(users), USERS_PER_CALL):
@@ -384,120 +368,11 @@ class RedisStore(SequenceStore):
             counts = (len(kept) - num_duplicates, num_refused)
             return change
 
-        self._edit_one(user, edit)
+        self.edit([user], edit)
         return counts
-
-    def _read(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
-        results: list[dict[str, Values]] = []
-        with self.place.explained():
-            for step in in_steps(user_ids, USERS_PER_CALL):
-                results += self._read_step(step, query)
-        return results
-
-    def _read_step(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
-        """Reads of several users side by side: each round asks the server once for all that go on."""
-        results: dict[int, dict[str, Values]] = {}
-        waiting = list(range(len(user_ids)))
-        while waiting:
-            pipe = self._client.pipeline()
-            for place in waiting:
-                self._ask_head(pipe, user_ids[place])
-            answers = pipe.execute()
-            heads = {place: answers[3 * n : 3 * n + 3] for n, place in enumerate(waiting)}
-            open_readings: dict[int, tuple[Reading, Request]] = {}
-            for place in waiting:
-                head, rows = self._parse_head(user_ids[place], *heads[place])
-                self.num_bytes_read += sum(len(row[1]) for row in rows)
-                reading = select(head, recent_columns(rows, self.codec), query, self.config)
-                _advance(place, reading, None, open_readings, results)
-            waiting = []
-            while open_readings:
-                pipe = self._client.pipeline()
-                for place, (_, (names, chunks)) in open_readings.items():
-                    pipe.hget(self._keys.user(user_ids[place], "head"), "directory")
-                    pipe.hmget(self._keys.user(user_ids[place], "columns"), self._blob_names(names, chunks))
-                answers = pipe.execute()
-                asked, open_readings = open_readings, {}
-                for n, (place, (reading, (names, chunks))) in enumerate(asked.items()):
-                    directory, blobs = answers[2 * n : 2 * n + 2]
-                    if directory != heads[place][0][0]:
-                        waiting.append(place)  # A writer has moved events meanwhile.
-                        continue
-                    found = self._blobs(user_ids[place], names, chunks, blobs)
-                    _advance(place, reading, found, open_readings, results)
-        return [results[place] for place in range(len(user_ids))]
-
-    def _forget(self, user_id: int, at_ms: int) -> int:
-        num_events = 0
-
-        def edit(_: int, state: State) -> Change:
-            nonlocal num_events
-            num_events = min(state.head.num_events, self.config.max_events)
-            return Change(Head(), clear_recent=True)
-
-        self.seals.check_writable()
-        with self.place.explained():
-            # First: from here on, no client takes in what was received before.
-            digest = self.digest(user_id)
-            self._client.hset(self._keys.of("gone"), digest, self.seals.seal_forgotten(digest, at_ms))
-        self._edit_one(user_id, edit)
-        return num_events
 
     def _scrub(self) -> None:
         """Nothing: memory that was freed holds no keys, and the server's files are its operator's."""
-
-    def read_names(self, kind: str) -> list[str]:
-        with self.place.explained():
-            return self.seals.open_names(kind, self._client.hgetall(self._keys.of(f"words:{kind}")))
-
-    def _add_names(self, kind: str, names: Sequence[str]) -> None:
-        self.seals.check_writable()
-        encoded = [name.encode("utf-8", "surrogatepass") for name in names]
-        with self.place.explained():
-            arguments = [self.seals.salt, f"{names_place(kind)}:", *encoded]
-            if self._name_script(keys=[self._keys.of(f"words:{kind}")], args=arguments) < 0:
-                raise self.seals.damaged(names_place(kind))
-
-    def _ask_head(self, pipe: Any, user_id: int) -> list[Any]:
-        """What `_parse_head` takes: the answers of the server, or of a pipeline, which gives them later."""
-        head, recent, columns = (self._keys.user(user_id, part) for part in PARTS)
-        return [pipe.hmget(head, ["directory", "recent"]), pipe.hgetall(recent), pipe.hlen(columns)]
-
-    def _parse_head(
-        self, user_id: int, state: Sequence[bytes | None], recent: Mapping[bytes, bytes], num_columns: int
-    ) -> tuple[Head, list[RecentRow]]:
-        directory, count = state
-        head = Head() if directory is None else self.seals.open_head(user_id, directory)
-        if num_columns != len(head.chunks) * len(self._numbers):
-            raise self.seals.damaged(head_place(user_id), f"does not fit {num_columns} stored columns")
-        try:
-            num_recent = int(count or 0) if self.seals.has_seals else len(recent)
-            held = [(*split_event_key(key), value) for key, value in recent.items()]
-        except (ValueError, struct.error):
-            raise self.seals.damaged(recent_place(user_id)) from None
-        rows = self.seals.open_recent(user_id, held, num_recent)
-        return dataclasses.replace(head, num_recent=len(rows), next_arrival=len(rows)), rows
-
-    def _state(self, pipe: Any, user_id: int) -> State:
-        """A user's state, read while its keys are watched."""
-        from redis.exceptions import WatchError
-
-        answers = self._ask_head(pipe, user_id)
-        try:
-            head, rows = self._parse_head(user_id, *answers)
-        except CorruptFileError:
-            # The three were not read at one instant.
-            if self._ask_head(pipe, user_id) == answers:
-                raise
-            raise WatchError("another client has moved the events meanwhile") from None
-
-        def load(names: Sequence[str], chunks: Sequence[int]) -> dict[tuple[str, int], bytes]:
-            blobs = pipe.hmget(self._keys.user(user_id, "columns"), self._blob_names(names, chunks))
-            if None in blobs and pipe.hget(self._keys.user(user_id, "head"), "directory") != answers[0][0]:
-                raise WatchError("another client has moved the events meanwhile")
-            return self._blobs(user_id, names, chunks, blobs)
-
-        return State(head, recent_columns(rows, self.codec), load)
 
     def _apply(self, pipe: Any, user_id: int, change: Change) -> None:
         head, recent, columns = (self._keys.user(user_id, part) for part in PARTS)
@@ -525,31 +400,7 @@ class RedisStore(SequenceStore):
     def _blob_names(self, names: Sequence[str], chunks: Sequence[int]) -> list[str]:
         return [f"{self._numbers[name]}:{chunk}" for name in names for chunk in chunks]
 
-    def _blobs(
-        self, user_id: int, names: Sequence[str], chunks: Sequence[int], blobs: Sequence[bytes | None]
-    ) -> dict[tuple[str, int], bytes]:
-        keys = [(name, chunk) for name in names for chunk in chunks]
-        found = self.seals.open_columns(user_id, dict(zip(keys, blobs, strict=True)), names, chunks)
-        self.num_bytes_read += sum(map(len, found.values()))
-        return found
-
 
 def registry_entry(seals: Seals, user_id: int) -> bytes:
     """What stands beside a user in the list of users: nothing but the seal."""
     return seals.seal(b"", REGISTRY_PLACE, b"%d" % user_id)
-
-
-def _advance(
-    place: int,
-    reading: Reading,
-    blobs: Mapping[tuple[str, int], bytes] | None,
-    open_readings: dict[int, tuple[Reading, Request]],
-    results: dict[int, dict[str, Values]],
-) -> None:
-    """Sends a reading what it asked for; notes what it asks for next, or its result."""
-    try:
-        request = next(reading) if blobs is None else reading.send(blobs)
-    except StopIteration as end:
-        results[place] = end.value
-    else:
-        open_readings[place] = (reading, request)

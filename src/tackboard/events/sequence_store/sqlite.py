@@ -20,11 +20,12 @@ what was deleted; before `forget` returns, the write-ahead log is emptied and un
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,15 @@ from tackboard.core.errors import CorruptFileError, DataError, StorageError, Tac
 from tackboard.core.files import fsync_path, reach, remove_leftovers, staging_directory
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import Appended, Edit, Look, SequenceStore, visible
-from tackboard.events.sequence_store.merging import (
-    Change,
-    Load,
-    RecentRow,
-    State,
-    append_change,
-    recent_columns,
-    times_in_chunks,
+from tackboard.events.sequence_store.interface import (
+    Appended,
+    ColumnRequest,
+    Fetched,
+    SequenceStore,
+    Update,
+    visible,
 )
+from tackboard.events.sequence_store.merging import Change, append_change, fits_buffer
 from tackboard.events.sequence_store.scrubbing import zero_unallocated
 from tackboard.events.sequence_store.sealing import (
     UNSEALED_VERSION,
@@ -52,8 +52,7 @@ from tackboard.events.sequence_store.sealing import (
     open_settings,
     seal_settings,
 )
-from tackboard.events.sequence_store.selection import Query, select
-from tackboard.events.sequence_store.values import Columns, Integers, Values, take
+from tackboard.events.sequence_store.values import Columns, Integers, take
 
 APPLICATION_ID = 0x54425351  # "TBSQ": what makes an SQLite file a sequence store
 PAGE_BYTES = 4096
@@ -61,9 +60,6 @@ BUSY_S = 30.0
 """How long a writer waits for another before it gives up."""
 POLL_S = 0.0005
 """How often a writer looks whether the other is done."""
-USERS_PER_STEP = 32
-STEP_S = 0.02
-"""Work on many users is committed after so many of them, or after so long: others wait no longer."""
 SYNCHRONOUS = {"full": "synced to disk before it is acknowledged", "normal": "may be lost when the machine loses power"}
 SCHEMA = """
 CREATE TABLE settings (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -84,6 +80,22 @@ VERSION_1 = {
     "blocks": "SELECT user_id, number, chunk, data FROM columns",
 }
 """Today's tables out of those of a file of version 1."""
+_GET = {
+    "gone": "SELECT forgotten_ms FROM gone WHERE digest = ?",
+    "notes": "SELECT value FROM settings WHERE key = 'note:' || ?",
+}
+_ITEMS = {
+    "gone": "SELECT digest, forgotten_ms FROM gone",
+    "words:action": "SELECT name, code FROM words WHERE kind = 'action'",
+    "words:surface": "SELECT name, code FROM words WHERE kind = 'surface'",
+}
+_PUT = {
+    "gone": "INSERT OR REPLACE INTO gone VALUES (?, ?)",
+    "notes": "INSERT OR REPLACE INTO settings VALUES ('note:' || ?, ?)",
+    "words:action": "INSERT OR REPLACE INTO words VALUES ('action', ?, ?)",
+    "words:surface": "INSERT OR REPLACE INTO words VALUES ('surface', ?, ?)",
+}
+_DELETE_NOTE = "DELETE FROM settings WHERE key = 'note:' || ?"
 _ADD_RECENT = "INSERT OR IGNORE INTO buffer VALUES (?, ?, ?, ?)"
 _PUT_HEAD = "INSERT OR REPLACE INTO heads VALUES (?, ?)"
 _LOST_HEADS = """
@@ -122,6 +134,9 @@ def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYT
 class SqliteStore(SequenceStore):
     """A store in one file. `synchronous`: `full`, or `normal` for a log that can be replayed after a power cut."""
 
+    engine = "sqlite"
+    users_per_update = 32
+
     def __init__(self, path: Path, *, synchronous: str = "full", busy_s: float = BUSY_S) -> None:
         if synchronous not in SYNCHRONOUS:
             raise UsageError(f"synchronous {synchronous!r}", allowed=f"allowed: {', '.join(SYNCHRONOUS)}")
@@ -150,75 +165,20 @@ class SqliteStore(SequenceStore):
             self._check_owners()
         return np.array(users, np.int64)
 
-    def stats(self) -> dict[str, Any]:
-        num_users = num_events = num_recent = 0
-        with self._reading():
-            for _, head in self._heads():
-                num_users += 1
-                num_events += min(head.num_events, self.config.max_events)
-                num_recent += head.num_recent
-            (num_forgotten,) = self._db.execute("SELECT count(*) FROM gone").fetchone()
-        sizes = [self.path.with_name(self.path.name + suffix) for suffix in ("", "-wal")]
-        return {
-            "engine": "sqlite",
-            "format_version": self.seals.version,
-            "num_users": num_users,
-            "num_events": num_events,
-            "num_buffered": num_recent,
-            "num_forgotten_users": num_forgotten,
-            "num_bytes": sum(path.stat().st_size for path in sizes if path.exists()),
-            "durability": self.durability(),
-        }
-
-    def note(self, key: str) -> str | None:
-        with explained(self.path):
-            row = self._db.execute("SELECT value FROM settings WHERE key = ?", (f"note:{key}",)).fetchone()
-        return None if row is None else self.seals.open_setting(f"note:{key}", row[0]).decode()
-
-    def set_note(self, key: str, text: str | None) -> None:
-        with self._writing():
-            if text is None:
-                self._db.execute("DELETE FROM settings WHERE key = ?", (f"note:{key}",))
-            else:
-                self._set(f"note:{key}", text)
-
-    def _set(self, key: str, text: str) -> None:
-        row = (key, self.seals.seal_setting(key, text.encode()))
-        self._db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", row)
-
-    def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
-        with explained(self.path):
-            if self._db.execute("SELECT 1 FROM gone LIMIT 1").fetchone() is None:
-                return {}
-            found = {}
-            for user in user_ids:
-                digest = self.digest(user)
-                row = self._db.execute("SELECT forgotten_ms FROM gone WHERE digest = ?", (digest,)).fetchone()
-                if row is not None:
-                    found[user] = self.seals.open_forgotten(digest, row[0])
-            return found
-
-    def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
-        for user in user_ids:
-            with self._reading():
-                look(int(user), self._state(int(user), self._head(int(user))))
-
-    def check_engine(self) -> int:
-        """Has SQLite check its own pages; then every user must have its head, and every forgotten one its entry."""
-        with self._reading():
-            problems = [text for (text,) in self._db.execute("PRAGMA integrity_check(10)")]
-            if problems != ["ok"]:
-                raise self.seals.damaged("SQLite", f"finds: {problems[0]}")
-            self._check_owners()
-            num_forgotten = 0
-            for digest, value in self._db.execute("SELECT digest, forgotten_ms FROM gone"):
-                self.seals.open_forgotten(digest, value)
-                num_forgotten += 1
-        return num_forgotten
-
     def _heads(self) -> Iterator[tuple[int, Head]]:
         for user, value in self._db.execute("SELECT user_id, head FROM heads ORDER BY user_id"):
             yield user, self.seals.open_head(user, value)
+
+    def _num_bytes(self) -> int:
+        files = [self.path.with_name(self.path.name + suffix) for suffix in ("", "-wal")]
+        return sum(path.stat().st_size for path in files if path.exists())
+
+    def _check_users(self) -> None:
+        """Has SQLite check its own pages; then every user must have its head."""
+        problems = [text for (text,) in self._db.execute("PRAGMA integrity_check(10)")]
+        if problems != ["ok"]:
+            raise self.seals.damaged("SQLite", f"finds: {problems[0]}")
+        self._check_owners()
 
     def _check_owners(self) -> None:
         for table in ("buffer", "blocks"):
@@ -226,27 +186,54 @@ class SqliteStore(SequenceStore):
             if row is not None:
                 raise self.seals.damaged(head_place(row[0]), "is missing")
 
-    def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
-        waiting = [int(user) for user in user_ids]
-        done = 0
-        while done < len(waiting):
-            started = time.monotonic()
-            with self._writing():
-                for user in waiting[done : done + USERS_PER_STEP]:
-                    change = edit(user, self._state(user, self._head(user)))
-                    if change is not None:
-                        self._apply(user, change)
-                    done += 1
-                    if time.monotonic() - started > STEP_S:
-                        break
-            if done < len(waiting):
-                # Whoever waits looks now and then: the lock must be free for a while.
-                time.sleep(min(0.005, time.monotonic() - started))
+    def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
+        with explained(self.path):
+            rows = [self._db.execute(_GET[table], (key,)).fetchone() for key in keys]
+        return [None if row is None else row[0] for row in rows]
 
-    def _append(self, users: list[tuple[int, Integers]], columns: Columns) -> Appended:
-        columns = self.coded(columns)
+    def _items(self, table: str) -> dict[bytes, bytes]:
+        with explained(self.path):
+            return dict(self._db.execute(_ITEMS[table]).fetchall())
+
+    def _fetch(self, user_ids: Sequence[int]) -> list[Fetched]:
+        return [Fetched(None, head, self._recent(user, head)) for user in user_ids for head in [self._head(user)]]
+
+    def _head(self, user_id: int) -> Head:
+        row = self._db.execute("SELECT head FROM heads WHERE user_id = ?", (user_id,)).fetchone()
+        if row is not None:
+            return self.seals.open_head(user_id, row[0])
+        for table in ("buffer", "blocks"):
+            if self._db.execute(f"SELECT 1 FROM {table} WHERE user_id = ? LIMIT 1", (user_id,)).fetchone():
+                raise self.seals.damaged(head_place(user_id), "is missing")
+        return Head()
+
+    def _recent(self, user_id: int, head: Head) -> list[Any]:
+        query = "SELECT time_ms, event, value FROM buffer WHERE user_id = ?"
+        return self._db.execute(query, (user_id,)).fetchall() if head.num_recent else []
+
+    def _fetch_columns(self, requests: Sequence[ColumnRequest]) -> list[tuple[bytes | None, list[bytes | None]]]:
+        query = "SELECT chunk, data FROM blocks WHERE user_id = ? AND number = ? AND chunk BETWEEN ? AND ?"
+        answers: list[tuple[bytes | None, list[bytes | None]]] = []
+        for user, names, chunks in requests:
+            blobs: list[bytes | None] = []
+            for name in names:
+                found = dict(self._db.execute(query, (user, self._numbers[name], chunks[0], chunks[-1])))
+                blobs += [found.get(chunk) for chunk in chunks]
+            answers.append((None, blobs))
+        return answers
+
+    def _update(self, decide: Callable[[], Update], *, tables: Sequence[str] = (), users: Sequence[int] = ()) -> None:
+        with self._writing():
+            update = decide()
+            for user, change in update.users.items():
+                self._apply(user, change)
+            for table, entries in update.entries.items():
+                for key, value in entries.items():
+                    statement, row = (_DELETE_NOTE, (key,)) if value is None else (_PUT[table], (key, value))
+                    self._db.execute(statement, row)
+
+    def _append(self, users: list[tuple[int, Integers]], columns: Columns, packed: list[bytes]) -> Appended:
         times, received = columns["time_ms"].values.tolist(), columns["received_ms"].values.tolist()
-        packed = self.codec.pack(columns)
         num_forgotten = num_duplicates = 0
         with self._writing():
             forgotten = self.forgotten_ms([user for user, _ in users])
@@ -257,69 +244,29 @@ class SqliteStore(SequenceStore):
                     continue
                 head = self._head(user)
                 moments = columns["time_ms"].values[kept]
-                if self._fits(user, head, moments):
-                    arrival, num_late = head.next_arrival, int((moments < head.chunked_until_ms).sum())
-                    rows = [
-                        (user, *self.seals.seal_recent(user, (times[p], packed[p], received[p], arrival + n)))
-                        for n, p in enumerate(kept.tolist())
-                    ]
-                    num_added = self._db.executemany(_ADD_RECENT, rows).rowcount
-                    num_duplicates += len(rows) - num_added
-                    if num_added:
-                        changed = Head(
-                            head.num_recent + num_added,
-                            head.num_late + num_late,
-                            arrival + len(rows),
-                            head.next_chunk,
-                            head.chunks,
-                        )
-                        self._db.execute(_PUT_HEAD, (user, self.seals.seal_head(user, changed)))
+                if not fits_buffer(head, self._loader(user, None), moments, self.config):
+                    new = take(columns, kept)
+                    change, num_doubles = append_change(self._state(user), new, self.config, self.codec)
+                    num_duplicates += num_doubles
+                    if change is not None:
+                        self._apply(user, change)
                     continue
-                change, num_doubles = append_change(
-                    self._state(user, head), take(columns, kept), self.config, self.codec
-                )
-                num_duplicates += num_doubles
-                if change is not None:
-                    self._apply(user, change)
+                # The buffer's key finds the duplicates.
+                rows = [
+                    (user, *self.seals.seal_recent(user, (times[p], packed[p], received[p], head.next_arrival + n)))
+                    for n, p in enumerate(kept.tolist())
+                ]
+                num_added = self._db.executemany(_ADD_RECENT, rows).rowcount
+                num_duplicates += len(rows) - num_added
+                if num_added:
+                    changed = dataclasses.replace(
+                        head,
+                        num_recent=head.num_recent + num_added,
+                        num_late=head.num_late + int((moments < head.chunked_until_ms).sum()),
+                        next_arrival=head.next_arrival + len(rows),
+                    )
+                    self._db.execute(_PUT_HEAD, (user, self.seals.seal_head(user, changed)))
         return Appended(len(times) - num_duplicates - num_forgotten, num_duplicates, num_forgotten)
-
-    def _fits(self, user_id: int, head: Head, times: Integers) -> bool:
-        """Whether events can simply be put into the buffer, whose key finds the duplicates among them.
-
-        There must be room, no event in a chunk may have one of their times, and beyond the cap none may be late.
-        """
-        if head.num_recent + len(times) > self.config.recent_limit:
-            return False
-        oldest, until = int(times.min()), head.chunked_until_ms
-        if (head.num_late or oldest < until) and head.num_events + len(times) > self.config.max_events:
-            return False
-        return oldest > until or not times_in_chunks(head, self._loader(user_id), times)
-
-    def _read(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
-        with self._reading():
-            return [self._read_one(user, query) for user in user_ids]
-
-    def _read_one(self, user_id: int, query: Query) -> dict[str, Values]:
-        state = self._state(user_id, self._head(user_id))
-        reading = select(state.head, state.recent, query, self.config)
-        try:
-            request = next(reading)
-            while True:
-                request = reading.send(state.load(*request))
-        except StopIteration as end:
-            columns: dict[str, Values] = end.value
-            return columns
-
-    def _forget(self, user_id: int, at_ms: int) -> int:
-        with self._writing():
-            num_events = min(self._head(user_id).num_events, self.config.max_events)
-            for table in ("blocks", "buffer", "heads"):
-                self._db.execute(f"DELETE FROM {table} WHERE user_id = ?", (user_id,))
-            digest = self.digest(user_id)
-            row = (digest, self.seals.seal_forgotten(digest, at_ms))
-            self._db.execute("INSERT OR REPLACE INTO gone VALUES (?, ?)", row)
-        self._scrub()
-        return num_events
 
     def _scrub(self) -> None:
         """Leaves nothing of what was deleted: not in the write-ahead log, not in unused bytes of the file."""
@@ -337,7 +284,8 @@ class SqliteStore(SequenceStore):
                             (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
                             reach("sequences:before-scrub")
                             zero_unallocated(self.path, page_bytes)
-                            self._set("scrubbed", str(time.time_ns()))
+                            scrubbed = self.seals.seal_setting("scrubbed", str(time.time_ns()).encode())
+                            self._db.execute("INSERT OR REPLACE INTO settings VALUES ('scrubbed', ?)", (scrubbed,))
                             self._db.execute("COMMIT")
                             break
                     finally:
@@ -353,73 +301,28 @@ class SqliteStore(SequenceStore):
         self._db.close()
         self._db = _connect(self.path, self.synchronous, self.busy_s)
 
-    def read_names(self, kind: str) -> list[str]:
-        with explained(self.path):
-            rows = self._db.execute("SELECT name, code FROM words WHERE kind = ?", (kind,)).fetchall()
-        return self.seals.open_names(kind, dict(rows))
-
-    def _add_names(self, kind: str, names: Sequence[str]) -> None:
-        with self._writing():
-            held = self.read_names(kind)
-            held += [name for name in names if name not in held]
-            codes = {name.encode("utf-8", "surrogatepass"): code for code, name in enumerate(held)} | {b"": len(held)}
-            rows = [(kind, name, self.seals.seal_name(kind, name, code)) for name, code in codes.items()]
-            self._db.executemany("INSERT OR REPLACE INTO words VALUES (?, ?, ?)", rows)
-
-    def _head(self, user_id: int) -> Head:
-        row = self._db.execute("SELECT head FROM heads WHERE user_id = ?", (user_id,)).fetchone()
-        if row is not None:
-            return self.seals.open_head(user_id, row[0])
-        for table in ("buffer", "blocks"):
-            if self._db.execute(f"SELECT 1 FROM {table} WHERE user_id = ? LIMIT 1", (user_id,)).fetchone():
-                raise self.seals.damaged(head_place(user_id), "is missing")
-        return Head()
-
-    def _state(self, user_id: int, head: Head) -> State:
-        rows: list[RecentRow] = []
-        if head.num_recent:
-            query = "SELECT time_ms, event, value FROM buffer WHERE user_id = ?"
-            rows = self.seals.open_recent(user_id, self._db.execute(query, (user_id,)).fetchall(), head.num_recent)
-            self.num_bytes_read += sum(len(row[1]) for row in rows)
-        return State(head, recent_columns(rows, self.codec), self._loader(user_id))
-
-    def _loader(self, user_id: int) -> Load:
-        def load(names: Sequence[str], chunks: Sequence[int]) -> dict[tuple[str, int], bytes]:
-            held: dict[tuple[str, int], bytes] = {}
-            for name in names:
-                query = "SELECT chunk, data FROM blocks WHERE user_id = ? AND number = ? AND chunk BETWEEN ? AND ?"
-                for chunk, data in self._db.execute(query, (user_id, self._numbers[name], chunks[0], chunks[-1])):
-                    held[name, chunk] = data
-            found = self.seals.open_columns(user_id, held, names, chunks)
-            self.num_bytes_read += sum(map(len, found.values()))
-            return found
-
-        return load
-
     def _apply(self, user_id: int, change: Change) -> None:
         if change.clear_recent:
             self._db.execute("DELETE FROM buffer WHERE user_id = ?", (user_id,))
         reach("sequences:after-delete")
-        for chunk in change.drop_chunks:
-            self._db.executemany(
-                "DELETE FROM blocks WHERE user_id = ? AND number = ? AND chunk = ?",
-                [(user_id, number, chunk) for number in self._numbers.values()],
-            )
-        self._db.executemany(
-            _ADD_RECENT, [(user_id, *self.seals.seal_recent(user_id, row)) for row in change.add_recent]
-        )
-        self._db.executemany(
-            "INSERT INTO blocks VALUES (?, ?, ?, ?)",
-            [
-                (user_id, self._numbers[name], chunk, self.seals.seal_column(user_id, name, chunk, data))
-                for (name, chunk), data in change.put.items()
-            ],
-        )
-        reach("sequences:after-insert")
         if change.is_empty:
+            self._db.execute("DELETE FROM blocks WHERE user_id = ?", (user_id,))
             self._db.execute("DELETE FROM heads WHERE user_id = ?", (user_id,))
-        else:
-            self._db.execute(_PUT_HEAD, (user_id, self.seals.seal_head(user_id, change.head)))
+            return
+        numbers = self._numbers.values()
+        self._db.executemany(
+            "DELETE FROM blocks WHERE user_id = ? AND number = ? AND chunk = ?",
+            [(user_id, number, chunk) for chunk in change.drop_chunks for number in numbers],
+        )
+        recent = [(user_id, *self.seals.seal_recent(user_id, row)) for row in change.add_recent]
+        self._db.executemany(_ADD_RECENT, recent)
+        blocks = [
+            (user_id, self._numbers[name], chunk, self.seals.seal_column(user_id, name, chunk, data))
+            for (name, chunk), data in change.put.items()
+        ]
+        self._db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", blocks)
+        reach("sequences:after-insert")
+        self._db.execute(_PUT_HEAD, (user_id, self.seals.seal_head(user_id, change.head)))
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
