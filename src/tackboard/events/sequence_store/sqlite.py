@@ -20,7 +20,6 @@ what was deleted; before `forget` returns, the write-ahead log is emptied and un
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import secrets
 import sqlite3
@@ -191,6 +190,12 @@ class SqliteStore(SequenceStore):
             rows = [self._db.execute(_GET[table], (key,)).fetchone() for key in keys]
         return [None if row is None else row[0] for row in rows]
 
+    def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
+        # Mostly nobody was forgotten, and appending to many users is quicker without a look for each of them.
+        with explained(self.path):
+            is_empty = self._db.execute("SELECT 1 FROM gone LIMIT 1").fetchone() is None
+        return {} if is_empty else super().forgotten_ms(user_ids)
+
     def _items(self, table: str) -> dict[bytes, bytes]:
         with explained(self.path):
             return dict(self._db.execute(_ITEMS[table]).fetchall())
@@ -259,12 +264,9 @@ class SqliteStore(SequenceStore):
                 num_added = self._db.executemany(_ADD_RECENT, rows).rowcount
                 num_duplicates += len(rows) - num_added
                 if num_added:
-                    changed = dataclasses.replace(
-                        head,
-                        num_recent=head.num_recent + num_added,
-                        num_late=head.num_late + int((moments < head.chunked_until_ms).sum()),
-                        next_arrival=head.next_arrival + len(rows),
-                    )
+                    num_late = head.num_late + int((moments < head.chunked_until_ms).sum())
+                    next_arrival = head.next_arrival + len(rows)
+                    changed = Head(head.num_recent + num_added, num_late, next_arrival, head.next_chunk, head.chunks)
                     self._db.execute(_PUT_HEAD, (user, self.seals.seal_head(user, changed)))
         return Appended(len(times) - num_duplicates - num_forgotten, num_duplicates, num_forgotten)
 
