@@ -393,7 +393,7 @@ def test_a_killed_migration_on_a_server_is_closed_until_it_has_gone_on(
         load_redis(client, 1, url.partition("prefix=")[2])
     right = contents(url)
     migrate_and_die(url, point, occurrence)
-    with pytest.raises(UsageError, match="goes on where it was"):
+    with pytest.raises(UsageError, match="continues where it stopped"):
         open_store(url)
     report = migrate_store(url)
     assert report is not None and (report.num_users, report.num_forgotten_users) == (2, 1)

@@ -668,7 +668,7 @@ MISTAKES = [
         request(),
     ),
     # Verifying.
-    Mistake("a file to verify", "verify log.csv", DATA_INVALID, ("log.csv is no sequence store",), log(GOOD_LOG)),
+    Mistake("a file to verify", "verify log.csv", DATA_INVALID, ("log.csv is not a sequence store",), log(GOOD_LOG)),
     Mistake(
         "a folder that was never finished",
         "verify part",

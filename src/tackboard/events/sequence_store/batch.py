@@ -93,7 +93,7 @@ def check_columns(columns: Columns, num_events: int, config: StoreConfig) -> dic
     """Columns that a caller made: every one of the store's, all of the same length, of the right types."""
     for name, kind in config.columns.items():
         if name not in columns:
-            raise DataError(f"the events lack the column {name}", allowed=f"needed: {', '.join(config.columns)}")
+            raise DataError(f"the events do not have the column {name}", allowed=f"needed: {', '.join(config.columns)}")
         column = columns[name]
         if len(column) != num_events or column.values.dtype != DTYPES[kind]:
             raise DataError(
@@ -101,7 +101,10 @@ def check_columns(columns: Columns, num_events: int, config: StoreConfig) -> dic
                 allowed=f"allowed: {num_events} of {np.dtype(DTYPES[kind])}",
             )
         if (column.dictionary is None) == (kind in ("string", "name")):
-            raise DataError(f"the column {name}", allowed="allowed: a dictionary for strings, and only for them")
+            raise DataError(
+                f"the column {name} has the wrong form",
+                allowed="allowed: a dictionary for strings, and only for strings",
+            )
         if name in BUILT_IN and column.present is not None and not column.present.all():
             raise DataError(f"{int((~column.present).sum())} events have no {name}", allowed="allowed: a value in each")
     check_times(columns)

@@ -39,7 +39,7 @@ def encode_column(kind: str, column: Values) -> bytes:
     bitmap = b""
     if column.present is not None:
         bitmap = np.packbits(column.present, bitorder="little").tobytes()
-        # What stands under a missing entry is undefined; it must not widen the type.
+        # The value under a missing entry is undefined and must not widen the type.
         values = np.where(column.present, values, values.dtype.type(0))
     if kind == "string":
         values, dictionary = _used_texts(values, column)
@@ -169,11 +169,11 @@ class Head:
     num_recent: int = 0
     """Events in the buffer."""
     num_late: int = 0
-    """Those of them that are older than an event in a chunk."""
+    """Buffered events that are older than an event in a chunk."""
     next_arrival: int = 0
-    """Number that the next buffered event gets; equal times are ordered by it."""
+    """Number of the next buffered event. Events of equal times are ordered by this number."""
     next_chunk: int = 0
-    """Number that the next chunk gets; numbers rise along the sequence and never come again."""
+    """Number of the next chunk. Numbers rise along the sequence and are never used again."""
     chunks: Integers = dataclasses.field(default_factory=lambda: _NO_CHUNKS)
     """The chunks, oldest first [k, 5]; see CHUNK_FIELDS."""
 

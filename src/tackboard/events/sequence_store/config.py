@@ -26,19 +26,21 @@ class StoreConfig:
     max_events: int = 16_000
     """Most events kept of a user; the oldest are dropped."""
     max_recent: int = 64
-    """Most events of a user in the buffer, which is read whole; then they move into chunks of columns."""
+    """Most events of a user in the buffer, which is always read whole. A full buffer moves into chunks of columns."""
     chunk_events: int = 1024
-    """Most events in a chunk: of a column, so many values are read at once."""
+    """Most events in a chunk. A read fetches the values of a column one chunk at a time."""
 
     def __post_init__(self) -> None:
         for name in ("max_events", "max_recent", "chunk_events"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}", allowed="allowed: 1 or more")
+                raise UsageError(f"{name} is {getattr(self, name)}", allowed="allowed: 1 or more")
         if len(self.fields) > MAX_FIELDS:
-            raise UsageError(f"{len(self.fields)} fields", allowed=f"allowed: at most {MAX_FIELDS}")
+            raise UsageError(f"the store declares {len(self.fields)} fields", allowed=f"allowed: at most {MAX_FIELDS}")
         for name, kind in self.fields.items():
             if not is_field_name(name) or (name in RESERVED_NAMES and name not in ("request", "position")):
-                raise UsageError(f"a field named {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}, and no name of ours")
+                raise UsageError(
+                    f"a field is named {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}, but no built-in name"
+                )
             if kind not in KINDS:
                 raise UsageError(f"the field {name} is {kind!r}", allowed=f"allowed: {', '.join(KINDS)}")
 

@@ -1,4 +1,4 @@
-"""A store set right by the log: a dataset snapshot in, sequences that agree with it out, while everybody goes on.
+"""Corrects a store by the log: a dataset snapshot in, sequences that agree with it out.
 
 What the store received before the snapshot's horizon, its newest received_ms, is replaced by what the snapshot holds;
 what it received at the horizon or later stays, less what the snapshot has too. A user is changed whole or not at all,
@@ -35,7 +35,7 @@ Counts = dict[str, Counter[str]]
 
 @dataclasses.dataclass
 class Correction:
-    """What was set right, or would be."""
+    """What was corrected, or would be."""
 
     horizon_ms: int
     num_users: int = 0
@@ -50,7 +50,7 @@ class Correction:
         return sum(counts[kind] for counts in self.actions.values())
 
     def add(self, found: Counts) -> None:
-        """Counts a user in."""
+        """Adds the findings of one user."""
         self.num_users += 1
         self.num_changed_users += bool(found)
         for action, counts in found.items():
@@ -58,7 +58,7 @@ class Correction:
 
 
 def correct(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Sets the store right by a snapshot; returns what was wrong. Killed and called again, it goes on."""
+    """Corrects the store by a snapshot; returns what was wrong. A call after a kill continues."""
     horizon = horizon_ms(dataset)
     report = Correction(horizon)
     key = {"snapshot": dataset.path.name, "horizon_ms": horizon}
@@ -78,7 +78,7 @@ def correct(store: SequenceStore, dataset: Dataset) -> Correction:
 
 
 def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: int, found: dict[int, Counts]) -> Edit:
-    """The edit that makes each user what it should be and notes what was wrong."""
+    """The edit that corrects each user and notes what was wrong."""
 
     def edit(user_id: int, state: State) -> Change | None:
         held = all_columns(state, store.config)
@@ -90,7 +90,7 @@ def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: in
 
 
 def compare(store: SequenceStore, dataset: Dataset) -> Correction:
-    """What `correct` would find, without changing anything and without keeping anybody waiting."""
+    """What `correct` would find. It changes nothing and makes nobody wait."""
     report = Correction(horizon_ms(dataset))
     for users, events, _ in _pieces(store, dataset, after=None, is_changing=False):
         for step in in_steps(users, USERS_PER_READ):

@@ -60,7 +60,7 @@ from tackboard.events.sequence_store.values import (
 NAMED = tuple(name for name, kind in BUILT_IN.items() if kind == "name")
 """Columns of names that the whole store shares."""
 UNKNOWN_CODE = 1 << 31
-"""Where the codes begin that a name gets for one call."""
+"""The first of the codes that names get for one call only."""
 USERS_PER_CALL = 256
 """Users whose events are fetched at once."""
 STEP_S = 0.02
@@ -77,7 +77,7 @@ ColumnRequest = tuple[int, Sequence[str], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Appended:
-    """What became of the events of one call. All of it is durable when the call returns."""
+    """What happened to the events of one call. Everything is durable when the call returns."""
 
     num_events: int
     """Events taken in."""
@@ -152,16 +152,16 @@ class SequenceStore(abc.ABC):
     def append(self, user_id: int, events: Sequence[Event] | Columns) -> Appended:
         """Adds events of one user: dictionaries with the store's columns as keys, or columns.
 
-        When it returns, the events are durable and every reader sees them. Where it raises, or the process dies
-        before, calling it again with the same events is right: what was taken in already is dropped as a duplicate.
+        When it returns, the events are durable and every reader sees them. If it raises, or the process
+        dies before, call it again with the same events: those that are already stored are dropped as duplicates.
         """
         num_events = num_rows(events) if isinstance(events, dict) else len(events)
         return self.append_many(np.full(num_events, check_user_id(user_id), dtype=np.int64), events)
 
     def append_many(self, user_ids: Sequence[int] | Integers, events: Sequence[Event] | Columns) -> Appended:
-        """Adds events of many users in one call, `user_ids` [n] being whose each is: all of them or none.
+        """Adds events of many users in one call, all of them or none. `user_ids` [n] holds the user of each event.
 
-        On Redis the call is whole user by user; see its module.
+        On Redis the events of each user are added all or none; see its module.
         """
         ids = check_user_ids(user_ids)
         columns = (
@@ -170,7 +170,9 @@ class SequenceStore(abc.ABC):
             else columns_of(events, self.config)  # type: ignore[arg-type]
         )
         if len(ids) != num_rows(columns):
-            raise UsageError(f"{len(ids)} user ids", allowed=f"allowed: one for each of the {num_rows(columns)} events")
+            raise UsageError(
+                f"{len(ids)} user ids were given", allowed=f"allowed: one for each of the {num_rows(columns)} events"
+            )
         if not len(ids):
             return Appended(0)
         self.seals.check_writable()
@@ -198,12 +200,12 @@ class SequenceStore(abc.ABC):
         return num_events
 
     def retain(self, days: float, *, now: int | None = None) -> int:
-        """Deletes events that happened more than `days` before `now` (ms, the clock's by default); returns how many.
+        """Deletes events that happened more than `days` before `now` (ms; the clock by default); returns how many.
 
-        User by user, so that readers and writers go on.
+        It works user by user, so readers and writers can continue.
         """
         if not 0 < days <= MAX_DAYS:
-            raise UsageError(f"retention of {days:g} days", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
+            raise UsageError(f"the retention is {days:g} days", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
         limit = (now_ms() if now is None else now) - int(days * DAY_MS)
         dropped: dict[int, int] = {}
 
@@ -231,8 +233,8 @@ class SequenceStore(abc.ABC):
     ) -> Sequences:
         """The events of one user, oldest first, as the named columns (all by default).
 
-        `last` takes the newest so many; `since_ms` is included, `until_ms` is not; `received_before_ms` gives what a
-        request at that time could have seen. A user who is not known has no events.
+        `last` keeps only that many events, the newest. `since_ms` is included, `until_ms` is not.
+        `received_before_ms` gives what a request at that time could have seen. An unknown user has no events.
         """
         return self.read_many(
             [user_id],
@@ -253,11 +255,11 @@ class SequenceStore(abc.ABC):
         until_ms: int | None = None,
         received_before_ms: int | None = None,
     ) -> Sequences:
-        """`read` for several users, in the order given; one at a time may be asked for more than once."""
+        """`read` for several users, in the order given. A user may occur more than once."""
         ids = check_user_ids(user_ids)
         names = self.config.require(self.config.columns if fields is None else fields)
         if not names:
-            raise UsageError("no fields", allowed=f"allowed: some of {', '.join(self.config.columns)}")
+            raise UsageError("no fields were asked for", allowed=f"allowed: some of {', '.join(self.config.columns)}")
         query = Query(tuple(names), last, since_ms, until_ms, received_before_ms)
         parts = self._read([int(user) for user in ids], query)
         offsets = np.zeros(len(ids) + 1, dtype=np.int64)
@@ -459,7 +461,7 @@ class SequenceStore(abc.ABC):
     def coded(self, columns: Columns, *, is_changing: bool = True) -> dict[str, Values]:
         """A batch with the store's codes of its actions and surfaces.
 
-        New names get codes first. Without `is_changing` nothing is written: they get codes that only this call knows.
+        New names get codes first. Without `is_changing` nothing is written: their codes are known to this call only.
         """
         codes: dict[str, dict[str, int]] = {}
         for kind in NAMED:
@@ -476,14 +478,14 @@ class SequenceStore(abc.ABC):
         return with_codes(columns, codes)
 
     def name_of(self, kind: str, code: int) -> str:
-        """The action or surface behind a code; behind one that only the last call of `coded` knew, too."""
+        """The action or surface behind a code, also behind a code that only the last call of `coded` knew."""
         if code >= UNKNOWN_CODE:
             return self._passing[kind][code - UNKNOWN_CODE]
         self._require_name(kind, code)
         return str(self._names[kind][code])
 
     def digest(self, user_id: int) -> bytes:
-        """What is remembered of a user who was forgotten."""
+        """What the store remembers of a user who was forgotten."""
         return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self.seals.salt, digest_size=16).digest()
 
     def _state(self, user_id: int) -> State:
@@ -540,7 +542,7 @@ class SequenceStore(abc.ABC):
         return [results[place] for place in range(len(user_ids))]
 
     def _require_name(self, kind: str, code: int) -> None:
-        """Reads the names again where `code` is newer than those that are known; it must have one."""
+        """Reads the names again if `code` is not known yet. Every code must have a name."""
         if code >= len(self._names[kind]):
             self._remember(kind, self.read_names(kind))
         if code >= len(self._names[kind]):
@@ -571,10 +573,11 @@ def check_user_id(user_id: Any) -> int:
     """A user id as an int, or DataError. Strings are hashed by whoever has them, with `core.hashing.string_id`."""
     if isinstance(user_id, bool) or not isinstance(user_id, (int, np.integer)):
         raise DataError(
-            f"a user id of type {type(user_id).__name__}", allowed="allowed: int64; string_id() makes one of a string"
+            f"the user id has type {type(user_id).__name__}",
+            allowed="allowed: int64; string_id() makes one of a string",
         )
     if not INT64.min <= user_id <= INT64.max:
-        raise DataError("a user id beyond 64 bits", allowed="allowed: int64")
+        raise DataError("the user id does not fit into 64 bits", allowed="allowed: int64")
     return int(user_id)
 
 
@@ -582,13 +585,13 @@ def check_user_ids(user_ids: Sequence[int] | Integers) -> Integers:
     """User ids as an array, or DataError."""
     if isinstance(user_ids, np.ndarray):
         if user_ids.dtype != np.int64 or user_ids.ndim != 1:
-            raise DataError(f"user ids of type {user_ids.dtype}", allowed="allowed: a flat array of int64")
+            raise DataError(f"the user ids have type {user_ids.dtype}", allowed="allowed: a flat array of int64")
         return user_ids
     return np.array([check_user_id(user) for user in user_ids], dtype=np.int64)
 
 
 def visible(columns: Columns, places: Integers, forgotten: int | None) -> tuple[Integers, int]:
-    """Those of a user's events that were not received before it was forgotten, and how many were."""
+    """The events of a user that were received after the user was forgotten, and the number of the others."""
     if forgotten is None:
         return places, 0
     kept = places[columns["received_ms"].values[places] >= forgotten]

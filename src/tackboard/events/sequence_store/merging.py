@@ -47,7 +47,7 @@ class State:
 
 @dataclasses.dataclass(slots=True)
 class Change:
-    """What to write of a user."""
+    """What to write for a user."""
 
     head: Head
     add_recent: Sequence[RecentRow] = ()
@@ -74,7 +74,7 @@ def recent_columns(rows: Sequence[RecentRow], codec: RowCodec) -> dict[str, Valu
 
 
 def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
-    """What appending `new` events, in the order of their arrival, changes, and how many were duplicates."""
+    """The change that appends `new` events in the order of their arrival, and the number of duplicates."""
     buffered = _buffer(state, new, config, codec)
     if buffered is not None:
         return buffered
@@ -82,7 +82,7 @@ def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCod
 
 
 def replace_change(state: State, columns: Columns | None, config: StoreConfig) -> Change:
-    """Makes `columns`, which are in order and without duplicates, all that the user has."""
+    """The change after which the user has exactly `columns`, which are in order and without duplicates."""
     old = state.head
     drop = [int(chunk) for chunk in old.chunks[:, ID]]
     head = Head(next_arrival=old.next_arrival, next_chunk=old.next_chunk)
@@ -105,7 +105,7 @@ def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
 
 
 def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, Values], int]:
-    """Events of several parts in order; of duplicates the first stays. Also how many were dropped."""
+    """Events of several parts in order, and the number of duplicates dropped. The first of equal events stays."""
     columns = join(parts)
     times = columns["time_ms"].values
     if (times[1:] < times[:-1]).any():
@@ -176,7 +176,7 @@ def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) ->
 
 
 def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
-    """Whether some event in a chunk has one of these times, so that it may be the same event."""
+    """Whether an event in a chunk has one of these times, and so may be the same event."""
     touched = [
         int(chunk[ID]) for chunk in head.chunks if ((times >= chunk[FIRST_MS]) & (times <= chunk[LAST_MS])).any()
     ]
@@ -188,7 +188,7 @@ def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
 
 
 def _merge(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
-    """Merges the buffer and `new` with the chunks they reach into."""
+    """Merges the buffer and `new` with the chunks that their times overlap."""
     head, chunks = state.head, state.head.chunks
     oldest = int(new["time_ms"].values.min())
     if state.recent is not None:

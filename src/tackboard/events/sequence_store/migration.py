@@ -1,4 +1,4 @@
-"""A store of version 1 made one of today's version: each block gets its seal, nothing else changes.
+"""Migrates a store of version 1 to today's version: each block gets its seal, nothing else changes.
 
 The store is verified first, so that what contradicts itself is not sealed as intact. A file is rewritten in one
 transaction: a kill leaves it as it was, and the command begins again. On Redis each user is rewritten whole or not at
@@ -40,7 +40,7 @@ Row = tuple[Any, ...]
 
 
 def migrate_store(url: str | Path) -> Verified | None:
-    """Migrates the store at `url`; what was found in it, or None where it is of today's version already."""
+    """Migrates the store at `url`; returns what it holds, or None if it has today's version already."""
     if is_redis(url) and _is_half_done(Place.of(str(url))):
         _migrate_redis(Place.of(str(url)))
     else:
@@ -110,7 +110,7 @@ def _is_half_done(place: Place) -> bool:
 
 
 def _migrate_redis(place: Place) -> None:
-    """Goes on from wherever an earlier call was: every step is done only where it has not been."""
+    """Continues where an earlier call stopped: every step is skipped if it was done before."""
     new, old = Keys(place.prefix), Keys(place.prefix, UNSEALED_VERSION)
     with place.explained(), contextlib.closing(place.connect()) as client:
         settings = {key.decode(): value for key, value in client.hgetall(new.of("meta")).items()}
@@ -123,7 +123,7 @@ def _migrate_redis(place: Place) -> None:
         if client.type(old.of("gone")) == b"hash":
             for digest, value in client.hscan_iter(old.of("gone"), count=SCAN_COUNT):
                 client.hset(new.of("gone"), digest, sealed.seal_forgotten(digest, int(value)))
-        # What an older client asks for before it writes: it gets an error, and writes nothing.
+        # An older client reads this key before it writes. It gets an error, and writes nothing.
         client.set(old.of("gone"), f"this store has format version {FORMAT_VERSION}")
         reach("migration:gone")
         for kind in NAMED:

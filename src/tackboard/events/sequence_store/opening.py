@@ -36,7 +36,7 @@ def create_store(url: str | Path, config: StoreConfig | None = None, *, synchron
 
 
 def store_exists(url: str | Path) -> bool:
-    """Whether something is at the address of a store, be it one or not."""
+    """Whether something is at this address, a store or not."""
     text = _checked(url)
     if is_redis(text):
         return RedisStore.exists(text)
@@ -52,7 +52,7 @@ def _checked(url: str | Path) -> str:
     text = str(url)
     if "://" in text and not text.startswith(REDIS_SCHEMES):
         raise UsageError(
-            f"a store at {text.partition('://')[0]}://…",
+            f"a store cannot be at {text.partition('://')[0]}://…",
             allowed="allowed: redis://host:port/db?prefix=name, or the path of a file",
         )
     return text

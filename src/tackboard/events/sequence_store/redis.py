@@ -67,9 +67,9 @@ REGISTRY_PLACE = "the list of users"
 MIGRATING = "migrating"
 """Field of `meta` while a store is migrated."""
 DAMAGED = -2
-"""What the script for appending answers where it meets a damaged block."""
+"""The append script's answer where it finds a damaged block."""
 EXACT = 1 << 53
-"""The server's scripts count in doubles: what is not below this goes the slow way."""
+"""The server's scripts count in doubles. Events with larger times are merged by the client instead."""
 _APPEND = """
 local function digest(data)
     local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)
@@ -174,7 +174,7 @@ class RedisStore(SequenceStore):
         if MIGRATING.encode() in settings:
             raise UsageError(
                 f"the migration of {self.place} is not finished",
-                fix=f"run `tackboard sequences migrate {self.place}` again; it goes on where it was",
+                fix=f"run `tackboard sequences migrate {self.place}` again; it continues where it stopped",
             )
         try:
             version = int(settings[b"format_version"])
@@ -343,7 +343,7 @@ class RedisStore(SequenceStore):
     def _append_call(self, pipe: Any, user: int, events: list[tuple[int, int, bytes]]) -> None:
         limit = self.config.recent_limit
         if len(events) > limit or max(max(event[:2]) for event in events) >= EXACT:
-            limit, events = -1, []  # The script says no, and the events go the other way.
+            limit, events = -1, []  # The script refuses, and the client merges the events.
         places = [f"{place}:" for place in (head_place(user), recent_place(user), FORGOTTEN_PLACE)]
         entry = registry_entry(self.seals, user)
         limits = [limit, self.config.max_events, len(self._numbers)]
@@ -355,7 +355,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """(taken in, refused) of events that are late, or fill the buffer."""
+        """Merges events that are late, or fill the buffer; returns how many were added and how many refused."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:
@@ -372,7 +372,7 @@ class RedisStore(SequenceStore):
         return counts
 
     def _scrub(self) -> None:
-        """Nothing: memory that was freed holds no keys, and the server's files are its operator's."""
+        """Does nothing: freed memory holds no keys, and the server's files belong to its operator."""
 
     def _apply(self, pipe: Any, user_id: int, change: Change) -> None:
         head, recent, columns = (self._keys.user(user_id, part) for part in PARTS)
@@ -402,5 +402,5 @@ class RedisStore(SequenceStore):
 
 
 def registry_entry(seals: Seals, user_id: int) -> bytes:
-    """What stands beside a user in the list of users: nothing but the seal."""
+    """The value of a user in the list of users: only the seal."""
     return seals.seal(b"", REGISTRY_PLACE, b"%d" % user_id)

@@ -22,14 +22,14 @@ TIMEOUT_S = 30.0
 PARTS = ("head", "recent", "columns")
 """The keys of a user."""
 SCAN_COUNT = 1000
-"""How many keys or fields a server is asked for at once where all are wanted."""
+"""Keys or fields that a server is asked for at once where all are wanted."""
 _VERSION_1 = {
     "registry": "users",
     "gone": "forgotten",
     "words:action": "names:action",
     "words:surface": "names:surface",
 }
-"""What keys were called then. Today's are others, so that a client of an older tackboard cannot write to them."""
+"""The names of keys in version 1. They were changed so that a client of an older tackboard cannot write to them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Keys:
         return f"{self.prefix}:{{{user_id}}}:{part}"
 
     def users_of(self, client: Any) -> Iterator[int]:
-        """Users who have a key of their own; one with several comes several times."""
+        """Users who have keys of their own. A user with several keys occurs several times."""
         prefix = re.sub(r"([\\*?\[\]])", r"\\\1", self.prefix)
         for key in client.scan_iter(f"{prefix}:{{*}}:*", count=SCAN_COUNT):
             found = re.fullmatch(rb"\{(-?\d+)\}:(?:head|recent|columns)", key[len(self.prefix.encode()) + 1 :])
@@ -58,7 +58,7 @@ class Keys:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a store is: a server's URL without our own option, and the prefix of its keys."""
+    """The address of a store: a server's URL without our own option, and the prefix of its keys."""
 
     server: str
     prefix: str
@@ -81,7 +81,7 @@ class Place:
             shown = f"{parts.scheme}://{parts.hostname or 'localhost'}:{parts.port or 6379}{parts.path}?prefix={prefix}"
         except ValueError:
             raise UsageError(
-                "a Redis URL whose port is no number", allowed="redis://host:port/db?prefix=name"
+                "the port of the Redis URL is not a number", allowed="redis://host:port/db?prefix=name"
             ) from None
         return cls(urllib.parse.urlunsplit(parts._replace(query=rest)), prefix, shown)
 

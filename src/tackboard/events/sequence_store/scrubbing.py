@@ -1,4 +1,4 @@
-"""What SQLite leaves behind: the bytes of a database file that belong to nothing are set to zero.
+"""Sets the bytes of a database file that belong to nothing to zero, because SQLite leaves deleted text there.
 
 secure_delete overwrites what is deleted, and pages that become free. It does not overwrite what stays of a row in the
 middle of a page when the row is moved to another page as the tree is balanced: in a test of 960 deletions, 97 times
@@ -21,7 +21,7 @@ from tackboard.core.errors import StorageError
 
 PAGES_PER_READ = 2048
 MOST_PAGES = 1 << 25
-"""From so many pages on (128 GiB), the number in an overflow page's first bytes may look like the type of a tree's."""
+"""With this many pages (128 GiB), the first bytes of an overflow page may look like the type of a tree page."""
 _FIRST_HEADER = 100
 _INTERIOR, _LEAF = (2, 5), (10, 13)
 _descriptors: dict[tuple[int, int], int] = {}
@@ -30,7 +30,7 @@ this process holds on the file, SQLite's too."""
 
 
 def zero_unallocated(path: Path, page_bytes: int) -> int:
-    """Sets the bytes of a database file that no row and no list of rows uses to zero; how many pages had some.
+    """Sets the bytes of a database file that no row uses to zero; returns the number of changed pages.
 
     A file of 128 GiB or more raises StorageError.
     """
@@ -38,8 +38,8 @@ def zero_unallocated(path: Path, page_bytes: int) -> int:
     size = os.fstat(descriptor).st_size
     if size // page_bytes >= MOST_PAGES:
         raise StorageError(
-            f"{path} has {size // page_bytes:,} pages, too many to clear what was deleted out of them",
-            fix=f"what was deleted is gone for every reader; remove its traces with: sqlite3 {path} VACUUM",
+            f"{path} has {size // page_bytes:,} pages, too many to overwrite the deleted events",
+            fix=f"no reader sees the deleted events any more; remove their traces with: sqlite3 {path} VACUUM",
         )
     num_changed = 0
     for start in range(0, size, PAGES_PER_READ * page_bytes):
@@ -56,7 +56,7 @@ def zero_unallocated(path: Path, page_bytes: int) -> int:
 
 
 def _gap(data: bytes, page: int, header: int, page_bytes: int) -> tuple[int, int]:
-    """Where in a page the bytes begin and end that belong to nothing; (0, 0) for a page that is not of a tree."""
+    """The first and last place of a page's bytes that belong to nothing; (0, 0) for a page outside of a tree."""
     kind = data[page + header]
     if kind not in _INTERIOR and kind not in _LEAF:
         return 0, 0

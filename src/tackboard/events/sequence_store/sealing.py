@@ -185,7 +185,7 @@ def check_version(where: str, version: int) -> None:
 def open_settings(where: str, version: int, settings: Mapping[str, Any]) -> tuple[Seals, str]:
     """A store's seals and its configuration as JSON, out of its settings."""
     if not settings.keys() >= {"config", "salt"}:
-        raise CorruptFileError(f"{where} has lost its settings", fix="restore it, or make it again")
+        raise CorruptFileError(f"{where} has lost its settings", fix="restore it, or make a new one")
     # The salt cannot be part of its own seal.
     salt = Seals(where, b"", version).open_setting("salt", settings["salt"])
     seals = Seals(where, salt, version)

@@ -39,7 +39,7 @@ class Query:
 
     fields: tuple[str, ...]
     last: int | None = None
-    """Only so many, the newest."""
+    """Keep only this many events, the newest."""
     since_ms: int | None = None
     """Not before this time."""
     until_ms: int | None = None
@@ -49,7 +49,7 @@ class Query:
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
-            raise UsageError(f"the last {self.last} events", allowed="allowed: 1 or more")
+            raise UsageError(f"the last {self.last} events were asked for", allowed="allowed: 1 or more")
 
     def mask(self, times: Integers, received: Integers) -> Mask:
         """Which events meet the conditions on their times."""

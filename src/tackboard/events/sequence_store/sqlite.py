@@ -56,9 +56,9 @@ from tackboard.events.sequence_store.values import Columns, Integers, take
 APPLICATION_ID = 0x54425351  # "TBSQ": what makes an SQLite file a sequence store
 PAGE_BYTES = 4096
 BUSY_S = 30.0
-"""How long a writer waits for another before it gives up."""
+"""Seconds that a writer waits for another writer before it gives up."""
 POLL_S = 0.0005
-"""How often a writer looks whether the other is done."""
+"""Seconds between two looks at the lock of another writer."""
 SYNCHRONOUS = {"full": "synced to disk before it is acknowledged", "normal": "may be lost when the machine loses power"}
 SCHEMA = """
 CREATE TABLE settings (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -78,7 +78,7 @@ VERSION_1 = {
     "buffer": "SELECT user_id, time_ms, event, received_ms || ':' || arrival AS value FROM recent",
     "blocks": "SELECT user_id, number, chunk, data FROM columns",
 }
-"""Today's tables out of those of a file of version 1."""
+"""The tables of today, as queries on a file of version 1."""
 _GET = {
     "gone": "SELECT forgotten_ms FROM gone WHERE digest = ?",
     "notes": "SELECT value FROM settings WHERE key = 'note:' || ?",
@@ -102,11 +102,11 @@ WITH RECURSIVE owners(user_id) AS (SELECT min(user_id) FROM {table} UNION ALL
     SELECT (SELECT min(user_id) FROM {table} WHERE user_id > owners.user_id) FROM owners WHERE user_id IS NOT NULL)
 SELECT user_id FROM owners WHERE user_id IS NOT NULL AND user_id NOT IN (SELECT user_id FROM heads)
 """
-"""Users who have rows in a table and no head, without a look at every row."""
+"""Finds users who have rows in a table but no head, without reading every row."""
 
 
 def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYTES) -> None:
-    """Makes an empty store at `path`, whole or not at all; an existing file raises UsageError."""
+    """Makes an empty store at `path`, whole or not at all. An existing file raises UsageError."""
     if path.exists():
         raise UsageError(f"{path} exists already", fix="open it, or choose another path")
     with staging_directory(path) as folder:
@@ -138,7 +138,7 @@ class SqliteStore(SequenceStore):
 
     def __init__(self, path: Path, *, synchronous: str = "full", busy_s: float = BUSY_S) -> None:
         if synchronous not in SYNCHRONOUS:
-            raise UsageError(f"synchronous {synchronous!r}", allowed=f"allowed: {', '.join(SYNCHRONOUS)}")
+            raise UsageError(f"synchronous is {synchronous!r}", allowed=f"allowed: {', '.join(SYNCHRONOUS)}")
         self.path, self.url, self.synchronous, self.busy_s = path, str(path), synchronous, busy_s
         self._db = _connect(path, synchronous, busy_s)
         try:
@@ -271,7 +271,7 @@ class SqliteStore(SequenceStore):
         return Appended(len(times) - num_duplicates - num_forgotten, num_duplicates, num_forgotten)
 
     def _scrub(self) -> None:
-        """Leaves nothing of what was deleted: not in the write-ahead log, not in unused bytes of the file."""
+        """Removes deleted events from the write-ahead log and from unused bytes of the file."""
         self.seals.check_writable()
         deadline = time.monotonic() + self.busy_s
         wal = self.path.with_name(self.path.name + "-wal")
@@ -281,7 +281,7 @@ class SqliteStore(SequenceStore):
                 if not busy:
                     self._lock()
                     try:
-                        # Nobody may have written between the two: then the file alone holds everything.
+                        # If nobody wrote between the checkpoint and the lock, the file alone holds everything.
                         if not wal.exists() or wal.stat().st_size == 0:
                             (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
                             reach("sequences:before-scrub")
@@ -295,11 +295,11 @@ class SqliteStore(SequenceStore):
                             self._db.execute("ROLLBACK")
                 if time.monotonic() > deadline:
                     raise StorageError(
-                        f"what was deleted is still in {wal}: somebody reads or writes without a pause",
-                        fix="run the command again when they are done",
+                        f"deleted events are still in {wal}: another process reads or writes without a pause",
+                        fix="run the command again when that process is done",
                     )
                 time.sleep(POLL_S)
-        # Like everybody else, this connection must forget the pages that it remembers.
+        # Like every other connection, this one must drop the pages that it holds in memory.
         self._db.close()
         self._db = _connect(self.path, self.synchronous, self.busy_s)
 
@@ -328,7 +328,7 @@ class SqliteStore(SequenceStore):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """One transaction: between two statements, a writer may move the buffer into a chunk."""
+        """One transaction, because a writer may move the buffer into a chunk between two statements."""
         with explained(self.path):
             self._db.execute("BEGIN")
             try:
@@ -339,7 +339,7 @@ class SqliteStore(SequenceStore):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction that is committed when the block ends; the lock is taken at once, so it never has to be."""
+        """A transaction that is committed when the block ends. It takes the lock at once."""
         self.seals.check_writable()
         with self.rewriting():
             yield
@@ -360,10 +360,10 @@ class SqliteStore(SequenceStore):
                 raise
 
     def _lock(self) -> None:
-        """Begins a transaction that may write, when no other one does.
+        """Begins a transaction that may write, as soon as no other transaction writes.
 
-        SQLite itself looks less and less often, in the end ten times a second, and somebody who writes without a pause
-        would hardly ever be met between two transactions.
+        SQLite itself looks at the lock less and less often, in the end ten times a second. It would hardly ever meet
+        a process that writes without a pause between two of its transactions.
         """
         deadline = time.monotonic() + self.busy_s
         self._db.execute("PRAGMA busy_timeout = 0")
@@ -373,7 +373,7 @@ class SqliteStore(SequenceStore):
                     self._db.execute("BEGIN IMMEDIATE")
                     return
                 except sqlite3.OperationalError as error:
-                    # The lower byte: there are several ways of being busy, and the others are in the upper ones.
+                    # Only the lower byte: the upper bytes say in which way the file is busy.
                     if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                         raise
                 time.sleep(POLL_S)
@@ -384,18 +384,20 @@ class SqliteStore(SequenceStore):
 def _connect(path: Path, synchronous: str, busy_s: float) -> sqlite3.Connection:
     if not path.is_file():
         raise UsageError(
-            f"{path} is no file" if path.exists() else f"{path} does not exist",
+            f"{path} is not a file" if path.exists() else f"{path} does not exist",
             allowed="allowed: a sequence store",
             fix=f"make one with `tackboard sequences append {path} FILE`",
         )
     with explained(path):
-        # By a URI that never creates: `connect` would make an empty file of a misspelt name.
+        # This URI never creates a file: `connect` would make an empty file out of a misspelt name.
         uri = f"file:{path.resolve().as_posix().replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
         try:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             if application != APPLICATION_ID:
-                raise DataError(f"{path} is an SQLite file, but no sequence store", allowed="allowed: a sequence store")
+                raise DataError(
+                    f"{path} is an SQLite file, but not a sequence store", allowed="allowed: a sequence store"
+                )
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             check_version(str(path), version)
             connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -418,23 +420,23 @@ def explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise _explain(path, error) from error
     except UnicodeDecodeError as error:
-        # A name in the file's list of tables; the module reads those as text.
-        raise CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make it again") from error
+        # The name of a table is damaged: the sqlite3 module reads these names as text.
+        raise CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make a new one") from error
 
 
 def _explain(path: Path, error: sqlite3.Error) -> TackboardError:
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_NOTADB"):
-        return DataError(f"{path} is no sequence store: {error}", allowed="allowed: a sequence store")
+        return DataError(f"{path} is not a sequence store: {error}", allowed="allowed: a sequence store")
     if name.startswith("SQLITE_CORRUPT"):
-        return CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make it again")
+        return CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make a new one")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StorageError(f"{path} was locked for too long by another writer", fix="run the command again")
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return StorageError(
-            f"{path}: {error}", fix="check the disk's room and the permissions of the file and its folder"
+            f"{path}: {error}", fix="check the free space on the disk, and the permissions of the file and its folder"
         )
     if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
         return TackboardError(f"{path}: {type(error).__name__}: {error}")
-    # Our statements are always the same: where one of them cannot be understood, the file's list of tables is damaged.
-    return CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make it again")
+    # Our statements are always the same. If SQLite cannot understand one, the file's list of tables is damaged.
+    return CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make a new one")

@@ -1,4 +1,4 @@
-"""Everything in a store read and checked: a store in, counts out, or CorruptFileError with the first damaged place.
+"""Reads and checks everything in a store: a store in, counts out, or CorruptFileError with the first damaged place.
 
 The engine checks what is its own, every block's seal is checked as the block is read, and every chunk is compared with
 what the directory says of it. Readers and writers go on meanwhile. A store of version 1 has no seals, so there only
@@ -24,7 +24,7 @@ class Verified:
     has_checksums: bool
     num_users: int = 0
     num_events: int = 0
-    """Events in chunks and buffers; those count too that lie beyond the cap and are not deleted yet."""
+    """Events in chunks and buffers, including events beyond the cap that are not deleted yet."""
     num_columns: int = 0
     """Columns of chunks, each a block with a checksum of its own."""
     num_names: int = 0
@@ -64,7 +64,7 @@ def verify_store(store: SequenceStore) -> Verified:
 
 
 def check_user(store: SequenceStore, user_id: int, state: State) -> int:
-    """Compares every chunk of a user with the directory; how many columns there were."""
+    """Compares every chunk of a user with the directory; returns the number of columns."""
     kinds = store.config.columns
     before = -1
     if state.recent is not None:

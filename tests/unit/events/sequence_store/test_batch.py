@@ -91,7 +91,7 @@ def test_columns_of_a_caller_are_checked() -> None:
     assert list(check_columns({**columns, "more": columns["dwell"]}, 2, PLAIN)) == list(PLAIN.columns)
     with pytest.raises(DataError, match="allowed: 3 of int64"):
         check_columns(columns, 3, PLAIN)
-    with pytest.raises(DataError, match="lack the column dwell"):
+    with pytest.raises(DataError, match="do not have the column dwell"):
         check_columns({name: columns[name] for name in columns if name != "dwell"}, 2, PLAIN)
     with pytest.raises(DataError, match="values of int32"):
         check_columns({**columns, "item_id": Values(np.zeros(2, np.int32))}, 2, PLAIN)

@@ -20,12 +20,12 @@ def test_settings_come_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"fields": {"Dwell": "int"}}, "a field named 'Dwell'"),
-        ({"fields": {"time_ms": "int"}}, "a field named 'time_ms'"),
+        ({"fields": {"Dwell": "int"}}, "a field is named 'Dwell'"),
+        ({"fields": {"time_ms": "int"}}, "a field is named 'time_ms'"),
         ({"fields": {"dwell": "double"}}, "allowed: int, float, bool, string"),
         ({"fields": {f"f{number}": "int" for number in range(61)}}, "61 fields"),
-        ({"max_events": 0}, "max_events 0"),
-        ({"chunk_events": -1}, "chunk_events -1"),
+        ({"max_events": 0}, "max_events is 0"),
+        ({"chunk_events": -1}, "chunk_events is -1"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], says: str) -> None:

@@ -164,7 +164,7 @@ def test_wrong_questions_are_refused(store: SequenceStore) -> None:
         store.read(1, [])
     with pytest.raises(UsageError, match="1 user ids"):
         store.append_many([1], [event(1), event(2)])
-    with pytest.raises(UsageError, match="retention of -1"):
+    with pytest.raises(UsageError, match="retention is -1"):
         store.retain(-1)
 
 

@@ -41,7 +41,7 @@ def test_no_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_url_that_means_nothing() -> None:
-    with pytest.raises(UsageError, match="port is no number"):
+    with pytest.raises(UsageError, match="is not a number"):
         RedisStore("redis://host:port/0")
 
 

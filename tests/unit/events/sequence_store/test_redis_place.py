@@ -14,7 +14,7 @@ def test_a_url_is_taken_apart_and_its_password_is_not_shown() -> None:
     assert (place.server, place.prefix) == ("redis://me:secret@host:7000/2?protocol=3", "users")
     assert str(place) == "redis://host:7000/2?prefix=users"
     assert Place.of("redis://host").prefix == "tackboard"
-    with pytest.raises(UsageError, match="port is no number"):
+    with pytest.raises(UsageError, match="is not a number"):
         Place.of("redis://host:port/0")
 
 

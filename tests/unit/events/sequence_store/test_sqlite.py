@@ -64,7 +64,7 @@ def test_a_new_store_leaves_nothing_beside_it(path: Path) -> None:
 def test_a_file_that_is_no_store(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "log.csv"
     file.write_bytes(content)
-    with pytest.raises(DataError, match="no sequence store"):
+    with pytest.raises(DataError, match="not a sequence store"):
         SqliteStore(file)
     assert file.read_bytes() == content
 
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_store(tmp_path: Path, content: bytes) -> None:
 def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         SqliteStore(tmp_path / "nothing.db")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         SqliteStore(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -81,7 +81,7 @@ def test_another_database_and_a_newer_store_are_refused(path: Path, tmp_path: Pa
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE a (b)")
     other.close()
-    with pytest.raises(DataError, match="is an SQLite file, but no sequence store"):
+    with pytest.raises(DataError, match="is an SQLite file, but not a sequence store"):
         SqliteStore(tmp_path / "other.db")
     newer = sqlite3.connect(path)
     newer.execute(f"PRAGMA user_version = {FORMAT_VERSION + 1}")
@@ -208,7 +208,7 @@ def test_forgetting_waits_for_a_reader_and_says_so_where_it_cannot(path: Path) -
         store.append(1, [event(1)])
         reader._db.execute("BEGIN")
         reader._db.execute("SELECT * FROM heads").fetchall()
-        with pytest.raises(StorageError, match="somebody reads or writes without a pause"):
+        with pytest.raises(StorageError, match="another process reads or writes without a pause"):
             store.forget(1)
         reader._db.execute("ROLLBACK")
         assert store.read(1).num_events == 0
