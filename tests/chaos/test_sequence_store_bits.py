@@ -101,7 +101,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("num_bits", [200, pytest.param(1500, marks=[pytest.mark.slow])])
+@pytest.mark.parametrize("num_bits", [80, pytest.param(1500, marks=[pytest.mark.slow])])
 def test_no_flipped_bit_of_a_file_is_served(original: Path, tmp_path: Path, num_bits: int) -> None:
     right, content = answers(str(original)), original.read_bytes()
     draw = random.Random(num_bits)
@@ -126,7 +126,7 @@ def test_verify_finds_every_flipped_bit_that_matters(original: Path, tmp_path: P
     right, content = answers(str(original)), original.read_bytes()
     draw = random.Random(7)
     num_found = 0
-    for bit in draw.sample(range(8 * len(content)), 60):
+    for bit in draw.sample(range(8 * len(content)), 30):
         path = tmp_path / f"{bit}.db"
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
@@ -139,7 +139,7 @@ def test_verify_finds_every_flipped_bit_that_matters(original: Path, tmp_path: P
             num_found += 1
         else:
             assert answers(str(path)) == right, f"bit {bit}: verify says intact"
-    assert num_found > 15
+    assert num_found > 7
 
 
 def test_verify_names_the_place_and_exits_3(
@@ -183,7 +183,7 @@ def flipped(data: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("num_bits", [150, pytest.param(1000, marks=[pytest.mark.slow])])
+@pytest.mark.parametrize("num_bits", [60, pytest.param(1000, marks=[pytest.mark.slow])])
 def test_no_flipped_bit_on_a_server_is_served(url: str, num_bits: int) -> None:
     right = answers(url)
     prefix = url.partition("prefix=")[2]
