@@ -53,9 +53,10 @@ NOT_STATED = "not stated"
 TABLE = ROOT / "docs" / "licences.md"
 TABLE_HEAD = """# Licences of what is installed
 
-Made by `.venv/bin/python scripts/audit.py --write`, in an environment with the groups dev, ray and distributed;
-`make audit` checks it. Which licences are allowed stands in `scripts/audit.py`. Not listed: the rivals of the
-benchmarks, and what the CUDA build of torch brings along, which is under NVIDIA's own terms.
+`.venv/bin/python scripts/audit.py --write` wrote this list, in an environment with the groups dev, ray and distributed.
+`make audit` checks that the list is current. `scripts/audit.py` holds the list of allowed licences. Two groups of
+packages are left out: those that only the comparisons in `benchmarks/rivals/` need, and the NVIDIA packages that the
+CUDA build of torch installs, which are under NVIDIA's own terms.
 
 | package | version | licence, as the package states it |
 |---|---|---|
