@@ -12,7 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from tackboard.events.importer import ImportReport
-    from tackboard.events.sequence_store.interface import Appended, Sequences
+    from tackboard.events.sequence_store.engine import Appended
+    from tackboard.events.sequence_store.interface import Sequences
 
 app = typer.Typer(help="Keep users' histories: append, read, correct.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -20,7 +20,8 @@ from tackboard.events.logs import find_logs
 from tackboard.events.schema import FIELD_KINDS, field_names, ids_of, numpy_column
 from tackboard.events.sequence_store.batch import columns_from_arrow
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import Appended, SequenceStore
+from tackboard.events.sequence_store.engine import Appended
+from tackboard.events.sequence_store.interface import SequenceStore
 
 EVENTS_PER_CALL = 20_000
 LINES_PER_CALL = 1000

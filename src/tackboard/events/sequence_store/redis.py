@@ -37,17 +37,8 @@ from tackboard.core.errors import CorruptFileError, TackboardError, UsageError
 from tackboard.core.files import reach
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import (
-    USERS_PER_CALL,
-    Appended,
-    ColumnRequest,
-    Fetched,
-    MovedError,
-    SequenceStore,
-    Update,
-    in_steps,
-    visible,
-)
+from tackboard.events.sequence_store.engine import Appended, ColumnRequest, Fetched, MovedError, Update
+from tackboard.events.sequence_store.interface import USERS_PER_CALL, SequenceStore, in_steps, visible
 from tackboard.events.sequence_store.merging import Change, State, append_change
 from tackboard.events.sequence_store.redis_place import PARTS, Keys, Place
 from tackboard.events.sequence_store.sealing import (

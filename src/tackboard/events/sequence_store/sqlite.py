@@ -34,14 +34,8 @@ from tackboard.core.errors import CorruptFileError, DataError, StorageError, Tac
 from tackboard.core.files import fsync_path, reach, remove_leftovers, staging_directory
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import (
-    Appended,
-    ColumnRequest,
-    Fetched,
-    SequenceStore,
-    Update,
-    visible,
-)
+from tackboard.events.sequence_store.engine import Appended, ColumnRequest, Fetched, Update
+from tackboard.events.sequence_store.interface import SequenceStore, visible
 from tackboard.events.sequence_store.merging import Change, append_change, fits_buffer
 from tackboard.events.sequence_store.scrubbing import zero_unallocated
 from tackboard.events.sequence_store.sealing import (

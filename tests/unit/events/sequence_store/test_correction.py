@@ -12,7 +12,8 @@ from tackboard.events.dataset import Dataset, open_dataset, write_dataset
 from tackboard.events.sequence_store import correction
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.correction import compare, correct, horizon_ms
-from tackboard.events.sequence_store.interface import Appended, SequenceStore
+from tackboard.events.sequence_store.engine import Appended
+from tackboard.events.sequence_store.interface import SequenceStore
 
 CONFIG = StoreConfig(fields={"dwell": "float"}, max_events=50, max_recent=7, chunk_events=10)
 Row = tuple[int, int, str, int, int, float | None]

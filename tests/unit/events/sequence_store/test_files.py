@@ -10,8 +10,8 @@ from tackboard.core.hashing import string_id
 from tackboard.events.importer import ImportConfig
 from tackboard.events.sequence_store import files
 from tackboard.events.sequence_store.config import StoreConfig
+from tackboard.events.sequence_store.engine import Appended
 from tackboard.events.sequence_store.files import append_json_lines, append_table, config_of, read_log
-from tackboard.events.sequence_store.interface import Appended
 from tackboard.events.sequence_store.opening import create_store
 
 LOG = """\

@@ -9,7 +9,8 @@ from sequence_model import SMALL, Model, event
 
 from tackboard.core.errors import DataError, UsageError
 from tackboard.events.sequence_store.config import StoreConfig
-from tackboard.events.sequence_store.interface import Appended, SequenceStore
+from tackboard.events.sequence_store.engine import Appended
+from tackboard.events.sequence_store.interface import SequenceStore
 from tackboard.events.sequence_store.opening import open_store
 
 

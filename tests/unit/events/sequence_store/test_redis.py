@@ -10,8 +10,9 @@ from sequence_model import SMALL, event
 
 from tackboard.bench.sequences_redis import RedisServer
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
-from tackboard.events.sequence_store.codec import FORMAT_VERSION
-from tackboard.events.sequence_store.interface import Appended
+from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
+from tackboard.events.sequence_store.engine import Appended, Update
+from tackboard.events.sequence_store.merging import Change
 from tackboard.events.sequence_store.redis import EXACT, RedisStore, create_redis
 
 
@@ -112,6 +113,22 @@ def test_clients_at_once_lose_nothing(url: str) -> None:
         assert store.read(1, ["time_ms"]).columns["time_ms"].values.tolist() == times[-50:]
         head = store._client.hgetall(store._keys.user(1, "head"))
         assert store.seals.open_head(1, head[b"directory"]).num_chunked <= 50 + 10
+
+
+def test_a_decision_is_made_again_where_another_client_was_faster(url: str, store: RedisStore) -> None:
+    store.append(1, [event(1)])
+    seen: list[int] = []
+    with RedisStore(url) as other:
+
+        def decide() -> Update:
+            (found,) = store._fetch([1])
+            seen.append(found.head.num_events)
+            if len(seen) == 1:
+                other.append(1, [event(2)])
+            return Update({1: Change(Head(), clear_recent=True)})
+
+        store._update(decide, users=[1])
+    assert seen == [1, 2] and store.user_ids().tolist() == []
 
 
 def test_many_users_are_read_in_a_few_rounds(store: RedisStore) -> None:
