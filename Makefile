@@ -4,7 +4,7 @@ GROUP ?= core
 INSTALL = @$(PYTHON) scripts/install.py
 # Tests compute on one thread each: a second one on small tensors costs more than it brings, and processes started by
 # tests would fight over the cores.
-# `make check` reads the documentation; its commands are executed by `make test`.
+# `make check` reads the code and the documentation; the commands of the documentation are executed by `make test`.
 TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
@@ -36,7 +36,7 @@ check: ## Lint, format, types, import contract, rules, documentation
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache --no-logo
-	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q tests/rules -k "not commands_of_a_page"
+	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q tests/rules -m rule
 
 audit: ## What is installed: versions, licences, hashes, known vulnerabilities
 	$(INSTALL) dev --command "make audit"
