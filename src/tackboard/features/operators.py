@@ -96,17 +96,16 @@ REGISTRY: dict[str, Operator] = {}
 
 def register(
     name: str,
-    *,
-    family: str,
     spelling: str,
     rule: TypeRule,
+    *examples: Example,
+    family: str,
     elementwise: bool = False,
-    examples: tuple[Example, ...] = (),
     broadcasts: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a kernel; its docstring's first sentence is the operator's summary in the reference."""
+    """Decorates a kernel. The kernel's docstring is the operator's summary in the reference."""
     if family not in FAMILIES:
-        raise ValueError(f"{family} is no family of operators")
+        raise ValueError(f"there is no family of operators {family}")
 
     def add(kernel: Callable[..., Any]) -> Callable[..., Any]:
         if name in REGISTRY:

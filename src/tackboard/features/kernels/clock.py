@@ -46,6 +46,7 @@ _RULE = re.compile(
     rf"(?:{_NAME}(?P<summer>{_TIME})?,(?P<start>{_DATE})(?:/(?P<start_time>{_TIME}))?"
     rf",(?P<end>{_DATE})(?:/(?P<end_time>{_TIME}))?)?"
 )
+_register = functools.partial(register, family="time", elementwise=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,18 +215,12 @@ def _check_zone(params: Params) -> None:
     zone(name)
 
 
-@register(
+@_register(
     "seconds_since",
-    family="time",
-    spelling="a.seconds_since(b)",
-    rule=gives(FLOAT, ("time",), ("time",)),
-    elementwise=True,
-    examples=(
-        Example(
-            code="a.seconds_since(b)",
-            inputs={"a": ("time", [90_500, 0, 0]), "b": ("time?", [30_000, 250, None])},
-            result=[60.5, -0.25, None],
-        ),
+    "a.seconds_since(b)",
+    gives(FLOAT, ("time",), ("time",)),
+    Example(
+        "a.seconds_since(b)", [60.5, -0.25, None], {"a": ("time", [90_500, 0, 0]), "b": ("time?", [30_000, 250, None])}
     ),
 )
 def seconds_since(a: Column, b: Column) -> Column:
@@ -237,20 +232,11 @@ def seconds_since(a: Column, b: Column) -> Column:
     return Column(FLOAT, seconds, present=spread(both_present(a, b), len(seconds)))
 
 
-@register(
+@_register(
     "hour",
-    family="time",
-    spelling="t.hour(zone)",
-    rule=gives(INT, ("time",), check=_check_zone),
-    elementwise=True,
-    examples=(
-        Example(
-            # One ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
-            code='t.hour("Europe/Berlin")',
-            inputs={"t": ("time?", [1_711_846_799_999, 1_711_846_800_000, None])},
-            result=[1, 3, None],
-        ),
-    ),
+    "t.hour(zone)",
+    gives(INT, ("time",), check=_check_zone),
+    Example('t.hour("Europe/Berlin")', [1, 3, None], {"t": ("time?", [1_711_846_799_999, 1_711_846_800_000, None])}),
 )
 def hour(a: Column, *, zone: str) -> Column:
     """The hour of the day, 0 to 23, on a clock in the time zone `zone`, summer time included.
@@ -260,38 +246,25 @@ def hour(a: Column, *, zone: str) -> Column:
     return Column(INT, _local_seconds(a, zone) // 3600 % 24, present=a.present)
 
 
-@register(
+@_register(
     "weekday",
-    family="time",
-    spelling="t.weekday(zone)",
-    rule=gives(INT, ("time",), check=_check_zone),
-    elementwise=True,
-    examples=(
-        Example(
-            # Thursday 1 January 1970, midnight in UTC, is Wednesday still in New York.
-            code='t.weekday("America/New_York")',
-            inputs={"t": ("time?", [0, 5 * 3_600_000, None])},
-            result=[2, 3, None],
-        ),
-    ),
+    "t.weekday(zone)",
+    gives(INT, ("time",), check=_check_zone),
+    Example('t.weekday("America/New_York")', [2, 3, None], {"t": ("time?", [0, 5 * 3_600_000, None])}),
 )
 def weekday(a: Column, *, zone: str) -> Column:
     """The day of the week in the time zone `zone`: Monday is 0, Sunday 6. Missing where the time is."""
     return Column(INT, (_local_seconds(a, zone) // DAY_S + EPOCH_WEEKDAY) % 7, present=a.present)
 
 
-@register(
+@_register(
     "minute_of_day",
-    family="time",
-    spelling="t.minute_of_day(zone)",
-    rule=gives(INT, ("time",), check=_check_zone),
-    elementwise=True,
-    examples=(
-        Example(
-            code='t.minute_of_day("Asia/Kathmandu")',
-            inputs={"t": ("time?", [1_700_000_000_000, 1_699_985_700_000, None])},
-            result=[238, 0, None],
-        ),
+    "t.minute_of_day(zone)",
+    gives(INT, ("time",), check=_check_zone),
+    Example(
+        't.minute_of_day("Asia/Kathmandu")',
+        [238, 0, None],
+        {"t": ("time?", [1_700_000_000_000, 1_699_985_700_000, None])},
     ),
 )
 def minute_of_day(a: Column, *, zone: str) -> Column:

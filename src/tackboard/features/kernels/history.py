@@ -6,6 +6,7 @@ is passed over, except by `last`, which gives what the last event has.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -31,6 +32,8 @@ EVENTS = {
 }
 """What the examples are about: four events, one a day."""
 AT = {"events": EVENTS, "request_ms": 3 * DAY + 1}
+_choosing = functools.partial(register, family=CHOOSING)
+_aggregating = functools.partial(register, family=AGGREGATING)
 
 
 def _duration(params: Params, name: str, *, least: int) -> int:
@@ -53,12 +56,12 @@ def _no_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return VIEW
 
 
-@register(
+@_choosing(
     "events",
-    family=CHOOSING,
-    spelling="events",
-    rule=_no_rule,
-    examples=(Example("events.count()", [4], AT), Example("events.count()", [3], AT | {"request_ms": 3 * DAY})),
+    "events",
+    _no_rule,
+    Example("events.count()", [4], AT),
+    Example("events.count()", [3], AT | {"request_ms": 3 * DAY}),
 )
 def events(frame: Frame) -> View:
     """All events of the user that were received strictly before the request, oldest first."""
@@ -71,12 +74,8 @@ def _where_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return VIEW
 
 
-@register(
-    "where",
-    family=CHOOSING,
-    spelling="events.where(condition)",
-    rule=_where_rule,
-    examples=(Example('events.where(events.action == "click").count()', [2], AT),),
+@_choosing(
+    "where", "events.where(condition)", _where_rule, Example('events.where(events.action == "click").count()', [2], AT)
 )
 def where(frame: Frame, view: View, condition: Column) -> View:
     """The events for which a condition on their own columns holds; a missing condition does not hold."""
@@ -90,13 +89,7 @@ def _within_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return VIEW
 
 
-@register(
-    "within",
-    family=CHOOSING,
-    spelling="events.within(duration)",
-    rule=_within_rule,
-    examples=(Example("events.within(days(2)).count()", [2], AT),),
-)
+@_choosing("within", "events.within(duration)", _within_rule, Example("events.within(days(2)).count()", [2], AT))
 def within(frame: Frame, view: View, *, duration_ms: int) -> View:
     """The events younger than a duration at the time of the request."""
     return view.from_time(frame.event_times, _back(frame.times_of(view), duration_ms))
@@ -113,12 +106,11 @@ def _between_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType
     return VIEW
 
 
-@register(
+@_choosing(
     "between",
-    family=CHOOSING,
-    spelling="events.between(oldest, newest)",
-    rule=_between_rule,
-    examples=(Example("events.between(days(3), days(1)).count()", [2], AT),),
+    "events.between(oldest, newest)",
+    _between_rule,
+    Example("events.between(days(3), days(1)).count()", [2], AT),
 )
 def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View:
     """The events younger than `oldest` and at least as old as `newest`."""
@@ -147,12 +139,11 @@ def _newest_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return VIEW
 
 
-@register(
+@_choosing(
     "newest",
-    family=CHOOSING,
-    spelling="events.newest(count)",
-    rule=_newest_rule,
-    examples=(Example('events.newest(3).where(events.action == "click").count()', [1], AT),),
+    "events.newest(count)",
+    _newest_rule,
+    Example('events.newest(3).where(events.action == "click").count()', [1], AT),
 )
 def newest(frame: Frame, view: View, *, count: int) -> View:
     """The last `count` of the events; the order of choices matters: the newest three, and of these the clicks."""
@@ -168,17 +159,17 @@ def _matching_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     return VIEW
 
 
-@register(
+@_choosing(
     "matching",
-    family=CHOOSING,
-    spelling="events.matching(column, value)",
-    rule=_matching_rule,
-    examples=(
-        Example("events.matching(events.item, x.hash_id()).count()", [2, 0], AT | {"x": ("int", [1, 9])}),
-        Example("events.matching(events.item, x.hash_id()).last(events.time).is_missing()", [False, True],
-                AT | {"x": ("int", [1, 9])}),
+    "events.matching(column, value)",
+    _matching_rule,
+    Example("events.matching(events.item, x.hash_id()).count()", [2, 0], AT | {"x": ("int", [1, 9])}),
+    Example(
+        "events.matching(events.item, x.hash_id()).last(events.time).is_missing()",
+        [False, True],
+        AT | {"x": ("int", [1, 9])},
     ),
-)  # fmt: skip
+)
 def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
     """The events whose column equals a value of the request or the candidate; missing values match nothing."""
     if column.present is not None:
@@ -227,13 +218,7 @@ def _count_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return INT
 
 
-@register(
-    "count",
-    family=AGGREGATING,
-    spelling="events.count()",
-    rule=_count_rule,
-    examples=(Example('events.where(events.action == "like").count()', [0], AT),),
-)
+@_aggregating("count", "events.count()", _count_rule, Example('events.where(events.action == "like").count()', [0], AT))
 def count(frame: Frame, view: View) -> Column:
     """How many events there are; 0 where there are none."""
     del frame
@@ -245,12 +230,11 @@ def _last_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return types[1].with_nullable(True)
 
 
-@register(
+@_aggregating(
     "last",
-    family=AGGREGATING,
-    spelling="events.last(column)",
-    rule=_last_rule,
-    examples=(Example('events.where(events.action == "click").last(events.item)', [1], AT),),
+    "events.last(column)",
+    _last_rule,
+    Example('events.where(events.action == "click").last(events.item)', [1], AT),
 )
 def last(frame: Frame, view: View, column: Column) -> Column:
     """The column of the last event; missing where there is no event, or where that event misses it."""
@@ -273,12 +257,8 @@ def _distinct_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     return INT
 
 
-@register(
-    "count_distinct",
-    family=AGGREGATING,
-    spelling="events.distinct(column)",
-    rule=_distinct_rule,
-    examples=(Example("events.distinct(events.item)", [3], AT),),
+@_aggregating(
+    "count_distinct", "events.distinct(column)", _distinct_rule, Example("events.distinct(events.item)", [3], AT)
 )
 def count_distinct(frame: Frame, view: View, column: Column) -> Column:
     """How many distinct values the column has among the events."""
@@ -305,12 +285,11 @@ def _sum_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return FLOAT if need(types, 1, ("bool", "int", "float")).kind == "float" else INT
 
 
-@register(
+@_aggregating(
     "sum",
-    family=AGGREGATING,
-    spelling="events.sum(column)",
-    rule=_sum_rule,
-    examples=(Example('events.sum(if_else(events.action == "click", 1.0, 0.5))', [3.0], AT),),
+    "events.sum(column)",
+    _sum_rule,
+    Example('events.sum(if_else(events.action == "click", 1.0, 0.5))', [3.0], AT),
 )
 def sum_(frame: Frame, view: View, column: Column) -> Column:
     """The sum of the column, 0 without events; floats are added in the order of the events, ints wrap at 64 bits."""
@@ -334,12 +313,11 @@ def _mean_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return FLOAT.with_nullable(True)
 
 
-@register(
+@_aggregating(
     "mean",
-    family=AGGREGATING,
-    spelling="events.mean(column)",
-    rule=_mean_rule,
-    examples=(Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),),
+    "events.mean(column)",
+    _mean_rule,
+    Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),
 )
 def mean(frame: Frame, view: View, column: Column) -> Column:
     """The mean of the column, added in the order of the events; missing where no event has a value."""
@@ -354,24 +332,22 @@ def _extreme_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType
     return need(types, 1, ("int", "float", "time")).with_nullable(True)
 
 
-@register(
+@_aggregating(
     "max",
-    family=AGGREGATING,
-    spelling="events.max(column)",
-    rule=_extreme_rule,
-    examples=(Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),),
+    "events.max(column)",
+    _extreme_rule,
+    Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),
 )
 def max_(frame: Frame, view: View, column: Column) -> Column:
     """The largest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
     return _extreme(frame, view, column, np.maximum)
 
 
-@register(
+@_aggregating(
     "min",
-    family=AGGREGATING,
-    spelling="events.min(column)",
-    rule=_extreme_rule,
-    examples=(Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),),
+    "events.min(column)",
+    _extreme_rule,
+    Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),
 )
 def min_(frame: Frame, view: View, column: Column) -> Column:
     """The smallest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
@@ -398,12 +374,11 @@ def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return FLOAT
 
 
-@register(
+@_aggregating(
     "decayed_sum",
-    family=AGGREGATING,
-    spelling="events.decayed_sum(column, half_life=…)",
-    rule=_decay_rule,
-    examples=(Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),),
+    "events.decayed_sum(column, half_life=…)",
+    _decay_rule,
+    Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),
 )
 def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) -> Column:
     """The sum of the column times 0.5 to the power of age over half-life, added in the order of the events.
@@ -427,13 +402,7 @@ def _top_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     return column.in_list()
 
 
-@register(
-    "top",
-    family=AGGREGATING,
-    spelling="events.top(column, count)",
-    rule=_top_rule,
-    examples=(Example("events.top(events.item, 2)", [[1, 3]], AT),),
-)
+@_aggregating("top", "events.top(column, count)", _top_rule, Example("events.top(events.item, 2)", [[1, 3]], AT))
 def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     """The most frequent values of the column, most frequent first; of equally frequent ones the more recent first."""
     column = _all_events(column, frame)
@@ -508,12 +477,8 @@ def _collect_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType
     return column.in_list()
 
 
-@register(
-    "collect",
-    family=AGGREGATING,
-    spelling="events.collect(column)",
-    rule=_collect_rule,
-    examples=(Example("events.newest(2).collect(events.item)", [[1, 3]], AT),),
+@_aggregating(
+    "collect", "events.collect(column)", _collect_rule, Example("events.newest(2).collect(events.item)", [[1, 3]], AT)
 )
 def collect(frame: Frame, view: View, column: Column) -> Column:
     """The column of all the events as a list, oldest first."""
@@ -538,18 +503,15 @@ def _sequence_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     return FeatureType("sequence", columns=tuple(zip(map(str, names), types, strict=True)))
 
 
-@register(
+@_aggregating(
     "sequence",
-    family=AGGREGATING,
-    spelling="sequence(name=list, …)",
-    rule=_sequence_rule,
-    examples=(
-        Example(
-            "sequence(item=events.newest(2).collect(events.item), gap_ms=events.newest(2).collect(events.time)"
-            ".differences())",
-            [{"item": [1, 3], "gap_ms": [0, DAY]}],
-            AT,
-        ),
+    "sequence(name=list, …)",
+    _sequence_rule,
+    Example(
+        "sequence(item=events.newest(2).collect(events.item), gap_ms=events.newest(2).collect(events.time)"
+        ".differences())",
+        [{"item": [1, 3], "gap_ms": [0, DAY]}],
+        AT,
     ),
 )
 def sequence(frame: Frame, *columns: Column, names: list[str]) -> Column:

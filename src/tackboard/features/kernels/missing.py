@@ -7,6 +7,7 @@ that filling never changes a type.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -18,7 +19,7 @@ from tackboard.features.kernels.comparison import by_string, common_type, in_one
 from tackboard.features.operators import Example, Params, TypeClash, need, register
 from tackboard.features.types import BOOL, FLOAT, KINDS, SCALARS, FeatureType
 
-FAMILY = "missing values"
+_register = functools.partial(register, family="missing values")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -58,12 +59,8 @@ def _unless_infinite(types: tuple[FeatureType, ...], _params: Params) -> Feature
     return need(types, 0, ("float",)).with_nullable(True)
 
 
-@register(
-    "is_missing",
-    family=FAMILY,
-    spelling="a.is_missing()",
-    rule=_any_kind,
-    examples=(Example("x.is_missing()", inputs={"x": ("string?", ["", None])}, result=[False, True]),),
+@_register(
+    "is_missing", "a.is_missing()", _any_kind, Example("x.is_missing()", [False, True], {"x": ("string?", ["", None])})
 )
 def is_missing(a: Column) -> Column:
     """Whether the value is missing. Of any kind; NaN, an empty string and an empty list are not missing. Never missing
@@ -71,16 +68,13 @@ def is_missing(a: Column) -> Column:
     return Column(BOOL, np.zeros(len(a), dtype=np.bool_) if a.present is None else ~a.present)
 
 
-@register(
+@_register(
     "fill_missing",
-    family=FAMILY,
-    spelling="a.fill_missing(value)",
-    rule=_filling,
-    examples=(
-        Example("x.fill_missing(0.5)", inputs={"x": ("float?", [1.0, None])}, result=[1.0, 0.5]),
-        Example("x.fill_missing(0)", inputs={"x": ("vector[2]?", [[1.0, 2.0], None])}, result=[[1.0, 2.0], [0.0, 0.0]]),
-        Example("x.fill_missing([])", inputs={"x": ("list[int]?", [[1], None])}, result=[[1], []]),
-    ),
+    "a.fill_missing(value)",
+    _filling,
+    Example("x.fill_missing(0.5)", [1.0, 0.5], {"x": ("float?", [1.0, None])}),
+    Example("x.fill_missing(0)", [[1.0, 2.0], [0.0, 0.0]], {"x": ("vector[2]?", [[1.0, 2.0], None])}),
+    Example("x.fill_missing([])", [[1], []], {"x": ("list[int]?", [[1], None])}),
 )
 def fill_missing(a: Column, *, value: Any) -> Column:
     """The value, or a constant of the same kind where it is missing: text for a string, a whole number for int, id and
@@ -106,18 +100,11 @@ def fill_missing(a: Column, *, value: Any) -> Column:
     return Column(type_, values)
 
 
-@register(
+@_register(
     "coalesce",
-    family=FAMILY,
-    spelling="coalesce(a, b, ...)",
-    rule=_first_present,
-    examples=(
-        Example(
-            "coalesce(x, y, 0.5)",
-            inputs={"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])},
-            result=[1.0, 8.0, 0.5],
-        ),
-    ),
+    "coalesce(a, b, ...)",
+    _first_present,
+    Example("coalesce(x, y, 0.5)", [1.0, 8.0, 0.5], {"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])}),
 )
 def coalesce(*columns: Column) -> Column:
     """The first of the values that is not missing. All are scalars of one kind or vectors of one width, or numbers:
@@ -137,15 +124,12 @@ def coalesce(*columns: Column) -> Column:
     return Column(type_, values.astype(DTYPES[type_.kind], copy=False), present=present, dictionary=dictionary)
 
 
-@register(
+@_register(
     "missing_if",
-    family=FAMILY,
-    spelling="a.missing_if(value)",
-    rule=_unless_value,
-    examples=(
-        Example("x.missing_if(-1)", inputs={"x": ("int", [3, -1])}, result=[3, None]),
-        Example('x.missing_if("")', inputs={"x": ("string?", ["a", "", None])}, result=["a", None, None]),
-    ),
+    "a.missing_if(value)",
+    _unless_value,
+    Example("x.missing_if(-1)", [3, None], {"x": ("int", [3, -1])}),
+    Example('x.missing_if("")', ["a", None, None], {"x": ("string?", ["a", "", None])}),
 )
 def missing_if(a: Column, *, value: Any) -> Column:
     """The value, but missing where it equals a constant of the same kind: for data that writes -1 or "" for unknown.
@@ -158,15 +142,12 @@ def missing_if(a: Column, *, value: Any) -> Column:
     return _kept(a, keep)
 
 
-@register(
+@_register(
     "finite",
-    family=FAMILY,
-    spelling="a.finite()",
-    rule=_unless_infinite,
-    examples=(
-        Example("(x / y).finite()", inputs={"x": ("int", [1, 1]), "y": ("int", [2, 0])}, result=[0.5, None]),
-        Example("x.finite()", inputs={"x": ("float?", [float("nan"), 1.5, None])}, result=[None, 1.5, None]),
-    ),
+    "a.finite()",
+    _unless_infinite,
+    Example("(x / y).finite()", [0.5, None], {"x": ("int", [1, 1]), "y": ("int", [2, 0])}),
+    Example("x.finite()", [None, 1.5, None], {"x": ("float?", [float("nan"), 1.5, None])}),
 )
 def finite(a: Column) -> Column:
     """The float, but missing where it is NaN, inf or -inf. Missing stays missing."""
