@@ -69,7 +69,8 @@ def _promoting(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     return promoted(types).with_nullable(any_missing(types))
 
 
-def _to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+def to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    """A rule: numbers, giving a float."""
     need_numbers(types)
     return FLOAT.with_nullable(any_missing(types))
 
@@ -125,7 +126,7 @@ def multiply(a: Column, b: Column) -> Column:
 @_register(
     "divide",
     "a / b",
-    _to_float,
+    to_float,
     Example("x / y", [0.25, None], {"x": ("int", [1, 1]), "y": ("int?", [4, None])}),
     Example("x / 0.0", [math.inf, -math.inf], {"x": ("float", [1.0, -1.0])}),
 )

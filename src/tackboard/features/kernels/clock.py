@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError, UsageError
-from tackboard.features.column import Column, both_present, spread
+from tackboard.features.column import Column
+from tackboard.features.kernels.arithmetic import joined
 from tackboard.features.operators import Example, Params, TypeClash, gives, register
 from tackboard.features.types import FLOAT, INT
 
@@ -229,9 +230,10 @@ def seconds_since(a: Column, b: Column) -> Column:
     The difference is taken in whole milliseconds of 64 bits and wraps around beyond 292 million years.
     """
     seconds = (a.values - b.values) / 1000.0
-    return Column(FLOAT, seconds, present=spread(both_present(a, b), len(seconds)))
+    return joined(FLOAT, seconds, a, b)
 
 
+# The example is one ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
 @_register(
     "hour",
     "t.hour(zone)",
@@ -246,6 +248,7 @@ def hour(a: Column, *, zone: str) -> Column:
     return Column(INT, _local_seconds(a, zone) // 3600 % 24, present=a.present)
 
 
+# In the example it is Thursday 1 January 1970, midnight in UTC, and still Wednesday in New York.
 @_register(
     "weekday",
     "t.weekday(zone)",

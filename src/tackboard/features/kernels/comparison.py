@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,31 +17,12 @@ from numpy.typing import NDArray
 
 from tackboard.features.column import DTYPES, Column, Mask, spread
 from tackboard.features.kernels.arithmetic import INT64_MAX, INT64_MIN, joined, promoted
+from tackboard.features.kernels.text import per_text, text_keys, used_texts
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
 from tackboard.features.types import BOOL, SCALARS, FeatureType
 
 _register = functools.partial(register, family="comparison", elementwise=True)
 ORDERED = ("bool", "int", "float", "time")
-
-
-def used_strings(column: Column) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
-    """A dictionary of no more strings than `column` has rows (at least one), and the rows' codes into it."""
-    assert column.dictionary is not None
-    if len(column.dictionary) == 0:
-        # Every row is missing: any string will do.
-        return np.array([""], dtype=np.object_), np.zeros(len(column.values), dtype=np.int64)
-    if len(column.dictionary) <= max(len(column.values), 1):
-        return column.dictionary, column.values
-    if len(column.values) == 1:
-        return column.dictionary.take(column.values, mode="clip"), np.zeros(1, dtype=np.int64)
-    used, codes = np.unique(column.values, return_inverse=True)
-    return column.dictionary.take(used, mode="clip"), codes
-
-
-def by_string(results: Iterable[Any], codes: NDArray[np.int64], dtype: Any) -> NDArray[Any]:
-    """One result for each string of `used_strings`, as an array by row."""
-    # A missing row's code is undefined and may point anywhere: it is clipped.
-    return np.fromiter(results, dtype=dtype).take(codes, mode="clip")
 
 
 def in_one_dictionary(*columns: Column) -> tuple[NDArray[np.object_], list[NDArray[np.int64]]]:
@@ -51,10 +31,10 @@ def in_one_dictionary(*columns: Column) -> tuple[NDArray[np.object_], list[NDArr
     assert first is not None
     if len(first) and all(column.dictionary is first for column in columns):
         return first, [column.values for column in columns]
-    parts = [used_strings(column) for column in columns]
-    starts = np.cumsum([0, *(len(strings) for strings, _ in parts[:-1])])
-    codes = [codes + start for (_, codes), start in zip(parts, starts, strict=True)]
-    return np.concatenate([strings for strings, _ in parts]), codes
+    parts = [used_texts(column) for column in columns]
+    starts = np.cumsum([0, *(len(texts) for _, texts in parts[:-1])])
+    codes = [codes + start for (codes, _), start in zip(parts, starts, strict=True)]
+    return np.concatenate([texts for _, texts in parts]), codes
 
 
 def need_constant(type_: FeatureType, value: Any) -> None:
@@ -130,17 +110,9 @@ def _choice(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     return common_type(types[1:]).with_nullable(any_missing(types))
 
 
-def _comparable(a: Column, b: Column) -> tuple[NDArray[Any], NDArray[Any]]:
+def _comparable(a: Column, b: Column) -> list[NDArray[Any]]:
     """The values of both, with strings as numbers that are equal where the strings are."""
-    if a.type.kind != "string":
-        return a.values, b.values
-    known: dict[str, int] = {}
-    numbers = []
-    for column in (a, b):
-        strings, codes = used_strings(column)
-        each = [known.setdefault(text, len(known)) for text in strings.tolist()]
-        numbers.append(by_string(each, codes, np.int64))
-    return numbers[0], numbers[1]
+    return text_keys(a, b) if a.type.kind == "string" else [a.values, b.values]
 
 
 @_register(
@@ -246,9 +218,7 @@ def is_in(a: Column, *, values: list[Any]) -> Column:
     """Whether the value is one of a list of constants: strings by code points, or whole numbers for int, id and time
     (ms). False for an empty list. Missing stays missing."""
     if a.type.kind == "string":
-        known = set(values)
-        strings, codes = used_strings(a)
-        return joined(BOOL, by_string((text in known for text in strings), codes, np.bool_), a)
+        return joined(BOOL, per_text(a, set(values).__contains__, np.bool_), a)
     if not values:
         return joined(BOOL, np.zeros(len(a.values), dtype=np.bool_), a)
     table = np.sort(np.array(values, dtype=np.int64))

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from tackboard.features.column import Column, offsets_of, ordered_sum, ranges, spread
 from tackboard.features.frame import Frame
-from tackboard.features.kernels.comparison import by_string, used_strings
-from tackboard.features.operators import AGGREGATING, CHOOSING, Example, Params, TypeClash, need, register
-from tackboard.features.types import FLOAT, INT, SCALARS, VIEW, FeatureType
+from tackboard.features.kernels.arithmetic import one_nan
+from tackboard.features.kernels.text import text_keys
+from tackboard.features.operators import AGGREGATING, CHOOSING, Example, Params, TypeClash, TypeRule, need, register
+from tackboard.features.types import FLOAT, INT, NUMBERS, SCALARS, VIEW, FeatureType
 from tackboard.features.views import INT64_MIN, Positions, View, coded
 
 COUNTABLE = ("bool", "int", "string", "id", "time")
@@ -36,6 +37,17 @@ _choosing = functools.partial(register, family=CHOOSING)
 _aggregating = functools.partial(register, family=AGGREGATING)
 
 
+def _gives(result: FeatureType, *column: str) -> TypeRule:
+    """A rule: events, and a column of one of the given kinds where there are any; the result is of type `result`."""
+
+    def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+        if column:
+            need(types, 1, column)
+        return result
+
+    return rule
+
+
 def _duration(params: Params, name: str, *, least: int) -> int:
     value = params.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -51,15 +63,10 @@ def _duration(params: Params, name: str, *, least: int) -> int:
     return value
 
 
-def _no_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types, params
-    return VIEW
-
-
 @_choosing(
     "events",
     "events",
-    _no_rule,
+    _gives(VIEW),
     Example("events.count()", [4], AT),
     Example("events.count()", [3], AT | {"request_ms": 3 * DAY}),
 )
@@ -68,14 +75,11 @@ def events(frame: Frame) -> View:
     return frame.visible
 
 
-def _where_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    need(types, 1, ("bool",))
-    return VIEW
-
-
 @_choosing(
-    "where", "events.where(condition)", _where_rule, Example('events.where(events.action == "click").count()', [2], AT)
+    "where",
+    "events.where(condition)",
+    _gives(VIEW, "bool"),
+    Example('events.where(events.action == "click").count()', [2], AT),
 )
 def where(frame: Frame, view: View, condition: Column) -> View:
     """The events for which a condition on their own columns holds; a missing condition does not hold."""
@@ -83,8 +87,7 @@ def where(frame: Frame, view: View, condition: Column) -> View:
     return view.keep(spread(held, frame.num_events))
 
 
-def _within_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types
+def _within_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     _duration(params, "duration_ms", least=1)
     return VIEW
 
@@ -95,8 +98,7 @@ def within(frame: Frame, view: View, *, duration_ms: int) -> View:
     return view.from_time(frame.event_times, _back(frame.times_of(view), duration_ms))
 
 
-def _between_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types
+def _between_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     oldest, newest = _duration(params, "oldest_ms", least=1), _duration(params, "newest_ms", least=0)
     if newest >= oldest:
         raise TypeClash(
@@ -131,11 +133,14 @@ def _back(times: Positions, duration_ms: int) -> Positions:
     return np.where(with_room, times - np.int64(duration_ms - 1), INT64_MIN)
 
 
-def _newest_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types
+def _check_count(params: Params, most: int, what: str) -> None:
     count = params.get("count")
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1_000_000:
-        raise TypeClash(f"count = {count!r}", allowed="give 1 to 1,000,000 events")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+        raise TypeClash(f"count = {count!r}", allowed=f"give 1 to {most:,} {what}")
+
+
+def _newest_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    _check_count(params, 1_000_000, "events")
     return VIEW
 
 
@@ -151,8 +156,7 @@ def newest(frame: Frame, view: View, *, count: int) -> View:
     return view.newest(count)
 
 
-def _matching_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
+def _matching_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     column, value = need(types, 1, ("int", "id", "string", "time")), types[2]
     if value.kind != column.kind and (column.kind, value.kind) != ("id", "int"):
         raise TypeClash(f"{column} is matched with {value}", allowed="give two values of one kind")
@@ -187,16 +191,9 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
 
 def _keys(*columns: Column) -> list[Positions]:
     """Columns of one kind as int64 that are equal where the values are; small numbers for strings."""
-    known: dict[str, int] = {}
-    keys = []
-    for column in columns:
-        if column.dictionary is None:
-            keys.append(column.values.astype(np.int64, copy=False))
-        else:
-            strings, codes = used_strings(column)
-            numbers = [known.setdefault(text, len(known)) for text in strings.tolist()]
-            keys.append(by_string(numbers, codes, np.int64))
-    return keys
+    if columns[0].dictionary is not None:
+        return text_keys(*columns)
+    return [column.values.astype(np.int64, copy=False) for column in columns]
 
 
 def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
@@ -213,27 +210,17 @@ def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
     return order, pairs[order]
 
 
-def _count_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types, params
-    return INT
-
-
-@_aggregating("count", "events.count()", _count_rule, Example('events.where(events.action == "like").count()', [0], AT))
+@_aggregating("count", "events.count()", _gives(INT), Example('events.where(events.action == "like").count()', [0], AT))
 def count(frame: Frame, view: View) -> Column:
     """How many events there are; 0 where there are none."""
     del frame
     return Column(INT, view.lengths)
 
 
-def _last_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    return types[1].with_nullable(True)
-
-
 @_aggregating(
     "last",
     "events.last(column)",
-    _last_rule,
+    lambda types, _params: types[1].with_nullable(True),
     Example('events.where(events.action == "click").last(events.item)', [1], AT),
 )
 def last(frame: Frame, view: View, column: Column) -> Column:
@@ -251,14 +238,11 @@ def last(frame: Frame, view: View, column: Column) -> Column:
     return Column(values.type, values.values, present=present, dictionary=values.dictionary)
 
 
-def _distinct_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    need(types, 1, COUNTABLE)
-    return INT
-
-
 @_aggregating(
-    "count_distinct", "events.distinct(column)", _distinct_rule, Example("events.distinct(events.item)", [3], AT)
+    "count_distinct",
+    "events.distinct(column)",
+    _gives(INT, *COUNTABLE),
+    Example("events.distinct(events.item)", [3], AT),
 )
 def count_distinct(frame: Frame, view: View, column: Column) -> Column:
     """How many distinct values the column has among the events."""
@@ -280,9 +264,8 @@ def count_distinct(frame: Frame, view: View, column: Column) -> Column:
     return Column(INT, np.bincount(rows[is_new], minlength=len(view)).astype(np.int64))
 
 
-def _sum_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    return FLOAT if need(types, 1, ("bool", "int", "float")).kind == "float" else INT
+def _sum_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    return FLOAT if need(types, 1, NUMBERS).kind == "float" else INT
 
 
 @_aggregating(
@@ -307,16 +290,10 @@ def sum_(frame: Frame, view: View, column: Column) -> Column:
     return Column(INT, before[view.ends] - before[view.starts])
 
 
-def _mean_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    need(types, 1, ("bool", "int", "float"))
-    return FLOAT.with_nullable(True)
-
-
 @_aggregating(
     "mean",
     "events.mean(column)",
-    _mean_rule,
+    _gives(FLOAT.with_nullable(True), *NUMBERS),
     Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),
 )
 def mean(frame: Frame, view: View, column: Column) -> Column:
@@ -327,8 +304,7 @@ def mean(frame: Frame, view: View, column: Column) -> Column:
     return Column(FLOAT, total / np.maximum(counts, 1), present=counts > 0)
 
 
-def _extreme_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
+def _extreme_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     return need(types, 1, ("int", "float", "time")).with_nullable(True)
 
 
@@ -363,13 +339,12 @@ def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
         result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
     if result.dtype == np.float64:
         # Which of -0.0 and 0.0, and which of several NaNs, comes out is up to the processor.
-        result += 0.0
-        result[np.isnan(result)] = np.nan
+        result = one_nan(result + 0.0)
     return Column(column.type, result, present=some)
 
 
 def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    need(types, 1, ("bool", "int", "float"))
+    need(types, 1, NUMBERS)
     _duration(params, "half_life_ms", least=1)
     return FLOAT
 
@@ -396,9 +371,8 @@ def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) 
 
 
 def _top_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    column, count_ = need(types, 1, ("int", "id", "string")), params.get("count")
-    if not isinstance(count_, int) or isinstance(count_, bool) or not 1 <= count_ <= 10_000:
-        raise TypeClash(f"count = {count_!r}", allowed="give 1 to 10,000 values")
+    column = need(types, 1, ("int", "id", "string"))
+    _check_count(params, 10_000, "values")
     return column.in_list()
 
 
@@ -467,8 +441,7 @@ def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
     return last - (packed & ((1 << place_bits) - 1))
 
 
-def _collect_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
+def _collect_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     column = need(types, 1, SCALARS)
     if column.nullable:
         raise TypeClash(

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from tackboard.core.hashing import MAX_ROWS, mix64, remembered_string_id, row_ids
 from tackboard.features.column import Column
 from tackboard.features.kernels.arithmetic import joined
-from tackboard.features.kernels.comparison import by_string, need_constant, used_strings
+from tackboard.features.kernels.comparison import need_constant
+from tackboard.features.kernels.text import per_text
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
 from tackboard.features.types import ID, INT, STRING, FeatureType
 
@@ -71,8 +72,7 @@ def _indexed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 
 def _ids(column: Column) -> NDArray[Any]:
     if column.type.kind == "string":
-        strings, codes = used_strings(column)
-        return by_string([remembered_string_id(text) for text in strings.tolist()], codes, np.int64)
+        return per_text(column, remembered_string_id, np.int64)
     return column.values.astype(np.int64, copy=False)
 
 
@@ -130,5 +130,4 @@ def index_in(a: Column, *, names: list[str]) -> Column:
     """The position of a string in a list of names, counted from 1; 0 for a string that is not in it. Strings are
     compared by code points. Missing stays missing: `.fill_missing(0)` joins it with the unknown ones."""
     index = {name: position for position, name in enumerate(names, start=1)}
-    strings, codes = used_strings(a)
-    return joined(INT, by_string((index.get(text, 0) for text in strings), codes, np.int64), a)
+    return joined(INT, per_text(a, lambda text: index.get(text, 0), np.int64), a)

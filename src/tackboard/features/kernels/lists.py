@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.features.column import Column, Mask, both_present, offsets_of, ordered_sum, ranges, spread
-from tackboard.features.kernels.text import per_text, renumber, used_texts
+from tackboard.features.column import Column, Mask, offsets_of, ordered_sum, ranges
+from tackboard.features.kernels.arithmetic import joined, one_nan
+from tackboard.features.kernels.text import per_text, text_keys
 from tackboard.features.operators import Example, Params, TypeClash, TypeRule, any_missing, need, register
 from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, FeatureType
 
@@ -85,23 +86,14 @@ def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
 def _keys(*columns: Column) -> list[Ints]:
     """One int64 per value, for each of `columns`; two values are the same where their keys are equal."""
     if columns[0].dictionary is not None:
-        known: dict[str, int] = {}
-        keys = []
-        for column in columns:
-            codes, texts = used_texts(column)
-            used, codes = renumber(codes, len(texts))
-            table = np.fromiter((known.setdefault(text, len(known)) for text in texts[used]), np.int64, len(used))
-            keys.append(table[codes])
-        return keys
+        return text_keys(*columns)
     return [_number_keys(column.values) for column in columns]
 
 
 def _number_keys(values: NDArray[Any]) -> Ints:
     if values.dtype != np.float64:
         return values.astype(np.int64, copy=False)
-    plain = values + 0.0  # -0.0 becomes 0.0
-    plain[np.isnan(plain)] = np.nan  # one NaN of the many
-    return plain.view(np.int64)
+    return one_nan(values + 0.0).view(np.int64)  # -0.0 becomes 0.0
 
 
 def _need_list(types: tuple[FeatureType, ...], position: int, elements: tuple[str, ...] = SCALARS) -> FeatureType:
@@ -277,7 +269,7 @@ def has(a: Column, b: Column) -> Column:
         rows = _rows(offsets)
         found = np.zeros(len(a), dtype=np.bool_)
         found[rows[keys == (wanted if len(wanted) == 1 else wanted[rows])]] = True
-    return Column(BOOL, found, present=spread(both_present(a, b), len(found)))
+    return joined(BOOL, found, a, b)
 
 
 @_register(
@@ -311,7 +303,7 @@ def overlap(a: Column, b: Column) -> Column:
         keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
         rows = rows[1:][(keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]]
     counts = np.bincount(rows, minlength=len(a)).astype(np.int64, copy=False)
-    return Column(INT, counts, present=spread(both_present(a, b), len(a)))
+    return joined(INT, counts, a, b)
 
 
 @_register(
@@ -328,14 +320,10 @@ def list_sum(a: Column) -> Column:
     """
     a, offsets = _tight(a)
     if a.values.dtype == np.float64:
-        return Column(FLOAT, _float_sums(a.values, offsets), present=a.present)
+        return Column(FLOAT, ordered_sum(a.values, _rows(offsets), len(a)), present=a.present)
     # Differences of running sums are exact even where these wrap around.
     running = offsets_of(a.values)
     return Column(INT, running[offsets[1:]] - running[offsets[:-1]], present=a.present)
-
-
-def _float_sums(values: NDArray[np.float64], offsets: Ints) -> NDArray[np.float64]:
-    return ordered_sum(values, _rows(offsets), len(offsets) - 1)
 
 
 @_register(
@@ -351,7 +339,7 @@ def list_mean(a: Column) -> Column:
     """
     a, offsets = _tight(a)
     lengths = np.diff(offsets)
-    means = _float_sums(a.values.astype(np.float64, copy=False), offsets) / lengths
+    means = ordered_sum(a.values.astype(np.float64, copy=False), _rows(offsets), len(a)) / lengths
     return Column(FLOAT, means, present=_not_empty(a, lengths))
 
 
@@ -381,8 +369,7 @@ def list_max(a: Column) -> Column:
         largest[filled] = np.maximum.reduceat(a.values, offsets[:-1][filled])
     if largest.dtype == np.float64:
         # Which of -0.0 and 0.0, and which of several NaNs, comes out of `maximum` is up to the processor.
-        largest += 0.0
-        largest[np.isnan(largest)] = np.nan
+        largest = one_nan(largest + 0.0)
     return Column(a.type.of_elements(), largest, present=_not_empty(a, lengths))
 
 

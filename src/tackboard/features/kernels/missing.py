@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.features.column import DTYPES, Column, Mask, offsets_of
-from tackboard.features.kernels.comparison import by_string, common_type, in_one_dictionary, need_constant, used_strings
+from tackboard.features.kernels.comparison import common_type, in_one_dictionary, need_constant
+from tackboard.features.kernels.text import per_text, used_texts
 from tackboard.features.operators import Example, Params, TypeClash, need, register
 from tackboard.features.types import BOOL, FLOAT, KINDS, SCALARS, FeatureType
 
@@ -89,10 +90,9 @@ def fill_missing(a: Column, *, value: Any) -> Column:
         values = a.values[a.offsets[0] : a.offsets[-1]][keep]
         return Column(type_, values, offsets=offsets_of(lengths * a.present), dictionary=a.dictionary)
     if a.dictionary is not None:
-        strings, codes = used_strings(a)
-        dictionary = np.empty(len(strings) + 1, dtype=np.object_)
-        dictionary[:-1], dictionary[-1] = strings, value
-        return Column(type_, np.where(a.present, codes, len(strings)), dictionary=dictionary)
+        codes, texts = used_texts(a)
+        dictionary = np.append(texts, np.array([value], dtype=np.object_))
+        return Column(type_, np.where(a.present, codes, len(texts)), dictionary=dictionary)
     if type_.kind == "vector":
         return Column(type_, np.where(a.present[:, None], a.values, DTYPES["vector"](value)))
     values = a.values.copy()
@@ -135,8 +135,7 @@ def missing_if(a: Column, *, value: Any) -> Column:
     """The value, but missing where it equals a constant of the same kind: for data that writes -1 or "" for unknown.
     -0.0 equals 0.0. Missing stays missing."""
     if a.dictionary is not None:
-        strings, codes = used_strings(a)
-        keep: Mask = by_string((text != value for text in strings), codes, np.bool_)
+        keep: Mask = per_text(a, lambda text: text != value, np.bool_)
     else:
         keep = a.values != DTYPES[a.type.kind](value)
     return _kept(a, keep)

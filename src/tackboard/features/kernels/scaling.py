@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.features.column import Column
-from tackboard.features.kernels.arithmetic import joined, need_numbers
+from tackboard.features.kernels.arithmetic import joined, need_numbers, to_float
 from tackboard.features.kernels.comparison import need_constant
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
 from tackboard.features.types import FLOAT, INT, FeatureType
@@ -23,17 +23,12 @@ from tackboard.features.types import FLOAT, INT, FeatureType
 _register = functools.partial(register, family="scaling", elementwise=True)
 
 
-def _to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
-    need_numbers(types)
-    return FLOAT.with_nullable(any_missing(types))
-
-
 def _normalised(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     for name in ("mean", "std"):
         need_constant(FLOAT, params.get(name))
     if params["std"] <= 0:
         raise TypeClash(f"std is {params['std']}", allowed="it takes a std above 0")
-    return _to_float(types, params)
+    return to_float(types, params)
 
 
 def _clipped(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
@@ -70,15 +65,13 @@ def _floats(column: Column) -> NDArray[np.float64]:
     return np.ascontiguousarray(column.values, dtype=np.float64)
 
 
-@_register("log", "a.log()", _to_float, Example("x.log()", [0.0, -math.inf, None], {"x": ("float?", [1.0, 0.0, None])}))
+@_register("log", "a.log()", to_float, Example("x.log()", [0.0, -math.inf, None], {"x": ("float?", [1.0, 0.0, None])}))
 def log(a: Column) -> Column:
     """The natural logarithm: -inf for 0, NaN below. Missing stays missing."""
     return joined(FLOAT, np.log(_floats(a)), a)
 
 
-@_register(
-    "log1p", "a.log1p()", _to_float, Example("x.log1p()", [0.0, -math.inf, None], {"x": ("int?", [0, -1, None])})
-)
+@_register("log1p", "a.log1p()", to_float, Example("x.log1p()", [0.0, -math.inf, None], {"x": ("int?", [0, -1, None])}))
 def log1p(a: Column) -> Column:
     """The natural logarithm of 1 + a, the usual scale for counts and prices: -inf for -1, NaN below. Missing stays
     missing."""
@@ -86,14 +79,14 @@ def log1p(a: Column) -> Column:
 
 
 @_register(
-    "exp", "a.exp()", _to_float, Example("x.exp()", [1.0, math.inf, None], {"x": ("float?", [0.0, 1000.0, None])})
+    "exp", "a.exp()", to_float, Example("x.exp()", [1.0, math.inf, None], {"x": ("float?", [0.0, 1000.0, None])})
 )
 def exp(a: Column) -> Column:
     """e to the power of a: inf where that is too large for a float. Missing stays missing."""
     return joined(FLOAT, np.exp(_floats(a)), a)
 
 
-@_register("sqrt", "a.sqrt()", _to_float, Example("x.sqrt()", [3.0, math.sqrt(2), None], {"x": ("int?", [9, 2, None])}))
+@_register("sqrt", "a.sqrt()", to_float, Example("x.sqrt()", [3.0, math.sqrt(2), None], {"x": ("int?", [9, 2, None])}))
 def sqrt(a: Column) -> Column:
     """The square root: NaN below 0. Missing stays missing."""
     return joined(FLOAT, np.sqrt(_floats(a)), a)

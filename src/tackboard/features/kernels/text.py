@@ -28,7 +28,7 @@ _register = functools.partial(register, family="text", elementwise=True)
 
 
 def used_texts(column: Column) -> tuple[Codes, Texts]:
-    """Codes [all values] and strings of a string or string list column; at most one string more than there are codes.
+    """(codes [all values], strings) of a string or string list column: no more strings than codes, but at least one.
 
     Every code is valid, also under a missing value. A string may still occur twice.
     """
@@ -65,6 +65,12 @@ def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArr
     codes, texts = used_texts(column)
     table: NDArray[Any] = np.fromiter((compute(text) for text in texts), dtype=dtype, count=len(texts))
     return table[codes]
+
+
+def text_keys(*columns: Column) -> list[Codes]:
+    """A number for every value of some string columns; two numbers are equal where the strings are."""
+    known: dict[str, int] = {}
+    return [per_text(column, lambda text: known.setdefault(text, len(known)), np.int64) for column in columns]
 
 
 def _rewritten(column: Column, rewrite: Callable[[str], str]) -> Column:
@@ -124,11 +130,7 @@ def nfc(a: Column) -> Column:
 
     Missing where the text is.
     """
-    return _rewritten(a, _composed)
-
-
-def _composed(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
+    return _rewritten(a, lambda text: unicodedata.normalize("NFC", text))
 
 
 @_register(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.features.column import Column, both_present, spread
-from tackboard.features.kernels.arithmetic import one_nan
+from tackboard.features.kernels.arithmetic import joined, one_nan
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, gives, need, register
 from tackboard.features.types import FLOAT, NUMBERS, FeatureType
 
@@ -97,7 +97,7 @@ def dot(a: Column, b: Column) -> Column:
     result = np.empty(_num_rows(a, b))
     for rows, (left, right) in _blocks(a, b):
         result[rows] = _dot(left, right)
-    return Column(FLOAT, result, present=spread(both_present(a, b), len(result)))
+    return joined(FLOAT, result, a, b)
 
 
 @_register(
@@ -163,7 +163,7 @@ def cosine(a: Column, b: Column, *squares: Column) -> Column:
             if zero.any():
                 part[spread(zero, len(part))] = 0.0
         result[rows] = part
-    return Column(FLOAT, result, present=spread(both_present(a, b), len(result)))
+    return joined(FLOAT, result, a, b)
 
 
 @_register(

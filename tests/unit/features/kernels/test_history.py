@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.frame import Frame
@@ -325,26 +324,6 @@ def test_the_last_vector(values: list[list[float]]) -> None:
     column = Column.of(FeatureType("vector", width=2), values)
     found = history.last(frame_of(range(count), np.array([99]), view), view, column)
     assert found.to_pylist() == [values[-1] if values else None] and found.values.shape == (1, 2)
-
-
-def test_only_the_strings_in_use_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A catalogue's dictionary is far larger than a request."""
-    counts: list[int] = []
-    real = history.used_strings
-
-    def used_strings(column: Column) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
-        strings, codes = real(column)
-        counts.append(len(strings))
-        return strings, codes
-
-    monkeypatch.setattr(history, "used_strings", used_strings)
-    dictionary = np.array([f"category {number}" for number in range(100_000)], dtype=object)
-    wanted = Column(STRING, np.array([5, 70_000, 5]), dictionary=dictionary)
-    view = visible_before(np.arange(2), np.array([0, 2]), np.array([0, 0, 0]), np.array([9, 9, 9]))
-    frame = frame_of(range(2), np.array([9, 9, 9]), view)
-    column = Column.of(STRING, ["category 5", "category 70000"])
-    assert rows_of(history.matching(frame, view, column, wanted)) == [[0], [1], [0]]
-    assert counts and max(counts) < 10
 
 
 # Rules.
