@@ -146,7 +146,7 @@ def test_a_bare_number_is_no_duration(wrong: Callable[[], object], got: str) -> 
     with pytest.raises(UsageError) as error:
         wrong()
     assert error.value.got.startswith(f"test_entities.py:{wrong.__code__.co_firstlineno}: {got}")
-    assert error.value.allowed == "a duration: days(7), hours(1), minutes(5)"
+    assert error.value.allowed == "give a duration: days(7), hours(1), minutes(5)"
 
 
 def test_durations_are_plain_numbers_in_parameters() -> None:
