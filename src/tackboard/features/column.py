@@ -15,6 +15,7 @@ that no row uses, and the same string twice.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -35,27 +36,17 @@ DTYPES: dict[str, Any] = {
 Mask = NDArray[np.bool_]
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Column:
     """Values of one feature; see the module's table. Treated as immutable."""
 
-    __slots__ = ("dictionary", "fields", "offsets", "present", "type", "values")
-
-    def __init__(
-        self,
-        type: FeatureType,
-        values: NDArray[Any],
-        *,
-        present: Mask | None = None,
-        offsets: NDArray[np.int64] | None = None,
-        dictionary: NDArray[np.object_] | None = None,
-        fields: Mapping[str, Column] | None = None,
-    ) -> None:
-        self.type = type
-        self.values = values
-        self.present = present
-        self.offsets = offsets
-        self.dictionary = dictionary
-        self.fields = fields
+    type: FeatureType
+    values: NDArray[Any]
+    _: dataclasses.KW_ONLY
+    present: Mask | None = None
+    offsets: NDArray[np.int64] | None = None
+    dictionary: NDArray[np.object_] | None = None
+    fields: Mapping[str, Column] | None = None
 
     def __len__(self) -> int:
         if self.fields is not None:
@@ -267,8 +258,7 @@ def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
         unequal = bits(one.flat())[left] != bits(other.flat())[right]
         differ[np.repeat(check, lengths)[unequal]] = True
         return np.flatnonzero(differ)
-    left_bits, right_bits = bits(one), bits(other)
-    unequal = left_bits != right_bits
+    unequal = bits(one) != bits(other)
     if unequal.ndim == 2:
         unequal = unequal.any(axis=1)
     return np.flatnonzero(differ | (both & unequal))

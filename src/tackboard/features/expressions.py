@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -46,6 +46,12 @@ def caller_place() -> Place:
 
 def _is_machinery(file: str) -> bool:
     return file.startswith(PACKAGE) and Path(file).name != "standard.py"
+
+
+def did_you_mean(word: str, choices: Iterable[str], owner: str = "") -> str:
+    """A question about the nearest of `choices`, `did you mean item.price?` with owner `item.`; empty without one."""
+    close = suggest(word, choices)
+    return f"did you mean {owner}{close}?" if close else ""
 
 
 class NoOperator(UsageError, AttributeError):
@@ -99,8 +105,7 @@ class Expression:
         if name.startswith("_") or name in Expression.__slots__:
             raise AttributeError(name)
         operators = [known for known in vars(Expression) if not known.startswith("_") and known not in self.__slots__]
-        close = suggest(name, operators)
-        fix = f"did you mean {close}?" if close else "docs/features.md lists the operators"
+        fix = did_you_mean(name, operators) or "docs/features.md lists the operators"
         for operator in REGISTRY.values():
             if operator.spelling.startswith((f"{name}(", f"events.{name}(")):
                 fix = f"it is written {operator.spelling}"
@@ -115,10 +120,8 @@ class Expression:
         spellings = [operator.spelling for operator in REGISTRY.values()] if entity == "event" else []
         operators = [text[7:].partition("(")[0] for text in spellings if text.startswith("events.")]
         if self.op == "unknown_column":
-            close = suggest(column, [*operators, *self.params["known"]])
-            raise UsageError(
-                f"{place}: {owner} has no column or operator {column}", fix=f"did you mean {close}?" if close else ""
-            )
+            fix = did_you_mean(column, [*operators, *self.params["known"]])
+            raise UsageError(f"{place}: {owner} has no column or operator {column}", fix=fix)
         written = f"{owner}.{column}" if column not in operators else f'{owner}["{column}"]'
         raise UsageError(
             f"{place}: {written} is a column, not an operator",

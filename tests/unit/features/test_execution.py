@@ -129,7 +129,7 @@ def test_a_source_that_the_data_does_not_have_names_feature_and_line() -> None:
         run({"a": item.price + 1, "b": item.price * 2}, {}, [0], 1)
     assert error.value.got.startswith("feature a and 1 more (test_execution.py:")
     assert error.value.got.endswith("): item.price is not in the data")
-    assert error.value.fix == "add price to the data, or take the feature out"
+    assert error.value.fix == "add price to the data, or remove the feature"
 
 
 @pytest.mark.parametrize(

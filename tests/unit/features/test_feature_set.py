@@ -138,7 +138,7 @@ GOLDEN = "0401c07a19028309f7259411a9b50ba7c3b47fede8caf12b120e01c9de250d6f"
 
 @pytest.mark.parametrize("name", ["", "a b", "1x", "x" * 101, "é", "a/b", None, 3])
 def test_names_of_sets(name: Any) -> None:
-    with pytest.raises(SpecError, match=r"test_feature_set.py:\d+: a feature set named"):
+    with pytest.raises(SpecError, match=r"test_feature_set.py:\d+: a feature set cannot be named"):
         FeatureSet(name, a=item.price)
 
 
@@ -150,7 +150,7 @@ def test_versions(version: Any) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a.b", "a@b", "1a", "", "a\nb"])
 def test_names_of_features(name: str) -> None:
-    with pytest.raises(SpecError, match="a feature named"):
+    with pytest.raises(SpecError, match="a feature cannot be named"):
         FeatureSet("home", **{name: item.price})
 
 
@@ -214,7 +214,7 @@ def rich_history() -> Expression:
 
 @pytest.mark.parametrize("data", [None, [], 3, "x", {}, {"format_version": "1"}, {"format_version": 1}])
 def test_what_is_no_set(data: Any) -> None:
-    with pytest.raises(CorruptFileError, match="f.json is no feature set"):
+    with pytest.raises(CorruptFileError, match="f.json is not a feature set"):
         FeatureSet.from_json(data, "f.json")
 
 
@@ -239,7 +239,7 @@ def test_changed_content_does_not_have_its_hash() -> None:
     data = rich().to_json()
     place = next(place for place, node in enumerate(data["nodes"]) if node["op"] == "within")
     data["nodes"][place]["params"]["duration_ms"] += 1
-    with pytest.raises(CorruptFileError, match="does not have the content its hash says"):
+    with pytest.raises(CorruptFileError, match="does not have the content that its hash stands for"):
         FeatureSet.from_json(data)
 
 

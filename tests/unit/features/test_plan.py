@@ -142,11 +142,11 @@ def test_parameters_of_choices_have_ranges(expression: Expression, got: str) -> 
         (if_else(True, item.price, "x"), "if_else(condition, a, b)", "it is given float? and string"),
         (item.look.dot(pack(1, 2)), "a.dot(b)", "vector[3]? and vector[2]"),
         (item.look.at(3), "a.at(index)", "vector[3]? has no component 3"),
-        (item.category.fill_missing(3), "a.fill_missing(value)", "'3' is no value for string"),
+        (item.category.fill_missing(3), "a.fill_missing(value)", "'3' is not a value of type string"),
         (item.price.normalise(mean=0, std=0), "a.normalise(mean=, std=)", "std is 0"),
         (item.price.bucketize([2, 1]), "a.bucketize(boundaries)", "boundary 1 follows 2"),
         (item.price.clip(5, 1), "a.clip(low, high)", "low is 5 and high is 1"),
-        (request.time.hour("Europe/Berln"), "t.hour(zone)", "'Europe/Berln' is no time zone"),
+        (request.time.hour("Europe/Berln"), "t.hour(zone)", "'Europe/Berln' is not a time zone"),
         (item.price.hash_id(), "a.hash_id()", "it is given float?"),
         (coalesce(item.price), "coalesce(a, b, ...)", "it is given 1 value"),
         (events.where(events.dwell_ms).count(), "events.where(condition)", "it is given int?"),
@@ -156,8 +156,8 @@ def test_parameters_of_choices_have_ranges(expression: Expression, got: str) -> 
         (events.collect(pack(events.value.fill_missing(0.0))), "events.collect(column)", "it is given vector[1]"),
         (events.matching(events.item, item.category).count(), "events.matching(column, value)", "id is matched"),
         (item.price + 2**63, "constant", "does not fit into 64 bits"),
-        (Expression("add", (item.price, [1])), "constant", "list is no value of a feature"),
-        (item.price + None, "constant", "NoneType is no value of a feature"),
+        (Expression("add", (item.price, [1])), "constant", "list is not a value of a feature"),
+        (item.price + None, "constant", "NoneType is not a value of a feature"),
         (item.price.fill_missing({1}), "a.fill_missing(value)", "its parameter value is set"),
         (sequence(**{"a b": events.collect(events.item)}), "sequence(name=list, …)", "its columns are named"),
         (Expression("nosuch", (item.price,)), "nosuch", "there is no operator 'nosuch'"),
@@ -279,7 +279,7 @@ def test_a_circle_is_shown(features: dict[str, Expression], circle: str) -> None
     assert error.value.got.startswith(f"feature a ({FILE}:") and error.value.got.endswith(
         f"depends on itself: {circle}"
     )
-    assert error.value.fix == "take one of the references out"
+    assert error.value.fix == "remove one of the references"
 
 
 def test_a_reference_to_nothing() -> None:
@@ -312,11 +312,11 @@ def test_too_many_operations() -> None:
         (Item(price=Float(minimum=float("nan"))).price, "minimum = nan"),
         (Item(price=Float(maximum="9")).price, "maximum = '9'"),
         (Item(price=Float(minimum=True)).price, "minimum = True"),
-        (Item(price=Float(default="x")).price, "'x' is no value for float"),
-        (Item(stock=Int(default=0.5)).stock, "'0.5' is no value for int"),
-        (Item(stock=Int(default=2**63)).stock, "is no value for int"),
-        (Item(category=String(default=3)).category, "'3' is no value for string"),
-        (Item(look=Vector(0)).look, "is no feature type"),
+        (Item(price=Float(default="x")).price, "'x' is not a value of type float"),
+        (Item(stock=Int(default=0.5)).stock, "'0.5' is not a value of type int"),
+        (Item(stock=Int(default=2**63)).stock, "is not a value of type int"),
+        (Item(category=String(default=3)).category, "'3' is not a value of type string"),
+        (Item(look=Vector(0)).look, "is not a feature type"),
         (Item(look=Vector(65_537)).look, "a column cannot be vector[65537]?"),
         (Item(id=Int).id, "item.id is id, declared int?"),
         (events.collect(Events(time=Int).time), "events.time is time, declared int?"),
@@ -457,10 +457,10 @@ def test_nodes_compile_to_the_same_plan() -> None:
         ({"line": float("inf")}, "operation 1 of the feature set cannot be read"),
         ({"op": "lower"}, "feature a (features.json), a.lower(): it is given float?"),
         ({"op": "lower", "line": 7, "file": "home.py"}, "feature a (home.py:7), a.lower(): it is given float?"),
-        ({"op": "constant", "params": {"value": None}}, "NoneType is no value of a feature"),
-        ({"op": "constant", "params": {}}, "NoneType is no value of a feature"),
+        ({"op": "constant", "params": {"value": None}}, "NoneType is not a value of a feature"),
+        ({"op": "constant", "params": {}}, "NoneType is not a value of a feature"),
         ({"op": "source", "params": {}}, "there is no entity None"),
-        ({"op": "source", "params": {"entity": ["item"], "column": "x"}}, "parameters it cannot have"),
+        ({"op": "source", "params": {"entity": ["item"], "column": "x"}}, "parameters that it does not take"),
         (
             {"op": "source", "params": {"entity": "item", "column": "x", "type": {"kind": "int"}}},
             "may be missing, as int",
@@ -490,7 +490,7 @@ def test_a_feature_of_a_file_is_a_value_of_a_request() -> None:
     nodes, _ = nodes_of({"a": events.last(events.item)})
     for index, node in enumerate(nodes):
         if node["op"] in ("events", "source"):
-            with pytest.raises(DataError, match="feature a is no value of a request"):
+            with pytest.raises(DataError, match="feature a is not a value of a request"):
                 compile_nodes(nodes, {"a": index})
 
 
@@ -530,7 +530,7 @@ def test_a_list_that_is_cut_says_so() -> None:
 @pytest.mark.parametrize(
     ("expression", "got", "advice"),
     [
-        (item.price + events, "Events is no value of a feature", "aggregate events: events.count()"),
+        (item.price + events, "Events is not a value of a feature", "aggregate events: events.count()"),
         (events.sum(events.count), "count is an operator", 'a column of that name is ["count"]'),
         (item.price + len, "len is an operator", "call it: len(…)"),
     ],
@@ -547,7 +547,7 @@ def test_a_source_that_is_not_in_the_data_says_where_it_would_come_from() -> Non
     assert error.got.endswith("): events.dwell_ms is not in the data") and "--field dwell_ms=COLUMN" in error.allowed
     assert error.fix == "did you mean events.dwell_s?"
     error = plan.missing_source(at["price"])
-    assert "--items FILE" in error.allowed and error.fix == "add price to the data, or take the feature out"
+    assert "--items FILE" in error.allowed and error.fix == "add price to the data, or remove the feature"
     assert "--users FILE" in plan.missing_source(at["country"]).allowed
 
 

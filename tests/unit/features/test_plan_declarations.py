@@ -37,7 +37,7 @@ def test_a_range_of_what_is_no_number_is_refused() -> None:
         (Float(minimum=0, default=-1.0), "default = -1.0 is outside the declared range"),
         (Int(maximum=5, default=6), "default = 6 is outside the declared range"),
         (Float(minimum="0"), "minimum = '0'"),  # type: ignore[arg-type]
-        (Float(default=math.nan), "'nan' is no value for float"),
+        (Float(default=math.nan), "'nan' is not a value of type float"),
     ],
 )
 def test_a_range_that_cannot_be(declared: Declared, got: str) -> None:
@@ -50,6 +50,6 @@ def test_a_range_that_cannot_be(declared: Declared, got: str) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_constants_are_finite(value: float) -> None:
-    with pytest.raises(SpecError, match=r"feature price \(.*\), constant: .* is no number") as error:
+    with pytest.raises(SpecError, match=r"feature price \(.*\), constant: .* is not a finite number") as error:
         FeatureSet("home", price=Item(price=Float()).price + value)
     assert ".fill_missing(" in error.value.allowed and "finite number" in error.value.allowed

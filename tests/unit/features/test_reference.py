@@ -104,7 +104,7 @@ def test_types_are_read_as_they_are_written(text: str) -> None:
 
 
 def test_what_is_no_example_is_refused() -> None:
-    with pytest.raises(ValueError, match="is no type"):
+    with pytest.raises(ValueError, match="is not a type"):
         parse_type("list[list[int]]?x")
     for code in ("x.__class__", "[y for y in x]", "lambda: 1"):
         with pytest.raises(ValueError, match="may not hold"):

@@ -343,7 +343,7 @@ def test_an_empty_log_is_no_success(tmp_path: Path) -> None:
     serve(tmp_path / "served", feature_set(), events)
     (path,) = (tmp_path / "served").iterdir()
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(DataError, match="no whole record"):
+    with pytest.raises(DataError, match="no complete record"):
         replay(tmp_path / "served", dataset, KEY)
 
 
@@ -368,7 +368,7 @@ def test_attributes_that_both_lack_are_equal(tmp_path: Path) -> None:
     report = replay(tmp_path / "served", dataset, KEY)
     assert report.num_mismatches == 0
     assert report.num_without_attributes > 0
-    assert "requests whose attributes the dataset lacks" in report.text()
+    assert "requests for which the dataset has no attributes" in report.text()
 
 
 def test_columns_that_the_dataset_does_not_have_are_told(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_parts_of_types() -> None:
     ],
 )
 def test_what_is_no_type_is_refused(data: Any) -> None:
-    with pytest.raises(DataError, match="is no feature type"):
+    with pytest.raises(DataError, match="is not a feature type"):
         type_from_json(data)
 
 

@@ -107,7 +107,7 @@ def zone(name: str) -> Zone:
     # A name becomes a path below, so nothing but a listed name may pass.
     if name not in zone_names():
         raise TypeClash(
-            f"{name[:80]!r} is no time zone of tzdata {database_version()}",
+            f"{name[:80]!r} is not a time zone of tzdata {database_version()}",
             allowed="it takes an IANA name, such as 'Europe/Berlin' or 'UTC'",
             fix=f"did you mean {_nearest(name)!r}?",
         )
@@ -151,7 +151,7 @@ def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: s
     cycle_start_s = (datetime.date(year + 1, 1, 1).toordinal() - EPOCH_DAY) * DAY_S
     rule = _RULE.fullmatch(footer)
     if footer and rule is None:
-        raise DataError(f"the time zone file ends with {footer[:80]!r}, which is no POSIX TZ rule")
+        raise DataError(f"the time zone file ends with {footer[:80]!r}, which is not a POSIX TZ rule")
     if rule is None or rule["start"] is None:
         # Listed transitions end in the offset of such a rule.
         return Zone(times, offsets_s, cycle_start_s)

@@ -50,7 +50,7 @@ def need_constant(type_: FeatureType, value: Any) -> None:
         allowed, fits = f"a whole number of 64 bits{unit}", _is_int64(value)
     if not fits:
         fix = "ids are numbers: work on the string, before hash_id()" if type_.kind == "id" else ""
-        raise TypeClash(f"{str(value)[:40]!r} is no value for {type_}", allowed=f"it takes {allowed}", fix=fix)
+        raise TypeClash(f"{str(value)[:40]!r} is not a value of type {type_}", allowed=f"it takes {allowed}", fix=fix)
 
 
 def _is_int64(value: Any) -> bool:

@@ -26,7 +26,7 @@ from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, Feature
 LIMIT = 2**31
 """Positions and lengths that a user writes are below this."""
 FEW = 12
-"""So many keys are compared with one after the other, which is then faster than searching among them."""
+"""Up to this many keys are compared one after the other, which is faster than searching among them."""
 Ints = NDArray[np.int64]
 _register = functools.partial(register, family="lists")
 

@@ -34,11 +34,11 @@ def _filling(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     value = params.get("value")
     if given.kind == "list":
         if not isinstance(value, list | tuple) or len(value) > 0:
-            raise TypeClash(f"{str(value)[:40]!r} is no value for {given}", allowed="a list is filled with []")
+            raise TypeClash(f"{str(value)[:40]!r} is not a value of type {given}", allowed="a list is filled with []")
     elif given.kind == "vector":
         need_constant(FLOAT, value)
         if not isinstance(value, int | float) or math.fabs(value) > FLOAT32_MAX:
-            raise TypeClash(f"{value} is no value for {given}", allowed=f"at most {FLOAT32_MAX}, a 32-bit float")
+            raise TypeClash(f"{value} is not a value of type {given}", allowed=f"at most {FLOAT32_MAX}, a 32-bit float")
     else:
         need_constant(given.with_nullable(False), value)
     return given.with_nullable(False)
