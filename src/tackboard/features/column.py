@@ -61,20 +61,6 @@ class Column:
         """`present` as an array, all True where nothing is missing."""
         return np.ones(len(self), dtype=np.bool_) if self.present is None else self.present
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays; a dictionary's strings count once each, in UTF-8."""
-        if self.fields is not None:
-            shared = next(iter(self.fields.values())).offsets
-            shared_bytes = 0 if shared is None else shared.nbytes
-            return shared_bytes + sum(field.nbytes - shared_bytes for field in self.fields.values())
-        size = self.values.nbytes
-        for array in (self.present, self.offsets):
-            size += 0 if array is None else array.nbytes
-        if self.dictionary is not None:
-            size += sum(len(str(text).encode("utf-8", "surrogatepass")) for text in self.dictionary)
-        return size
-
     def take(self, indices: NDArray[np.int64]) -> Column:
         """The rows at `indices`, in that order; an index may occur more than once."""
         present = None if self.present is None else self.present.take(indices)

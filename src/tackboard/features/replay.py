@@ -310,7 +310,7 @@ class _Replayer:
         return result
 
     def _note_late(self, group: _Group, events: EventTable) -> None:
-        """Lists the requests arrived before an earlier event had been received."""
+        """Lists the requests that arrived before an earlier event had been received."""
         owners = events.owners_of(group.rows.user_ids)
         for request, owner in zip(group.requests, owners.tolist(), strict=True):
             if owner < 0:

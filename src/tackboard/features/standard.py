@@ -106,7 +106,7 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
             fits = feature.type.kind != "sequence" and "string" not in (feature.type.kind, feature.type.element)
             types, levels = "a number, id, time or vector, or a list of numbers, ids or times", [REQUEST, CANDIDATE]
         else:
-            fits = feature.type.model_kind == "dense"
+            fits = feature.type.is_number
             types, levels = "a number (bool, int or float)", [REQUEST]
         if not fits:
             raise ConfigError(f"{named} is {feature.type}", allowed=f"allowed: {types}")

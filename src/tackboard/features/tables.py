@@ -19,7 +19,6 @@ from tackboard.events.dataset import Dataset
 from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.arrow import from_arrow
 from tackboard.features.column import DTYPES, Column
-from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.entities import FUTURE
 from tackboard.features.plan import Plan
 from tackboard.features.views import Positions, first_above
@@ -206,16 +205,6 @@ def load_entities(dataset: Dataset, plan: Plan) -> tuple[EntityTable | None, Ent
             table = dataset.read_users() if entity == "user" else dataset.read_items()
         tables.append(EntityTable.from_arrow(table, entity, plan))
     return tables[0], tables[1]
-
-
-def read_context(dataset: Dataset, plan: Plan) -> dict[str, Column]:
-    """The context columns that `plan` reads, one value per event. Events without any context raise DataError."""
-    sources = context_sources(plan)
-    if not sources:
-        return {}
-    if not dataset.has_context:
-        raise plan.missing_source(sources[0][0])
-    return context_columns(plan, dataset.read_events(["context"])["context"])
 
 
 def _numbers_or_zeros(table: pa.Table, name: str) -> NDArray[np.int64]:

@@ -17,7 +17,6 @@ from tackboard.core.errors import DataError
 SCALARS = ("bool", "int", "float", "string", "id", "time")
 NUMBERS = ("bool", "int", "float")
 KINDS = (*SCALARS, "vector", "list", "sequence", "view")
-MODEL_KINDS = {"bool": "dense", "int": "dense", "float": "dense", "id": "id", "time": "timestamp", "vector": "vector"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +44,6 @@ class FeatureType:
     def is_number(self) -> bool:
         """Whether it can be calculated with."""
         return self.kind in NUMBERS
-
-    @property
-    def model_kind(self) -> str | None:
-        """What a model calls it: id, dense, vector, id list, number list, timestamp or sequence; None for text."""
-        if self.kind == "list":
-            inner = {"id": "id list", "int": "number list", "float": "number list", "bool": "number list"}
-            return inner.get(self.element)
-        return "sequence" if self.kind == "sequence" else MODEL_KINDS.get(self.kind)
 
     def with_nullable(self, nullable: bool) -> FeatureType:  # noqa: FBT001
         """The same type, with or without missing values."""

@@ -25,7 +25,7 @@ CONSTANTS: dict[str, list[Any]] = {
 VECTOR, LIST = FeatureType("vector", width=2, nullable=True), FeatureType("list", element="int", nullable=True)
 
 
-@pytest.mark.parametrize("kind", [*CONSTANTS, "vector", "list"])
+@pytest.mark.parametrize("kind", [*CONSTANTS, "vector[2]", "list[int]"])
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_is_missing(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
@@ -48,8 +48,8 @@ def test_filling_vectors_and_lists(check_kernel: Callable[..., None], data: st.D
     def twin_of(filler: Any) -> Callable[[Any], Any]:
         return lambda a: filler if a is None else a
 
-    check_kernel(data, "fill_missing", ["vector"], twin_of([2.5, 2.5]), sees_missing=True, value=2.5)
-    check_kernel(data, "fill_missing", ["list"], twin_of([]), sees_missing=True, value=[])
+    check_kernel(data, "fill_missing", ["vector[2]"], twin_of([2.5, 2.5]), sees_missing=True, value=2.5)
+    check_kernel(data, "fill_missing", ["list[int]"], twin_of([]), sees_missing=True, value=[])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_filling_vectors_and_lists(check_kernel: Callable[..., None], data: st.D
         ("string", "string", "string"),
         ("id", "id"),
         ("time", "time"),
-        ("vector", "vector"),
+        ("vector[2]", "vector[2]"),
     ],
     ids=" ".join,
 )
