@@ -309,14 +309,6 @@ def test_a_history_that_training_could_not_predict_is_refused(name: str) -> None
         features_for_model(features.reads(), VOCABULARY, 8, features)
 
 
-def test_a_set_that_was_read_comes_back_from_json_with_its_hash() -> None:
-    own = FeatureSet("shop", hour=request.time.hour("UTC"), n=events.count())
-    features = features_for_model(["history.item", "history.gap", "n"], VOCABULARY, 8, own)
-    again = FeatureSet.from_json(features.to_json())
-    assert (again.hash, again.reads()) == (features.hash, features.reads())
-    check_readable(again, 8)
-
-
 @pytest.mark.parametrize("wrong", [np.nan, -np.inf, 1e39])
 def test_a_number_that_is_not_finite_names_its_feature_and_line(wrong: float) -> None:
     """A loss of NaN says nothing about where it came from."""

@@ -120,8 +120,3 @@ def test_other_types_clash(name: str, types: tuple[FeatureType, ...], fix: str) 
         REGISTRY[name].rule(types, {})
     assert fix in clash.value.fix
     assert clash.value.allowed
-
-
-def test_whole_division_may_always_be_missing() -> None:
-    assert REGISTRY["modulo"].rule((INT, INT), {}).nullable
-    assert not REGISTRY["add"].rule((INT, INT), {}).nullable

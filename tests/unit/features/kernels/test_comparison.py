@@ -119,6 +119,7 @@ def test_a_column_that_is_all_missing_may_have_no_strings() -> None:
 @pytest.mark.parametrize(
     ("name", "types"),
     [
+        ("equal", (ID, STRING)),
         ("equal", (STRING, INT)),
         ("equal", (VECTOR, VECTOR)),
         ("equal", (TIME, INT)),
@@ -134,14 +135,10 @@ def test_a_column_that_is_all_missing_may_have_no_strings() -> None:
     ],
 )
 def test_other_types_clash(name: str, types: tuple[FeatureType, ...]) -> None:
-    with pytest.raises(TypeClash):
-        REGISTRY[name].rule(types, {})
-
-
-def test_an_id_beside_a_string_names_the_remedy() -> None:
     with pytest.raises(TypeClash) as clash:
-        REGISTRY["equal"].rule((ID, STRING), {})
-    assert "hash_id()" in clash.value.fix
+        REGISTRY[name].rule(types, {})
+    assert clash.value.allowed
+    assert ("hash_id()" in clash.value.fix) == (types == (ID, STRING))
 
 
 @pytest.mark.parametrize(

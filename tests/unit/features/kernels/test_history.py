@@ -285,23 +285,3 @@ def test_the_last_vector(values: list[list[float]]) -> None:
 def test_what_cannot_be_is_refused(name: str, types: tuple[FeatureType, ...], params: dict[str, Any]) -> None:
     with pytest.raises(TypeClash):
         REGISTRY[name].rule(types, params)
-
-
-@pytest.mark.parametrize(
-    ("name", "types", "params", "result"),
-    [
-        ("matching", (VIEW, ID, INT), {}, "view"),
-        ("matching", (VIEW, STRING.with_nullable(True), STRING), {}, "view"),
-        ("count", (VIEW,), {}, "int"),
-        ("last", (VIEW, STRING), {}, "string?"),
-        ("sum", (VIEW, BOOL), {}, "int"),
-        ("sum", (VIEW, FLOAT.with_nullable(True)), {}, "float"),
-        ("mean", (VIEW, INT), {}, "float?"),
-        ("max", (VIEW, TIME), {}, "time?"),
-        ("decayed_sum", (VIEW, INT.with_nullable(True)), {"half_life_ms": 1}, "float"),
-        ("top", (VIEW, STRING.with_nullable(True)), {"count": 1}, "list[string]"),
-        ("collect", (VIEW, BOOL), {}, "list[bool]"),
-    ],
-)
-def test_results_have_types(name: str, types: tuple[FeatureType, ...], params: dict[str, Any], result: str) -> None:
-    assert str(REGISTRY[name].rule(types, params)) == result

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tackboard.features.column import Column, differing_rows, offsets_of
 from tackboard.features.operators import REGISTRY, TypeClash
-from tackboard.features.types import BOOL, FLOAT, ID, INT, SCALARS, STRING, TIME, FeatureType
+from tackboard.features.types import BOOL, FLOAT, ID, INT, SCALARS, STRING, FeatureType
 
 INTS, FLOATS, STRINGS = INT.in_list(), FLOAT.in_list(), STRING.in_list()
 VECTOR = FeatureType("vector", width=2)
@@ -137,11 +137,3 @@ def test_wrong_types_and_parameters(name: str, types: tuple[FeatureType, ...], p
     with pytest.raises(TypeClash) as clash:
         REGISTRY[name].rule(types, params)
     assert clash.value.allowed
-
-
-def test_what_may_be_missing() -> None:
-    assert REGISTRY["at"].rule((INTS,), {"index": 0}) == INT.with_nullable(True)
-    assert REGISTRY["list_mean"].rule((INTS,), {}) == FLOAT.with_nullable(True)
-    assert REGISTRY["list_max"].rule((TIME.in_list(),), {}) == TIME.with_nullable(True)
-    assert REGISTRY["list_sum"].rule((INTS,), {}) == INT
-    assert REGISTRY["has"].rule((INTS, INT.with_nullable(True)), {}) == BOOL.with_nullable(True)
