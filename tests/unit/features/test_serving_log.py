@@ -112,8 +112,12 @@ def test_what_was_served_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     assert file.features is not None and file.features.hash == FEATURES.hash
     (single,) = open_log(file.path, KEY)
     assert len(list(single.records())) == 1
-    assert file.path.stat().st_mode & 0o777 == 0o600
-    assert file.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    write(tmp_path / "log")
+    (path,) = (tmp_path / "log").iterdir()
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_the_users_id_is_nowhere_in_the_file(tmp_path: Path) -> None:
