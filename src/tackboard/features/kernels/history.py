@@ -51,7 +51,9 @@ def _gives(result: FeatureType, *column: str) -> TypeRule:
 def _duration(params: Params, name: str, *, least: int) -> int:
     value = params.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeClash(f"{name} = {value!r}", allowed="give a duration: days(7), hours(1), minutes(5)")
+        raise TypeClash(
+            f"{name} = {value!r} is not a duration", allowed="give a duration: days(7), hours(1), minutes(5)"
+        )
     if value < 0:
         raise TypeClash(
             f"{name} = {value} ms looks into the future",
@@ -59,7 +61,7 @@ def _duration(params: Params, name: str, *, least: int) -> int:
             fix="give the age of the events, 0 or more",
         )
     if not least <= value <= MAX_DURATION_MS:
-        raise TypeClash(f"{name} = {value} ms", allowed=f"give a duration of {least} ms to 200 years")
+        raise TypeClash(f"{name} = {value} ms is out of range", allowed=f"give a duration of {least} ms to 200 years")
     return value
 
 
@@ -102,7 +104,7 @@ def _between_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     oldest, newest = _duration(params, "oldest_ms", least=1), _duration(params, "newest_ms", least=0)
     if newest >= oldest:
         raise TypeClash(
-            f"oldest_ms = {oldest}, newest_ms = {newest}",
+            f"oldest_ms = {oldest} is not above newest_ms = {newest}",
             allowed="give the larger age first: events.between(days(7), days(1))",
         )
     return VIEW
@@ -136,7 +138,7 @@ def _back(times: Positions, duration_ms: int) -> Positions:
 def _check_count(params: Params, most: int, what: str) -> None:
     count = params.get("count")
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
-        raise TypeClash(f"count = {count!r}", allowed=f"give 1 to {most:,} {what}")
+        raise TypeClash(f"count = {count!r} is out of range", allowed=f"give 1 to {most:,} {what}")
 
 
 def _newest_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:

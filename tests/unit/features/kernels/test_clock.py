@@ -123,7 +123,7 @@ def test_every_time_of_64_bits_has_an_hour(ms: int, zone: str) -> None:
     check(zone, [ms], shift)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), zone=st.sampled_from(ZONES))
 def test_missing_times_and_rows_alone(check_kernel: Callable[..., None], data: st.DataObject, zone: str) -> None:
     def twin(ms: int) -> int:

@@ -31,7 +31,7 @@ def slow(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
 
 @pytest.mark.parametrize("kinds", EQUALS, ids=" ".join)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_equality(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     check_kernel(data, "equal", kinds, slow(operator.eq))
     check_kernel(data, "not_equal", kinds, slow(operator.ne))
@@ -39,7 +39,7 @@ def test_equality(check_kernel: Callable[..., None], kinds: tuple[str, str], dat
 
 @pytest.mark.parametrize("kinds", ORDERED, ids=" ".join)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_order(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     check_kernel(data, "less", kinds, slow(operator.lt))
     check_kernel(data, "less_equal", kinds, slow(operator.le))
@@ -60,7 +60,7 @@ def slow_or(a: bool | None, b: bool | None) -> bool | None:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_logic_of_three_values(check_kernel: Callable[..., None], data: st.DataObject) -> None:
     check_kernel(data, "and", ("bool", "bool"), slow_and, sees_missing=True)
     check_kernel(data, "or", ("bool", "bool"), slow_or, sees_missing=True)
@@ -69,7 +69,7 @@ def test_logic_of_three_values(check_kernel: Callable[..., None], data: st.DataO
 
 @pytest.mark.parametrize("kind", ["int", "string", "id", "time"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_membership(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
     number = st.sampled_from([0, 1, -3, 2**63 - 1, -(2**63)]) | st.integers(-(2**63), 2**63 - 1)
     text = st.sampled_from(["", "a", "\u00e9", "unused", "x"]) | st.text(max_size=3)
@@ -83,7 +83,7 @@ def test_membership(check_kernel: Callable[..., None], kind: str, data: st.DataO
     ids=" ".join,
 )
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_choice(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     def twin(condition: bool | None, a: Any, b: Any) -> Any:
         chosen = None if condition is None else a if condition else b

@@ -92,6 +92,14 @@ def test_texts_and_vectors(check_kernel: Callable[..., None], data: st.DataObjec
     check_kernel(data, "at", ["vector[2]"], lambda row: row[-1], index=-1)
 
 
+def test_one_long_list_is_searched_for_many_values() -> None:
+    known, wanted = list(range(0, 90, 3)), list(range(60))
+    column = Column.of(INTS, [known])
+    assert REGISTRY["has"].kernel(column, Column.of(INT, wanted)).to_pylist() == [value in known for value in wanted]
+    pairs = Column.of(INTS, [[value, value + 1] for value in wanted])
+    assert REGISTRY["overlap"].kernel(column, pairs).to_pylist() == [(v in known) + (v + 1 in known) for v in wanted]
+
+
 def test_more_rows_than_16_bits() -> None:
     num_rows = 70_000
     values = np.tile(np.array([7, 5, 7]), num_rows)
