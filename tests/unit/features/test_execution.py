@@ -11,7 +11,7 @@ import pytest
 
 from tackboard.core.errors import DataError
 from tackboard.features.column import Column
-from tackboard.features.entities import Context, Events, Float, Int, Item, List, Request, String, User, Vector
+from tackboard.features.entities import Events, Float, Int, Item, List, String, User, Vector
 from tackboard.features.execution import Program
 from tackboard.features.expressions import Expression, coalesce, concat, if_else, pack
 from tackboard.features.frame import Frame
@@ -22,7 +22,6 @@ from tackboard.features.views import visible_before
 item = Item(price=Float(minimum=0, maximum=100), stock=Int(maximum=9), title=String, look=Vector(2), tags=List(Int))
 user = User(level=Int, taste=Vector(2), name=String, likes=List(Int))
 events = Events(value=Float)
-context = Context(depth=Int)
 VECTOR = FeatureType("vector", width=2)
 
 
@@ -188,9 +187,3 @@ def test_a_program_can_be_made_again_from_its_plan() -> None:
     again = copy.deepcopy(program)
     assert again is not program
     assert again.plan == program.plan
-
-
-def test_the_request_itself() -> None:
-    found = run({"t": Request().time}, {("request", "time"): Column.of(FeatureType("time"), [100, 200])}, [], 2)
-    assert found == {"t": [100, 200]}
-    assert run({"d": context.depth}, {("context", "depth"): Column.of(INT, [1, None])}, [], 2) == {"d": [1, None]}

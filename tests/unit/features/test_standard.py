@@ -268,12 +268,6 @@ def test_since_last_is_read_only_where_it_is_asked_for() -> None:
     assert again.feature_hashes()["since_last"] == request_features().feature_hashes()["since_last"]
 
 
-def test_a_since_last_of_ones_own_comes_first() -> None:
-    own = FeatureSet("shop", since_last=events.count())
-    features = features_for_model(["history.item", "since_last"], VOCABULARY, 8, own)
-    assert features.feature_hashes()["since_last"] == own.feature_hashes()["since_last"]
-
-
 newest_8 = events.newest(8)
 NOT_NEWEST = "is not the user's newest 8 events"
 ALLOWED = "allowed: newest = events.newest(model.max_history), with item=newest.collect(events.item)"
