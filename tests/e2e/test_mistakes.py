@@ -249,7 +249,7 @@ MISTAKES = [
         "features that depend on each other",
         "features check mine.py",
         WRONG_USE,
-        ("feature a (mine.py:4) depends on itself: a → b → a", "take one of the references out"),
+        ("feature a (mine.py:4) depends on itself: a → b → a", "remove one of the references"),
         features('a=feature("b") + 1, b=feature("a") * 2'),
     ),
     Mistake(

@@ -285,7 +285,7 @@ def test_a_run_is_not_resumed_with_other_features(shop: Path, tackboard: Callabl
         (['model.request_features=["hours"]'], "did you mean hour?"),
         (['model.request_features=["never_read"]'], "may be missing"),
         (["data.features=absent.py"], "absent.py is not a file"),
-        (["data.features="], "the model reads hour, which is no standard feature"),
+        (["data.features="], "the model reads hour, which is not a standard feature"),
     ],
 )
 def test_features_that_cannot_be_are_told_before_a_run_is_left_behind(

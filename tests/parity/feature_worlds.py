@@ -38,7 +38,7 @@ from tackboard.features.language import (
     User,
     Vector,
 )
-from tackboard.features.operators import REGISTRY, TypeClash
+from tackboard.features.operators import ABOUT_EVENTS, REGISTRY, TypeClash
 from tackboard.features.plan import EVENT, Plan, PlanBuilder
 from tackboard.features.tables import EVENT_COLUMNS, EntityTable, EventTable
 from tackboard.features.types import FeatureType
@@ -49,88 +49,25 @@ SPRING, AUTUMN = 1_711_846_800_000, 1_729_990_800_000
 """Summer time begins and ends in Berlin, 2024."""
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Africa/Casablanca")
 STRINGS = (
-    "",
-    "a",
-    "A",
-    "click",
-    "save",
-    "hide",
-    "\u00e9",
-    "e\u0301",
-    "\u0130",
-    "\u03a3\u03a3",
-    " x\u00a0",
-    "\U0001f642",
-    "stra\u00dfe",
-    "\ufb01",
+    *("", "a", "A", "click", "save", "hide", "\u00e9", "e\u0301", "\u0130", "\u03a3\u03a3", " x\u00a0", "\U0001f642"),
+    *("stra\u00dfe", "\ufb01"),
 )
 INTS = (0, 1, -1, 2, 3, 7, 100, 2**31, 2**53 + 1, MIN, MIN + 1, MAX, MAX - 1)
-FLOATS = (
-    0.0,
-    -0.0,
-    1.0,
-    -1.5,
-    0.1,
-    math.nan,
-    -math.nan,
-    math.inf,
-    -math.inf,
-    5e-324,
-    1e308,
-    -1e308,
-    2.0**53,
-    2.0**63,
-    1e-9,
-)
-FLOATS32 = (
-    0.0,
-    -0.0,
-    1.0,
-    -2.5,
-    0.10000000149011612,
-    math.nan,
-    -math.nan,
-    math.inf,
-    -math.inf,
-    1.401298464324817e-45,
-    3.4028234663852886e38,
-)
+SPECIAL = (math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0)
+FLOATS = (*SPECIAL, -1.5, 0.1, 5e-324, 1e308, -1e308, 2.0**53, 2.0**63, 1e-9)
+FLOATS32 = (*SPECIAL, -2.5, 0.10000000149011612, 1.401298464324817e-45, 3.4028234663852886e38)
 IDS = (0, 1, 2, 3, 4, 5, -1, MIN, MAX)
 USERS = (1, 2, 3, 4, 5, 0, -7, MIN, MAX)
 TIMES = (
-    SPRING - 1,
-    SPRING,
-    AUTUMN - 1,
-    AUTUMN,
-    0,
-    -1,
-    SPRING + DAY,
-    AUTUMN - 3600_000,
-    MIN,
-    MAX,
-    MAX - 1,
-    253_402_300_800_000,
-    -62_135_596_800_001,
+    *(SPRING - 1, SPRING, AUTUMN - 1, AUTUMN, 0, -1, SPRING + DAY, AUTUMN - 3600_000, MIN, MAX, MAX - 1),
+    *(253_402_300_800_000, -62_135_596_800_001),
 )
 
 ENTITIES: dict[str, Entity] = {
     "item": Item(
-        price=Float,
-        stock=Int,
-        flag=Bool,
-        category=String,
-        maker=Id,
-        born=Time,
-        look=Vector(3),
-        tags=List(Id),
-        words=List(String),
-        marks=List(Float),
-        sizes=List(Int),
-        rating=Float(default=1.5),
-        kind=String(default="none"),
-        shelf=Int(default=-1),
-        owner=Id(default=3),
-        on=Bool(default=True),
+        price=Float, stock=Int, flag=Bool, category=String, maker=Id, born=Time, look=Vector(3), tags=List(Id),
+        words=List(String), marks=List(Float), sizes=List(Int), rating=Float(default=1.5), kind=String(default="none"),
+        shelf=Int(default=-1), owner=Id(default=3), on=Bool(default=True),
     ),
     "user": User(
         score=Float, level=Int, member=Bool, country=String, group=Id, born=Time, taste=Vector(3), likes=List(Id),
@@ -345,7 +282,7 @@ class Grower:
         """Random inputs; the first is often of a kind that the operator has a chance with."""
         few, many = ARITY.get(op, (1, 1))
         count = self.random.randint(few, many)
-        is_about_events = REGISTRY[op].family in ("choosing events", "aggregating events") and op != "sequence"
+        is_about_events = REGISTRY[op].family in ABOUT_EVENTS and op != "sequence"
         chosen = [self.random.choice(self.pool) for _ in range(count)]
         wanted = "view" if is_about_events else "list" if op in OF_LISTS else "vector" if op in OF_VECTORS else ""
         if wanted and self.random.random() < 0.8:
@@ -387,19 +324,7 @@ def _one_of(*values: Any) -> Callable[[random.Random], Any]:
     return lambda pick: pick.choice(values)
 
 
-OF_LISTS = (
-    "at",
-    "take",
-    "distinct_list",
-    "has",
-    "overlap",
-    "list_sum",
-    "list_mean",
-    "list_max",
-    "differences",
-    "length",
-    "sequence",
-)
+OF_LISTS = [name for name, operator in REGISTRY.items() if operator.family == "lists"] + ["sequence"]
 OF_VECTORS = ("dot", "norm", "l2_normalise", "cosine")
 BINARY = (
     "add", "subtract", "multiply", "divide", "floor_divide", "modulo", "equal", "not_equal", "less", "less_equal",

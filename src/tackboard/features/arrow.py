@@ -61,7 +61,9 @@ def to_arrow(column: Column) -> pa.Array:
         try:
             return pa.DictionaryArray.from_arrays(codes, pa.array(texts, pa.string()))
         except (UnicodeEncodeError, pa.ArrowException):
-            raise DataError("a text holds half a surrogate pair, which no file can", fix="mend the text") from None
+            raise DataError(
+                "a text holds half a surrogate pair, which no file can hold", fix="correct the text"
+            ) from None
     array = pa.array(values, mask=absent)
     return array.view(TIMESTAMP) if column.type.kind == "time" else array
 

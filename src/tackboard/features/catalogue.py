@@ -17,7 +17,6 @@ from tackboard.core.files import read_json
 from tackboard.features.feature_set import Feature, FeatureSet, read_features
 from tackboard.features.plan import Plan
 from tackboard.features.spelling import literal, source_name, spell
-from tackboard.features.types import type_from_json
 from tackboard.report.page import Figure, Link, Page, Section
 from tackboard.report.svg import MatrixRow, matrix
 
@@ -63,18 +62,10 @@ def read_model(folder: Path) -> ModelUse:
     features = read_features(place)
     reads = signature.get("reads")
     if not isinstance(reads, list):
-        reads = [] if features is None else _all_reads(features)
+        reads = [] if features is None else features.reads()
     name = f"{signature['name']} {signature.get('version', '')}".strip() if signature.get("name") else folder.name
     hashes = {} if features is None else features.feature_hashes()
     return ModelUse(name, str(folder), tuple(str(read) for read in reads), hashes)
-
-
-def _all_reads(features: FeatureSet) -> list[str]:
-    reads = []
-    for feature in features.features():
-        columns = [name for name, _ in feature.type.columns]
-        reads += [f"{feature.name}.{column}" for column in columns] or [feature.name]
-    return reads
 
 
 class Catalogue:
@@ -138,7 +129,7 @@ class Catalogue:
     def _unused_note(self, used: int) -> str:
         if not self.models:
             return "no model was named"
-        return f"{len(self.features) - used} are read by none" if used < len(self.features) else ""
+        return f"{len(self.features) - used} are read by no model" if used < len(self.features) else ""
 
     def _overview(self, section: Section) -> None:
         places = {source.name: place for place, source in enumerate(self.sources)}
@@ -214,7 +205,7 @@ class Catalogue:
             [
                 ("type", f"{feature.type}, computed once per {feature.level}"),
                 ("reads", sources or "nothing"),
-                ("used by", told or "no model that was named"),
+                ("used by", told or "none of the named models"),
                 ("written at", feature.place),
                 ("hash", feature.hash),
             ]
@@ -227,7 +218,7 @@ def sources_of(plan: Plan, name: str) -> list[Source]:
     part = plan.trimmed([name])
     found = {}
     for _, node in part.sources():
-        source = Source(source_name(node.params), str(type_from_json(node.params["type"])), _rule(node.params))
+        source = Source(source_name(node.params), str(node.type), _rule(node.params))
         found[source.name] = source
     if part.needs_event_times:
         found.setdefault("events.time", Source("events.time", "time", ""))

@@ -15,6 +15,7 @@ that no row uses, and the same string twice.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -35,27 +36,17 @@ DTYPES: dict[str, Any] = {
 Mask = NDArray[np.bool_]
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Column:
     """Values of one feature; see the module's table. Treated as immutable."""
 
-    __slots__ = ("dictionary", "fields", "offsets", "present", "type", "values")
-
-    def __init__(
-        self,
-        type: FeatureType,
-        values: NDArray[Any],
-        *,
-        present: Mask | None = None,
-        offsets: NDArray[np.int64] | None = None,
-        dictionary: NDArray[np.object_] | None = None,
-        fields: Mapping[str, Column] | None = None,
-    ) -> None:
-        self.type = type
-        self.values = values
-        self.present = present
-        self.offsets = offsets
-        self.dictionary = dictionary
-        self.fields = fields
+    type: FeatureType
+    values: NDArray[Any]
+    _: dataclasses.KW_ONLY
+    present: Mask | None = None
+    offsets: NDArray[np.int64] | None = None
+    dictionary: NDArray[np.object_] | None = None
+    fields: Mapping[str, Column] | None = None
 
     def __len__(self) -> int:
         if self.fields is not None:
@@ -69,20 +60,6 @@ class Column:
     def mask(self) -> Mask:
         """`present` as an array, all True where nothing is missing."""
         return np.ones(len(self), dtype=np.bool_) if self.present is None else self.present
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays; a dictionary's strings count once each, in UTF-8."""
-        if self.fields is not None:
-            shared = next(iter(self.fields.values())).offsets
-            shared_bytes = 0 if shared is None else shared.nbytes
-            return shared_bytes + sum(field.nbytes - shared_bytes for field in self.fields.values())
-        size = self.values.nbytes
-        for array in (self.present, self.offsets):
-            size += 0 if array is None else array.nbytes
-        if self.dictionary is not None:
-            size += sum(len(str(text).encode("utf-8", "surrogatepass")) for text in self.dictionary)
-        return size
 
     def take(self, indices: NDArray[np.int64]) -> Column:
         """The rows at `indices`, in that order; an index may occur more than once."""
@@ -267,8 +244,7 @@ def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
         unequal = bits(one.flat())[left] != bits(other.flat())[right]
         differ[np.repeat(check, lengths)[unequal]] = True
         return np.flatnonzero(differ)
-    left_bits, right_bits = bits(one), bits(other)
-    unequal = left_bits != right_bits
+    unequal = bits(one) != bits(other)
     if unequal.ndim == 2:
         unequal = unequal.any(axis=1)
     return np.flatnonzero(differ | (both & unequal))

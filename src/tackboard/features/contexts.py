@@ -52,7 +52,7 @@ def _parse(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise DataError("the context of an event is no JSON object", fix="import the events again")
+        raise DataError("the context of an event is not a JSON object", fix="import the events again")
     return content
 
 
@@ -63,7 +63,7 @@ def _read(value: Any, type_: FeatureType, plan: Plan, index: int) -> Any:
         raise DataError(
             f"{plan.describe_source(index)} is {json.dumps(value)[:60]} in an event's context",
             allowed=f"declared: {type_.with_nullable(False)}",
-            fix="mend the data, or declare it as it is stored",
+            fix="correct the data, or declare it as it is stored",
         ) from None
 
 

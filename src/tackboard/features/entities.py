@@ -142,6 +142,16 @@ class Context(Entity):
     kind = "context"
 
 
+def _aggregate(op: str, about: str) -> Callable[[Events, Any], Expression]:
+    """A method that aggregates a column of the chosen events."""
+
+    def aggregate(self: Events, column: Any) -> Expression:
+        return Expression(op, (self._view, column))
+
+    aggregate.__doc__ = about
+    return aggregate
+
+
 class Events(Entity):
     """What the user did, as far as it was received strictly before the request.
 
@@ -186,29 +196,13 @@ class Events(Entity):
         """How many events there are."""
         return Expression("count", (self._view,))
 
-    def last(self, column: Expression) -> Expression:
-        """The column of the last event."""
-        return Expression("last", (self._view, column))
-
-    def distinct(self, column: Expression) -> Expression:
-        """How many distinct values the column has."""
-        return Expression("count_distinct", (self._view, column))
-
-    def sum(self, column: Expression) -> Expression:
-        """The sum of the column."""
-        return Expression("sum", (self._view, column))
-
-    def mean(self, column: Expression) -> Expression:
-        """The mean of the column."""
-        return Expression("mean", (self._view, column))
-
-    def max(self, column: Expression) -> Expression:
-        """The largest value of the column."""
-        return Expression("max", (self._view, column))
-
-    def min(self, column: Expression) -> Expression:
-        """The smallest value of the column."""
-        return Expression("min", (self._view, column))
+    last = _aggregate("last", "The column of the last event.")
+    distinct = _aggregate("count_distinct", "How many distinct values the column has.")
+    sum = _aggregate("sum", "The sum of the column.")
+    mean = _aggregate("mean", "The mean of the column.")
+    max = _aggregate("max", "The largest value of the column.")
+    min = _aggregate("min", "The smallest value of the column.")
+    collect = _aggregate("collect", "The column of all the events, oldest first.")
 
     def decayed_sum(self, column: Any, *, half_life: Duration) -> Expression:
         """The sum of the column, each event weighing half as much for every `half_life` of its age."""
@@ -218,10 +212,6 @@ class Events(Entity):
     def top(self, column: Expression, count: int) -> Expression:
         """The `count` most frequent values of the column."""
         return Expression("top", (self._view, column), {"count": count})
-
-    def collect(self, column: Expression) -> Expression:
-        """The column of all the events, oldest first."""
-        return Expression("collect", (self._view, column))
 
 
 def _declared(column: Declared | Callable[[], Declared], name: str = "element") -> Declared:

@@ -1,6 +1,6 @@
 """Schema evolution of feature sets: two versions in, what changed between them out, and whether it may.
 
-Whoever reads a feature by its name (a model, stored values) must go on reading what it was made for. So without a new
+A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Without a new
 version of the set a feature may be added, described in other words or moved to another line, and a declared range may
 be widened: everything that was valid stays valid. Removing a feature, changing its type, changing how it is computed
 and narrowing a range need a version above the old one.
@@ -101,7 +101,7 @@ def _changes_of(old: Feature, new: Feature, *, same_computation: bool) -> list[C
 
 
 def _difference(old: FeatureType, new: FeatureType) -> str:
-    """What sets two types apart, in a word."""
+    """In which respect two types differ."""
     if old.kind != new.kind or old.element != new.element or old.columns != new.columns:
         return "type"
     return "width" if old.width != new.width else "nullability"

@@ -18,7 +18,7 @@ from tackboard.features.column import Column
 from tackboard.features.frame import Frame
 from tackboard.features.operators import ABOUT_EVENTS
 from tackboard.features.plan import CANDIDATE, CONSTANT, EVENT, REQUEST, Node, Plan
-from tackboard.features.views import View
+from tackboard.features.views import View, no_events
 
 Step = Callable[[list[Any], Frame], Any]
 
@@ -34,7 +34,7 @@ class Program:
         self._steps: list[tuple[int, Step]] = []
         values: list[Any] = [None] * len(plan.nodes)
         for index, node in enumerate(plan.nodes):
-            if node.op == "source" and not _is_bounded(node):
+            if node.op == "source" and not {"minimum", "maximum"}.intersection(node.params):
                 self._sources.append((index, _source_key(node)))
                 continue
             step = self._step(index, node)
@@ -69,7 +69,8 @@ class Program:
         if node.op == "source":
             return self._source(index, node)
         if node.op == "constant":
-            return _constant(Column.of(node.type, [node.params["value"]]))
+            constant = Column.of(node.type, [node.params["value"]])
+            return lambda _values, _frame: constant
         kernel, params, args = node.operator.kernel, dict(node.params), node.args
         if node.maps_lists:
             return _map_lists(kernel, args, params)
@@ -127,12 +128,8 @@ class Program:
                 f"{self.plan.describe_source(index)} is {column.values[outside][0]} in {int(outside.sum())} of "
                 f"{num_values} values",
                 allowed=f"declared range: {allowed}",
-                fix="mend the data, or declare another range",
+                fix="correct the data, or declare another range",
             )
-
-
-def _is_bounded(node: Node) -> bool:
-    return "minimum" in node.params or "maximum" in node.params
 
 
 def _source_key(node: Node) -> tuple[str, str]:
@@ -167,13 +164,6 @@ def _spread(value: Any, frame: Frame, *, broadcasts: bool) -> Any:
     return value.take(frame.candidate_requests())
 
 
-def _constant(column: Column) -> Step:
-    def give(_values: list[Any], _frame: Frame) -> Column:
-        return column
-
-    return give
-
-
 def _map_lists(kernel: Callable[..., Column], args: tuple[int, ...], params: dict[str, Any]) -> Step:
     def run(values: list[Any], _frame: Frame) -> Column:
         columns = [values[argument] for argument in args]
@@ -184,13 +174,12 @@ def _map_lists(kernel: Callable[..., Column], args: tuple[int, ...], params: dic
     return run
 
 
-_NOTHING = np.zeros(0, dtype=np.int64)
 _NO_FRAME = Frame(
     num_requests=1,
     num_candidates=1,
     request_of=None,
     request_ms=None,
-    event_times=_NOTHING,
-    visible=View(None, _NOTHING, _NOTHING, _NOTHING, np.zeros(2, dtype=np.int64)),
+    event_times=np.zeros(0, dtype=np.int64),
+    visible=no_events(0),
     columns={},
 )

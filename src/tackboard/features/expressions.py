@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -48,8 +48,34 @@ def _is_machinery(file: str) -> bool:
     return file.startswith(PACKAGE) and Path(file).name != "standard.py"
 
 
+def did_you_mean(word: str, choices: Iterable[str], owner: str = "") -> str:
+    """A question about the nearest of `choices`, `did you mean item.price?` with owner `item.`; empty without one."""
+    close = suggest(word, choices)
+    return f"did you mean {owner}{close}?" if close else ""
+
+
 class NoOperator(UsageError, AttributeError):
     """An operator that does not exist. An AttributeError too, so that hasattr and getattr work as everywhere."""
+
+
+def _unary(op: str, about: str = "") -> Callable[[Expression], Expression]:
+    """A method that applies an operator to the expression."""
+
+    def method(self: Expression) -> Expression:
+        return Expression(op, (self,))
+
+    method.__doc__ = about
+    return method
+
+
+def _binary(op: str, about: str = "", *, mirrored: bool = False) -> Callable[[Expression, Any], Expression]:
+    """A method that applies an operator to the expression and another value; mirrored: to the value first."""
+
+    def method(self: Expression, other: Any) -> Expression:
+        return Expression(op, (other, self) if mirrored else (self, other))
+
+    method.__doc__ = about
+    return method
 
 
 class Expression:
@@ -79,8 +105,7 @@ class Expression:
         if name.startswith("_") or name in Expression.__slots__:
             raise AttributeError(name)
         operators = [known for known in vars(Expression) if not known.startswith("_") and known not in self.__slots__]
-        close = suggest(name, operators)
-        fix = f"did you mean {close}?" if close else "docs/features.md lists the operators"
+        fix = did_you_mean(name, operators) or "docs/features.md lists the operators"
         for operator in REGISTRY.values():
             if operator.spelling.startswith((f"{name}(", f"events.{name}(")):
                 fix = f"it is written {operator.spelling}"
@@ -95,10 +120,8 @@ class Expression:
         spellings = [operator.spelling for operator in REGISTRY.values()] if entity == "event" else []
         operators = [text[7:].partition("(")[0] for text in spellings if text.startswith("events.")]
         if self.op == "unknown_column":
-            close = suggest(column, [*operators, *self.params["known"]])
-            raise UsageError(
-                f"{place}: {owner} has no column or operator {column}", fix=f"did you mean {close}?" if close else ""
-            )
+            fix = did_you_mean(column, [*operators, *self.params["known"]])
+            raise UsageError(f"{place}: {owner} has no column or operator {column}", fix=fix)
         written = f"{owner}.{column}" if column not in operators else f'{owner}["{column}"]'
         raise UsageError(
             f"{place}: {written} is a column, not an operator",
@@ -120,47 +143,17 @@ class Expression:
 
     # Arithmetic and comparison.
 
-    def __add__(self, other: Any) -> Expression:
-        return Expression("add", (self, other))
-
-    def __radd__(self, other: Any) -> Expression:
-        return Expression("add", (other, self))
-
-    def __sub__(self, other: Any) -> Expression:
-        return Expression("subtract", (self, other))
-
-    def __rsub__(self, other: Any) -> Expression:
-        return Expression("subtract", (other, self))
-
-    def __mul__(self, other: Any) -> Expression:
-        return Expression("multiply", (self, other))
-
-    def __rmul__(self, other: Any) -> Expression:
-        return Expression("multiply", (other, self))
-
-    def __truediv__(self, other: Any) -> Expression:
-        return Expression("divide", (self, other))
-
-    def __rtruediv__(self, other: Any) -> Expression:
-        return Expression("divide", (other, self))
-
-    def __floordiv__(self, other: Any) -> Expression:
-        return Expression("floor_divide", (self, other))
-
-    def __rfloordiv__(self, other: Any) -> Expression:
-        return Expression("floor_divide", (other, self))
-
-    def __mod__(self, other: Any) -> Expression:
-        return Expression("modulo", (self, other))
-
-    def __rmod__(self, other: Any) -> Expression:
-        return Expression("modulo", (other, self))
-
-    def __neg__(self) -> Expression:
-        return Expression("negate", (self,))
-
-    def __abs__(self) -> Expression:
-        return Expression("absolute", (self,))
+    __add__, __radd__ = _binary("add"), _binary("add", mirrored=True)
+    __sub__, __rsub__ = _binary("subtract"), _binary("subtract", mirrored=True)
+    __mul__, __rmul__ = _binary("multiply"), _binary("multiply", mirrored=True)
+    __truediv__, __rtruediv__ = _binary("divide"), _binary("divide", mirrored=True)
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _binary("floor_divide", mirrored=True)
+    __mod__, __rmod__ = _binary("modulo"), _binary("modulo", mirrored=True)
+    __and__, __rand__ = _binary("and"), _binary("and", mirrored=True)
+    __or__, __ror__ = _binary("or"), _binary("or", mirrored=True)
+    __lt__, __le__ = _binary("less"), _binary("less_equal")
+    __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
+    __neg__, __abs__, __invert__ = _unary("negate"), _unary("absolute"), _unary("not")
 
     def __eq__(self, other: object) -> Expression:  # type: ignore[override]
         return Expression("equal", (self, other))
@@ -168,40 +161,8 @@ class Expression:
     def __ne__(self, other: object) -> Expression:  # type: ignore[override]
         return Expression("not_equal", (self, other))
 
-    def __lt__(self, other: Any) -> Expression:
-        return Expression("less", (self, other))
-
-    def __le__(self, other: Any) -> Expression:
-        return Expression("less_equal", (self, other))
-
-    def __gt__(self, other: Any) -> Expression:
-        return Expression("greater", (self, other))
-
-    def __ge__(self, other: Any) -> Expression:
-        return Expression("greater_equal", (self, other))
-
-    def __and__(self, other: Any) -> Expression:
-        return Expression("and", (self, other))
-
-    def __rand__(self, other: Any) -> Expression:
-        return Expression("and", (other, self))
-
-    def __or__(self, other: Any) -> Expression:
-        return Expression("or", (self, other))
-
-    def __ror__(self, other: Any) -> Expression:
-        return Expression("or", (other, self))
-
-    def __invert__(self) -> Expression:
-        return Expression("not", (self,))
-
-    def abs(self) -> Expression:
-        """The value without its sign."""
-        return Expression("absolute", (self,))
-
-    def floor(self) -> Expression:
-        """The largest whole number that is not larger."""
-        return Expression("floor", (self,))
+    abs = _unary("absolute", "The value without its sign.")
+    floor = _unary("floor", "The largest whole number that is not larger.")
 
     def is_in(self, values: Sequence[Any]) -> Expression:
         """Whether the value is one of `values`."""
@@ -209,53 +170,35 @@ class Expression:
 
     # Missing values.
 
-    def is_missing(self) -> Expression:
-        """Whether there is no value."""
-        return Expression("is_missing", (self,))
+    is_missing = _unary("is_missing", "Whether there is no value.")
+    finite = _unary("finite", "The value; missing where it is NaN or infinite.")
 
     def fill_missing(self, value: Any) -> Expression:
-        """`value` where there is none."""
+        """The value, or `value` where it is missing."""
         return Expression("fill_missing", (self,), {"value": list(value) if isinstance(value, tuple) else value})
 
     def missing_if(self, value: Any) -> Expression:
         """Missing where the value is `value`."""
         return Expression("missing_if", (self,), {"value": value})
 
-    def finite(self) -> Expression:
-        """Missing where the value is NaN or infinite."""
-        return Expression("finite", (self,))
-
     # Ids.
 
-    def hash_id(self) -> Expression:
-        """The id of a value, by the one hash of the project."""
-        return Expression("hash_id", (self,))
+    hash_id = _unary("hash_id", "The id of a value, by the one hash of the project.")
 
     def bucket_hash(self, num_buckets: int, seed: int = 0) -> Expression:
         """An id as a whole number below `num_buckets`."""
         return Expression("bucket_hash", (self,), {"num_buckets": num_buckets, "seed": seed})
 
     def index_in(self, names: Sequence[str]) -> Expression:
-        """The position of a string among `names`, from 1; 0 for any other."""
+        """The position of a string among `names`, from 1; 0 for any other string."""
         return Expression("index_in", (self,), {"names": list(names)})
 
     # Scaling.
 
-    def log(self) -> Expression:
-        """The natural logarithm."""
-        return Expression("log", (self,))
-
-    def log1p(self) -> Expression:
-        """The natural logarithm of 1 + the value."""
-        return Expression("log1p", (self,))
-
-    def exp(self) -> Expression:
-        """e to the power of the value."""
-        return Expression("exp", (self,))
-
-    def sqrt(self) -> Expression:
-        """The square root."""
-        return Expression("sqrt", (self,))
+    log = _unary("log", "The natural logarithm.")
+    log1p = _unary("log1p", "The natural logarithm of 1 + the value.")
+    exp = _unary("exp", "e to the power of the value.")
+    sqrt = _unary("sqrt", "The square root.")
 
     def clip(self, low: float | None, high: float | None) -> Expression:
         """The value, at least `low` and at most `high`."""
@@ -271,35 +214,16 @@ class Expression:
 
     # Vectors.
 
-    def dot(self, other: Any) -> Expression:
-        """The scalar product with another vector."""
-        return Expression("dot", (self, other))
-
-    def norm(self) -> Expression:
-        """The Euclidean length of a vector."""
-        return Expression("norm", (self,))
-
-    def l2_normalise(self) -> Expression:
-        """The vector over its length."""
-        return Expression("l2_normalise", (self,))
-
-    def cosine(self, other: Any) -> Expression:
-        """The cosine of the angle to another vector."""
-        return Expression("cosine", (self, other))
+    dot = _binary("dot", "The scalar product with another vector.")
+    norm = _unary("norm", "The Euclidean length of a vector.")
+    l2_normalise = _unary("l2_normalise", "The vector over its length.")
+    cosine = _binary("cosine", "The cosine of the angle to another vector.")
 
     # Text.
 
-    def lower(self) -> Expression:
-        """The text in lower case."""
-        return Expression("lower", (self,))
-
-    def strip(self) -> Expression:
-        """The text without white space around it."""
-        return Expression("strip", (self,))
-
-    def nfc(self) -> Expression:
-        """The text with its accents composed (Unicode NFC)."""
-        return Expression("nfc", (self,))
+    lower = _unary("lower", "The text in lower case.")
+    strip = _unary("strip", "The text without white space around it.")
+    nfc = _unary("nfc", "The text with its accents composed (Unicode NFC).")
 
     def contains_text(self, text: str) -> Expression:
         """Whether the text holds `text`."""
@@ -307,9 +231,7 @@ class Expression:
 
     # Time.
 
-    def seconds_since(self, other: Any) -> Expression:
-        """Seconds from another time to this one."""
-        return Expression("seconds_since", (self, other))
+    seconds_since = _binary("seconds_since", "Seconds from another time to this one.")
 
     def hour(self, zone: str = "UTC") -> Expression:
         """The hour of the day, 0 to 23."""
@@ -325,9 +247,14 @@ class Expression:
 
     # Lists.
 
-    def length(self) -> Expression:
-        """Elements of a list, or characters of a text."""
-        return Expression("length", (self,))
+    length = _unary("length", "The number of elements of a list, or of characters of a text.")
+    distinct = _unary("distinct_list", "The elements, each once.")
+    has = _binary("has", "Whether the list holds a value.")
+    overlap = _binary("overlap", "How many distinct elements two lists have in common.")
+    sum = _unary("list_sum", "The sum of a list.")
+    mean = _unary("list_mean", "The mean of a list.")
+    max = _unary("list_max", "The largest element of a list.")
+    differences = _unary("differences", "Each element less the element before it; the first is 0.")
 
     def at(self, index: int) -> Expression:
         """One element of a list or component of a vector."""
@@ -336,34 +263,6 @@ class Expression:
     def take(self, count: int) -> Expression:
         """The first `count` elements."""
         return Expression("take", (self,), {"count": count})
-
-    def distinct(self) -> Expression:
-        """The elements, each once."""
-        return Expression("distinct_list", (self,))
-
-    def has(self, value: Any) -> Expression:
-        """Whether the list holds `value`."""
-        return Expression("has", (self, value))
-
-    def overlap(self, other: Any) -> Expression:
-        """How many distinct elements two lists have in common."""
-        return Expression("overlap", (self, other))
-
-    def sum(self) -> Expression:
-        """The sum of a list."""
-        return Expression("list_sum", (self,))
-
-    def mean(self) -> Expression:
-        """The mean of a list."""
-        return Expression("list_mean", (self,))
-
-    def max(self) -> Expression:
-        """The largest element of a list."""
-        return Expression("list_max", (self,))
-
-    def differences(self) -> Expression:
-        """Each element less the one before it; the first is 0."""
-        return Expression("differences", (self,))
 
 
 def as_expression(value: Any) -> Expression:
@@ -406,12 +305,14 @@ def sequence(**columns: Expression) -> Expression:
 def feature(name: str) -> Expression:
     """Another feature of the same set, by name."""
     if not isinstance(name, str):
-        raise UsageError(f"{caller_place()}: feature({name!r:.40})", allowed='the name of a feature: feature("clicks")')
+        raise UsageError(
+            f"{caller_place()}: feature({name!r:.40}) does not name a feature", allowed='give a name: feature("clicks")'
+        )
     return Expression("feature", (), {"name": name})
 
 
 class Duration(int):
-    """A length of time in ms, so that `within(7)` is not taken for seven of anything.
+    """A length of time in ms. It has a type of its own, so that `within(7)` without a unit is refused.
 
     Durations add up and can be multiplied; anything else gives a plain number, and JSON holds a plain number.
     """
@@ -432,40 +333,29 @@ class Duration(int):
 
 
 def duration_ms(call: str, *values: Any) -> list[int]:
-    """Durations as plain ms; UsageError with the user's line where one of `values` is no duration."""
+    """Durations as plain ms; UsageError with the user's line where one of `values` is not a duration."""
     if all(isinstance(value, Duration) for value in values):
         return [int(value) for value in values]
     given = call.format(*(f"{value!r:.40}" for value in values))
-    raise UsageError(f"{caller_place()}: {given}", allowed="a duration: days(7), hours(1), minutes(5)")
+    raise UsageError(
+        f"{caller_place()}: {given} has no duration", allowed="give a duration: days(7), hours(1), minutes(5)"
+    )
 
 
-def _duration(unit: str, count: Any, unit_ms: int) -> Duration:
-    number = isinstance(count, int | float) and not isinstance(count, bool)
-    if not number or (isinstance(count, float) and not math.isfinite(count * unit_ms)):
-        raise UsageError(f"{caller_place()}: {unit}({count!r:.40})", allowed=f"a number: {unit}(7)")
-    return Duration(round(count * unit_ms))
+def _unit(unit: str, unit_ms: int) -> Callable[[float], Duration]:
+    """A function from a number of units to a duration, rounded to whole ms."""
+
+    def duration(count: float) -> Duration:
+        number = isinstance(count, int | float) and not isinstance(count, bool)
+        if not number or (isinstance(count, float) and not math.isfinite(count * unit_ms)):
+            raise UsageError(
+                f"{caller_place()}: {unit}({count!r:.40}) is not a duration", allowed=f"a number: {unit}(7)"
+            )
+        return Duration(round(count * unit_ms))
+
+    duration.__doc__ = f"A duration of {unit}."
+    return duration
 
 
-def days(count: float) -> Duration:
-    """A duration of days of 24 hours."""
-    return _duration("days", count, 86_400_000)
-
-
-def hours(count: float) -> Duration:
-    """A duration of hours."""
-    return _duration("hours", count, 3_600_000)
-
-
-def minutes(count: float) -> Duration:
-    """A duration of minutes."""
-    return _duration("minutes", count, 60_000)
-
-
-def seconds(count: float) -> Duration:
-    """A duration of seconds."""
-    return _duration("seconds", count, 1000)
-
-
-def milliseconds(count: float) -> Duration:
-    """A duration of milliseconds, rounded to whole ones."""
-    return _duration("milliseconds", count, 1)
+days, hours, minutes = _unit("days", 86_400_000), _unit("hours", 3_600_000), _unit("minutes", 60_000)
+seconds, milliseconds = _unit("seconds", 1000), _unit("milliseconds", 1)

@@ -21,12 +21,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tackboard.core.config import suggest
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import read_json, write_json_atomic
 from tackboard.core.progress import say
 from tackboard.core.user_code import load_code
-from tackboard.features.expressions import Expression, caller_place
+from tackboard.features.expressions import Expression, caller_place, did_you_mean
 from tackboard.features.kernels.clock import database_version
 from tackboard.features.plan import LEVELS, Node, Plan, PlanBuilder, SpecError, compile_features, compile_nodes
 from tackboard.features.types import FeatureType
@@ -34,6 +33,7 @@ from tackboard.features.types import FeatureType
 FORMAT_VERSION = 1
 FILE_NAME = "features.json"
 OWN_PREFIX = "tackboard."
+PLACES = "allowed: path/to/features.py, features.json, a bundle or a checkpoint"
 ZONED = ("hour", "weekday", "minute_of_day")
 UNICODE = ("lower", "strip", "nfc")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
@@ -52,20 +52,23 @@ class Feature:
 
 
 class FeatureSet:
-    """Named features, compiled. `FeatureSet(name, version=1, feature=expression, …)` raises SpecError where they
-    cannot be."""
+    """Named features, compiled. `FeatureSet(name, version=1, feature=expression, …)` checks all of them."""
 
     def __init__(self, name: str, /, *, version: int = 1, **features: Expression) -> None:
         place = caller_place()
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise SpecError(f"{place}: a feature set named {name!r}", allowed="letters, digits and _, e.g. home")
+            raise SpecError(
+                f"{place}: a feature set cannot be named {name!r}", allowed="letters, digits and _, e.g. home"
+            )
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise SpecError(f"{place}: version = {version!r} of feature set {name}", allowed="1, 2, 3, …")
+            raise SpecError(f"{place}: feature set {name} has version = {version!r}", allowed="allowed: 1, 2, 3, …")
         if not features:
             raise SpecError(f"{place}: feature set {name} has no features", fix="give at least one: name=expression")
         for key, value in features.items():
             if not key.isidentifier():
-                raise SpecError(f"{place}: a feature named {key!r}", allowed="names as in Python, e.g. clicks_7d")
+                raise SpecError(
+                    f"{place}: a feature cannot be named {key!r}", allowed="names as in Python, e.g. clicks_7d"
+                )
             if not isinstance(value, Expression):
                 raise SpecError(
                     f"feature {key} ({place}) is {type(value).__name__}, not an expression",
@@ -74,17 +77,18 @@ class FeatureSet:
                     else "give an expression: item.price, events.count()",
                 )
         texts = {key: value.text for key, value in features.items()}
-        self._set(name, version, compile_features(features), texts)
+        self._set(name, version, compile_features(features), texts, ())
 
     def _set(
-        self, name: str, version: int, plan: Plan, descriptions: Mapping[str, str], declared: Iterable[str] = ()
+        self, name: str, version: int, plan: Plan, descriptions: Mapping[str, str], declared: Iterable[str]
     ) -> None:
         self.name = name
         self.version = version
         self.plan = plan
         self.descriptions = dict(descriptions)
         self._digests = node_digests(plan)
-        self.declared = sorted({*declared, *_columns_of(plan)})
+        own = {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
+        self.declared = sorted(own.union(declared))
         """Columns that the set knows, as entity.column: its own, and those of the set it was cut from."""
 
     @property
@@ -116,7 +120,9 @@ class FeatureSet:
 
     def trimmed(self, names: Iterable[str]) -> FeatureSet:
         """The set with some features only."""
-        plan = self.plan.trimmed(names)
+        return self._with_plan(self.plan.trimmed(names))
+
+    def _with_plan(self, plan: Plan) -> FeatureSet:
         texts = {name: self.descriptions.get(name, "") for name in plan.features}
         return _make(self.name, self.version, plan, texts, self.declared)
 
@@ -136,9 +142,7 @@ class FeatureSet:
             if any(columns):
                 index = _some_columns(builder, index, name, [column for column in columns if column], node)
             named[name] = index
-        plan = Plan(tuple(builder.nodes), named).trimmed(named)
-        texts = {name: self.descriptions.get(name, "") for name in named}
-        return _make(self.name, self.version, plan, texts, self.declared)
+        return self._with_plan(Plan(tuple(builder.nodes), named).trimmed(named))
 
     def merged(self, other: FeatureSet) -> FeatureSet:
         """This set, and the features of `other` whose names it does not have."""
@@ -196,7 +200,7 @@ class FeatureSet:
     def from_json(cls, data: Any, where: str = FILE_NAME) -> FeatureSet:
         """The set that `to_json` wrote. Raises DataError for what this version cannot compile."""
         if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
-            raise CorruptFileError(f"{where} is no feature set")
+            raise CorruptFileError(f"{where} is not a feature set")
         if data["format_version"] > FORMAT_VERSION:
             raise DataError(
                 f"{where} has feature format version {data['format_version']}",
@@ -208,19 +212,19 @@ class FeatureSet:
             texts = {str(name): str(entry.get("description", "")) for name, entry in data["features"].items()}
             name, version, nodes = str(data["name"]), int(data["version"]), list(data["nodes"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise CorruptFileError(f"{where} is no feature set") from None
+            raise CorruptFileError(f"{where} is not a feature set") from None
         if not _NAME.fullmatch(name) or version < 1 or not all(key.isidentifier() for key in named):
-            raise CorruptFileError(f"{where} is no feature set")
+            raise CorruptFileError(f"{where} is not a feature set")
         try:
             plan = compile_nodes(nodes, named)
         except DataError as error:
             raise DataError(f"{where}: {error.got}", allowed=error.allowed, fix=error.fix) from None
         declared = data.get("declared", [])
         if not isinstance(declared, list) or not all(isinstance(one, str) and "." in one for one in declared):
-            raise CorruptFileError(f"{where} is no feature set")
+            raise CorruptFileError(f"{where} is not a feature set")
         result = _make(name, version, plan, texts, declared)
         if result.hash != data.get("hash"):
-            raise CorruptFileError(f"{where} does not have the content its hash says", fix="export it again")
+            raise CorruptFileError(f"{where} does not have the content that its hash stands for", fix="export it again")
         _warn_about_databases(data, where)
         return result
 
@@ -229,16 +233,10 @@ class FeatureSet:
         write_json_atomic(folder / FILE_NAME, self.to_json())
 
 
-def _make(
-    name: str, version: int, plan: Plan, descriptions: Mapping[str, str], declared: Iterable[str] = ()
-) -> FeatureSet:
+def _make(name: str, version: int, plan: Plan, descriptions: Mapping[str, str], declared: Iterable[str]) -> FeatureSet:
     result = FeatureSet.__new__(FeatureSet)
     result._set(name, version, plan, descriptions, declared)
     return result
-
-
-def _columns_of(plan: Plan) -> set[str]:
-    return {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
 
 
 def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str], node: Node) -> int:
@@ -246,11 +244,10 @@ def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str
     known = [column for column, _ in node.type.columns]
     for column in columns:
         if column not in known:
-            close = suggest(column, known)
             raise UsageError(
                 f"feature {name} has no column {column}",
-                allowed=f"its columns: {', '.join(known) or 'none, it is no sequence'}",
-                fix=f"did you mean {name}.{close}?" if close else "",
+                allowed=f"its columns: {', '.join(known) or 'none, it is not a sequence'}",
+                fix=did_you_mean(column, known, f"{name}."),
             )
     kept = [position for position, column in enumerate(known) if column in columns]
     args = tuple(builder.nodes[index].args[position] for position in kept)
@@ -281,7 +278,12 @@ def load_features(place: str) -> FeatureSet:
     if not separator or not (path_text.endswith(".py") or path_text.startswith(OWN_PREFIX)):
         path_text, name = place, ""
     if path_text.startswith(OWN_PREFIX):
-        return _find_set(_own_module(path_text), path_text, name)
+        try:
+            return _find_set(importlib.import_module(path_text), path_text, name)
+        except ModuleNotFoundError:
+            raise UsageError(
+                f"there is no module {path_text}", allowed="allowed: path/to/features.py, a bundle …"
+            ) from None
     path = Path(path_text)
     if path.is_dir():
         for folder in (path, path / "latest", path / "checkpoints" / "latest"):
@@ -289,21 +291,12 @@ def load_features(place: str) -> FeatureSet:
                 return found
         raise UsageError(f"{path} holds no {FILE_NAME}", allowed="allowed: a bundle, a checkpoint, a run, or file.py")
     if not path.is_file():
-        raise UsageError(
-            f"{path} is not a file", allowed="allowed: path/to/features.py, features.json, a bundle or a checkpoint"
-        )
+        raise UsageError(f"{path} is not a file", allowed=PLACES)
     if path.suffix == ".json":
         return FeatureSet.from_json(read_json(path), str(path))
     if path.suffix != ".py":
-        raise UsageError(f"{path}", allowed="allowed: path/to/features.py, features.json, a bundle or a checkpoint")
+        raise UsageError(f"{path} is neither a Python file nor features.json", allowed=PLACES)
     return _find_set(load_code(path), str(path), name)
-
-
-def _own_module(place: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError:
-        raise UsageError(f"there is no module {place}", allowed="allowed: path/to/features.py, a bundle …") from None
 
 
 def _find_set(module: ModuleType, path: str, name: str) -> FeatureSet:
@@ -313,14 +306,13 @@ def _find_set(module: ModuleType, path: str, name: str) -> FeatureSet:
     if not sets:
         raise UsageError(f"{path} defines no feature set", fix="add: features = FeatureSet('home', name=expression)")
     if not name and len(sets) > 1 and "features" not in sets:
-        raise UsageError(f"{path} has {len(sets)} feature sets", fix=f"name one: {path}:{next(iter(sets))}")
+        raise UsageError(f"{path} has {len(sets)} feature sets", fix=f"name one of them: {path}:{next(iter(sets))}")
     return sets[name] if name else sets.get("features", next(iter(sets.values())))
 
 
 def _warn_about_databases(data: Mapping[str, Any], where: str) -> None:
-    recorded, present = data.get("tzdata"), database_version() if data.get("tzdata") else None
-    if recorded != present:
-        say(f"warning: {where} was made with time zones {recorded}, here are {present}: hours may differ")
-    text = data.get("unicode")
-    if text and text != unicodedata.unidata_version:
-        say(f"warning: {where} was made with Unicode {text}, here is {unicodedata.unidata_version}: texts may differ")
+    zones, text = data.get("tzdata"), data.get("unicode")
+    if zones and zones != (present := database_version()):
+        say(f"warning: {where} was made with time zones {zones}, this machine has {present}: hours may differ")
+    if text and text != (present := unicodedata.unidata_version):
+        say(f"warning: {where} was made with Unicode {text}, this Python has {present}: texts may differ")

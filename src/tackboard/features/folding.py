@@ -19,7 +19,7 @@ from tackboard.features.frame import Frame
 from tackboard.features.operators import REGISTRY
 from tackboard.features.plan import CANDIDATE, CONSTANT, REQUEST, Node, Plan
 from tackboard.features.tables import EntityTable, Lookup, with_default
-from tackboard.features.types import SCALARS, type_from_json
+from tackboard.features.types import SCALARS
 from tackboard.features.views import Positions, no_events
 
 LEVEL_OF = {"item": CANDIDATE, "user": REQUEST}
@@ -212,7 +212,7 @@ def _whole_table(plan: Plan, entity: str, table: EntityTable) -> Frame:
     columns = {}
     for _, node in plan.sources():
         name, default = str(node.params["column"]), node.params.get("default")
-        column = join_columns([table.columns[name], Column.of(type_from_json(node.params["type"]), [None])])
+        column = join_columns([table.columns[name], Column.of(node.type, [None])])
         columns[entity, name] = column if default is None else with_default(column, default)
     return Frame(
         num_requests=num_rows if entity == "user" else 1,

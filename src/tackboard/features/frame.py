@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,39 +12,22 @@ from tackboard.features.column import Column
 from tackboard.features.views import Positions, View
 
 
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Frame:
     """Inputs of one computation. `request_of` [C] is each candidate's request; None where there is one request."""
 
-    __slots__ = (
-        "columns",
-        "event_times",
-        "num_candidates",
-        "num_events",
-        "num_requests",
-        "request_ms",
-        "request_of",
-        "visible",
-    )
+    num_requests: int
+    num_candidates: int
+    request_of: Positions | None
+    request_ms: Positions | None
+    event_times: Positions
+    visible: View
+    columns: Mapping[tuple[str, str], Column]
 
-    def __init__(
-        self,
-        *,
-        num_requests: int,
-        num_candidates: int,
-        request_of: Positions | None,
-        request_ms: Positions | None,
-        event_times: Positions,
-        visible: View,
-        columns: Mapping[tuple[str, str], Column],
-    ) -> None:
-        self.num_requests = num_requests
-        self.num_candidates = num_candidates
-        self.request_of = request_of
-        self.request_ms = request_ms
-        self.event_times = event_times
-        self.num_events = len(event_times)
-        self.visible = visible
-        self.columns = columns
+    @property
+    def num_events(self) -> int:
+        """E."""
+        return len(self.event_times)
 
     def times_of(self, view: View) -> Positions:
         """The time of the request behind each row of a view."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def decode_array(data: Mapping[str, Any], dtype: Any) -> NDArray[Any]:
     """The flat array that `encode_array` wrote; CorruptFileError where it is not of `dtype`."""
     wanted = np.dtype(dtype).newbyteorder("<")
     if data.get("dtype") != wanted.str:
-        raise CorruptFileError(f"an array of {str(data.get('dtype'))[:16]!r} stands where {wanted.str} belongs")
+        raise CorruptFileError(f"an array of {str(data.get('dtype'))[:16]!r} is not an array of {wanted.str}")
     return _from_base64(data.get("values"), wanted).astype(dtype, copy=False)
 
 
@@ -55,7 +56,7 @@ def encode_column(column: Column) -> dict[str, Any]:
 def decode_column(type_: FeatureType, data: Any, num_rows: int) -> Column:
     """The column of `num_rows` that `encode_column` wrote; anything else raises CorruptFileError."""
     if not isinstance(data, dict):
-        raise CorruptFileError("a column is no JSON object")
+        raise CorruptFileError("a column is not a JSON object")
     present = None
     if "present" in data:
         packed = _from_base64(data["present"], np.dtype("u1"))
@@ -65,15 +66,12 @@ def decode_column(type_: FeatureType, data: Any, num_rows: int) -> Column:
     if type_.kind == "sequence":
         fields, names = data.get("fields"), [name for name, _ in type_.columns]
         if not isinstance(fields, dict) or list(fields) != names:
-            raise CorruptFileError(f"a sequence has not the columns {', '.join(names)}")
+            raise CorruptFileError(f"a sequence does not have the columns {', '.join(names)}")
         offsets = _decode_offsets(data, num_rows)
         columns = {name: _decode_list(list_, fields[name], offsets) for name, list_ in type_.columns}
         return Column(type_, np.zeros(0), present=present, fields=columns)
     if type_.kind == "list":
-        column = _decode_list(type_, data, _decode_offsets(data, num_rows))
-        return Column(
-            type_, column.values, present=present, offsets=column.offsets, dictionary=column.dictionary
-        )  # fmt: skip
+        return dataclasses.replace(_decode_list(type_, data, _decode_offsets(data, num_rows)), present=present)
     values, dictionary = _decode_values(type_, data, num_rows)
     return Column(type_, values, present=present, dictionary=dictionary)
 
@@ -127,10 +125,10 @@ def _decode_values(
     values = decode_array(data, DTYPES[type_.kind])
     if type_.kind == "vector":
         if len(values) != num_values * type_.width:
-            raise CorruptFileError("a vector column has not the size its rows need")
+            raise CorruptFileError("a vector column does not have the size that its rows need")
         return values.reshape(num_values, type_.width), None
     if len(values) != num_values:
-        raise CorruptFileError(f"a column has {len(values)} values where {num_values} belong")
+        raise CorruptFileError(f"a column has {len(values)} values, not {num_values}")
     if type_.kind != "string":
         return values, None
     texts = data.get("dictionary")
@@ -147,7 +145,7 @@ def _decode_values(
 
 def _decode_list(type_: FeatureType, data: Any, offsets: NDArray[np.int64]) -> Column:
     if not isinstance(data, dict):
-        raise CorruptFileError("a list column is no JSON object")
+        raise CorruptFileError("a list column is not a JSON object")
     values, dictionary = _decode_values(type_.of_elements(), data, int(offsets[-1]))
     return Column(type_, values, offsets=offsets, dictionary=dictionary)
 

@@ -83,7 +83,9 @@ class OnlineExecutor:
             if brought is None:
                 continue
             if len(brought) != num_rows[entity]:
-                raise UsageError(f"{entity}.{name} has {len(brought)} values", allowed=f"{num_rows[entity]} of them")
+                raise UsageError(
+                    f"{entity}.{name} has {len(brought)} values", allowed=f"give {num_rows[entity]} values"
+                )
             columns[entity, name] = brought if default is None else with_default(brought, default)
         end = np.array([len(times)], dtype=np.int64)
         frame = Frame(
@@ -99,9 +101,11 @@ class OnlineExecutor:
 
 
 def _times(history: Columns, *, needed: bool) -> Positions:
-    """The times of the events; without them only their order counts, which is enough for some features."""
+    """The times of the events. Some features need only the order of events; their history may come without times."""
     if "time" in history:
         return history["time"].values
     if needed and history:
-        raise UsageError("the history has no times, and these features depend on them", allowed="give history time")
+        raise UsageError(
+            "the history has no times, and these features depend on them", allowed="give the times of the history"
+        )
     return np.zeros(len(next(iter(history.values()))), dtype=np.int64) if history else _NOTHING

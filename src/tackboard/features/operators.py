@@ -2,9 +2,8 @@
 
 An operator says which types it takes, which type it gives, and how values are computed. Its kernel is the only code
 that computes it: both executors call it, and so do the examples of the reference (docs/features.md). A kernel takes
-columns and keyword parameters and returns a column; it neither changes its inputs nor looks at the whole of them where
-one row's result would then follow from another row's. That is what makes a row's value the same in a batch of
-millions and alone in a request.
+columns and keyword parameters and returns a column. It does not change its inputs, and it computes each row from that
+row alone, so a row has the same value in a batch of millions and alone in a request.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class Operator:
     """An operator; see the module's docstring.
 
     `spelling` is how a user writes it. `elementwise` operators work value by value: NumPy broadcasting of a column of
-    one row must give the right result, and given a list they work on its elements. Operators that `broadcasts` take
-    a column of one row beside longer ones too, but are not about single values.
+    one row must give the right result, and given a list they work on its elements. An operator that `broadcasts` takes
+    a column of one row beside longer columns as well, but works on whole lists.
     """
 
     name: str
@@ -79,7 +78,7 @@ class Operator:
     broadcasts: bool = False
 
     def check_call(self, num_inputs: int, params: Params) -> None:
-        """Raises TypeClash unless the kernel takes so many inputs and parameters of these names."""
+        """Raises TypeClash unless the kernel takes `num_inputs` inputs and parameters of exactly these names."""
         inputs, takes_more, wanted = _call_shape(self.kernel)
         inputs -= self.family in ABOUT_EVENTS  # Their first is the frame.
         if num_inputs != inputs and not (takes_more and num_inputs >= max(1, inputs)):
@@ -96,17 +95,16 @@ REGISTRY: dict[str, Operator] = {}
 
 def register(
     name: str,
-    *,
-    family: str,
     spelling: str,
     rule: TypeRule,
+    *examples: Example,
+    family: str,
     elementwise: bool = False,
-    examples: tuple[Example, ...] = (),
     broadcasts: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a kernel; its docstring's first sentence is the operator's summary in the reference."""
+    """Decorates a kernel. The kernel's docstring is the operator's summary in the reference."""
     if family not in FAMILIES:
-        raise ValueError(f"{family} is no family of operators")
+        raise ValueError(f"there is no family of operators {family}")
 
     def add(kernel: Callable[..., Any]) -> Callable[..., Any]:
         if name in REGISTRY:

@@ -11,18 +11,18 @@ is how the user's side of a request with thousands of candidates is computed onc
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tackboard.core.config import suggest
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features import kernels
 from tackboard.features.entities import BUILT_IN, FUTURE, Events
-from tackboard.features.expressions import NOWHERE, Expression, Place
+from tackboard.features.expressions import NOWHERE, Expression, Place, did_you_mean
 from tackboard.features.kernels.comparison import need_constant
 from tackboard.features.operators import ABOUT_EVENTS, REGISTRY, Operator, TypeClash, need
 from tackboard.features.types import BOOL, FLOAT, INT, SCALARS, STRING, VIEW, FeatureType, type_from_json
@@ -36,11 +36,15 @@ COMES_FROM = {
     "event": "fields of events come with `tackboard init --field {}=COLUMN`",
     "context": "what the caller says comes with `tackboard init --context COLUMN`, a column of JSON objects",
 }
+LOOKS_AHEAD = {
+    "allowed": "it is counted over the whole log, a part of which comes after the request",
+    "fix": "count what was received before: events.count(), events.last(events.time)",
+}
 kernels.load()
 
 
 class SpecError(UsageError):
-    """A feature definition that cannot be: names the feature and the line."""
+    """An error in the definition of a feature. It names the feature and the line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Plan:
 
     @property
     def newest_events(self) -> int | None:
-        """How many of the newest events are looked at, at most; None where any event may count."""
+        """How many of the newest events the features read at most; None where any event may count."""
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
         if not readers or any(node.op != "newest" for node in readers):
@@ -108,15 +112,14 @@ class Plan:
         return max(int(node.params["count"]) for node in readers)
 
     def trimmed(self, names: Iterable[str]) -> Plan:
-        """The plan of some features only; what nothing else needs is gone. An unknown name raises UsageError."""
+        """The plan of some features only, without the nodes that only others need. An unknown name is a UsageError."""
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.features:
-                close = suggest(name, self.features)
                 raise UsageError(
                     f"there is no feature {name}",
                     allowed=f"features: {listed(self.features)}",
-                    fix=f"did you mean {close}?" if close else "",
+                    fix=did_you_mean(name, self.features),
                 )
         needed: set[int] = set()
         stack = [self.features[name] for name in wanted]
@@ -145,6 +148,11 @@ class Plan:
                 dependent.add(later)
         return [name for name, node in self.features.items() if node in dependent]
 
+    def column_readers(self, entity: str, chosen: Callable[[str], bool]) -> set[str]:
+        """The features that depend on a chosen column of an entity."""
+        places = [i for i, node in self.sources() if node.params["entity"] == entity and chosen(node.params["column"])]
+        return {name for index in places for name in self.readers(index)}
+
     def describe_source(self, index: int) -> str:
         """A source as errors name it: the first feature that depends on it, the line, the column."""
         # A column that was computed before is named feature@number (folding.py).
@@ -163,15 +171,12 @@ class Plan:
             allowed=COMES_FROM.get(entity, "").format(column),
             fix=f"did you mean {column_name({**params, 'column': close})}?"
             if close
-            else f"add {column} to the data, or take the feature out",
+            else f"add {column} to the data, or remove the feature",
         )
 
     def explain(self) -> str:
         """The plan as text: one line per node, with level, type, how often it is used, and its features."""
-        uses = [0] * len(self.nodes)
-        for node in self.nodes:
-            for argument in node.args:
-                uses[argument] += 1
+        uses = collections.Counter(argument for node in self.nodes for argument in node.args)
         named: dict[int, list[str]] = {}
         for name, index in self.features.items():
             uses[index] += 1
@@ -187,10 +192,9 @@ class Plan:
         ]
         return "\n".join([*lines, self._summary(uses)])
 
-    def _summary(self, uses: Sequence[int]) -> str:
-        pairs = zip(uses, self.nodes, strict=True)
-        computed = [count for count, node in pairs if node.op not in ("source", "constant")]
-        saved = sum(count - 1 for count in computed if count > 1)
+    def _summary(self, uses: Mapping[int, int]) -> str:
+        computed = [count for index, count in uses.items() if self.nodes[index].op not in ("source", "constant")]
+        saved = sum(count - 1 for count in computed)
         counts = [sum(1 for node in self.nodes if node.level == level) for level in range(4)]
         per = ", ".join(f"{count} per {name}" for count, name in zip(counts[1:], LEVELS[1:], strict=True) if count)
         return (
@@ -209,7 +213,7 @@ class Plan:
 
 
 class PlanBuilder:
-    """Adds nodes one by one, checking each; an equal node is returned instead of added again."""
+    """Adds nodes one by one and checks each. A node that is there already is not added again."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -217,7 +221,7 @@ class PlanBuilder:
         self._declared: dict[tuple[Any, Any], Mapping[str, Any]] = {}
 
     def add(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> int:
-        """The position of the node. Raises TypeClash where it cannot be."""
+        """The position of the node. Raises TypeClash where inputs or parameters do not fit the operator."""
         key = _key(op, args, params)
         if key in self._known:
             return self._known[key]
@@ -231,12 +235,19 @@ class PlanBuilder:
     def _check(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> Node:
         if op == "source":
             node = _source(params, place)
-            self._check_declared_once(params)
+            # Executors know a column by its name, so it has one type and one default. Ranges may differ: all hold.
+            declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
+            if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
+                raise TypeClash(
+                    f"{column_name(params)} is declared in two ways", fix="declare it once for all features"
+                )
             return dataclasses.replace(node, shape=len(self.nodes)) if node.type.kind == "list" else node
         if op == "constant":
             return Node(op, (), params, _constant_type(params.get("value")), CONSTANT, place)
         if op not in REGISTRY:
-            raise TypeClash(f"there is no operator {op[:40]!r}", fix=_nearest(op, REGISTRY) or "use a newer tackboard")
+            raise TypeClash(
+                f"there is no operator {op[:40]!r}", fix=did_you_mean(op, REGISTRY) or "use a newer tackboard"
+            )
         operator = REGISTRY[op]
         operator.check_call(len(args), params)
         inputs = [self.nodes[argument] for argument in args]
@@ -256,12 +267,6 @@ class PlanBuilder:
         if type_.kind == "list":
             shape = lists[0].shape if op == "differences" else len(self.nodes)
         return Node(op, args, params, type_, level, place, shape=shape)
-
-    def _check_declared_once(self, params: Mapping[str, Any]) -> None:
-        """Executors know a column by its name, so it has one type and one default. Ranges may differ: all hold."""
-        declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
-        if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
-            raise TypeClash(f"{column_name(params)} is declared in two ways", fix="declare it once for all features")
 
     def _map_lists(
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
@@ -295,7 +300,12 @@ class PlanBuilder:
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
     ) -> Node:
         if operator.name == "sequence":
-            return self._check_sequence(operator, args, inputs, params, place)
+            if len({node.shape for node in inputs if node.type.kind == "list"}) > 1:
+                raise TypeClash(
+                    "its columns are lists of different events", allowed="collect all of them from one choice of events"
+                )
+            type_ = operator.rule(tuple(node.type for node in inputs), params)
+            return Node(operator.name, args, params, type_, _level([node.level for node in inputs]), place)
         if not inputs or inputs[0].type.kind != "view":
             raise TypeClash("its first input is not a choice of events")
         level = inputs[0].level
@@ -314,20 +324,10 @@ class PlanBuilder:
                     fix="compare events with the request by events.matching(column, value)",
                 )
         type_ = operator.rule(tuple(node.type for node in inputs), params)
+        shape = -1
         if type_.kind == "list":
             shape = args[0] if operator.name == "collect" else len(self.nodes)
-            return Node(operator.name, args, params, type_, level, place, shape=shape)
-        return Node(operator.name, args, params, type_, level, place)
-
-    def _check_sequence(
-        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
-    ) -> Node:
-        if len({node.shape for node in inputs if node.type.kind == "list"}) > 1:
-            raise TypeClash(
-                "its columns are lists of different events", allowed="collect all of them from one choice of events"
-            )
-        type_ = operator.rule(tuple(node.type for node in inputs), params)
-        return Node(operator.name, args, params, type_, _level([node.level for node in inputs]), place)
+        return Node(operator.name, args, params, type_, level, place, shape=shape)
 
 
 class Compiler:
@@ -354,14 +354,15 @@ class Compiler:
             circle = [*self._path[self._path.index(name) :], name]
             raise SpecError(
                 f"feature {name} ({expression.place}) depends on itself: {' → '.join(circle)}",
-                fix="take one of the references out",
+                fix="remove one of the references",
             )
         self._path.append(name)
         try:
             index = self._expression(expression, name)
         except RecursionError:
             raise SpecError(
-                f"feature {name} ({expression.place}) is nested too deeply", fix="give parts of it names of their own"
+                f"feature {name} ({expression.place}) is nested too deeply",
+                fix="make parts of it features of their own",
             ) from None
         self._path.pop()
         node = self._builder.nodes[index]
@@ -397,11 +398,10 @@ class Compiler:
         wanted = expression.params["name"]
         if wanted not in self._features:
             others = [other for other in self._features if other != name]
-            close = suggest(str(wanted), others)
             raise SpecError(
                 f"feature {name} ({expression.place}) refers to a feature {wanted!r}, which does not exist",
                 allowed=f"other features: {listed(others)}" if others else "",
-                fix=f"did you mean {close}?" if close else "",
+                fix=did_you_mean(str(wanted), others),
             )
         return self._feature(wanted)
 
@@ -432,7 +432,9 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
             error = spec_error(readers or f"(operation {number})", place, op, clash)
             raise DataError(error.got, allowed=error.allowed, fix=error.fix) from None
         except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError):
-            raise DataError(f"operation {number} of the feature set, {op}, has parameters it cannot have") from None
+            raise DataError(
+                f"operation {number} of the feature set, {op}, has parameters that it does not take"
+            ) from None
         node = builder.nodes[positions[-1]]
         if (
             op == "source"
@@ -446,7 +448,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
             raise DataError(f"feature {name} names operation {index!r}, which does not exist")
         node = builder.nodes[positions[index]]
         if node.type.kind == "view" or node.level == EVENT:
-            raise DataError(f"feature {name} is no value of a request")
+            raise DataError(f"feature {name} is not a value of a request")
         indices[name] = positions[index]
     return Plan(tuple(builder.nodes), indices)
 
@@ -490,7 +492,7 @@ def _constant_type(value: Any) -> FeatureType:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise TypeClash(
-                f"{value} is no number", allowed="give a finite number, or leave missing to .fill_missing(…)"
+                f"{value} is not a finite number", allowed="give a finite number, or leave missing to .fill_missing(…)"
             )
         return FLOAT
     if isinstance(value, str):
@@ -499,7 +501,7 @@ def _constant_type(value: Any) -> FeatureType:
     if called:
         raise TypeClash(f"{called} is an operator", fix=f'call it: {called}(…); a column of that name is ["{called}"]')
     raise TypeClash(
-        f"{type(value).__name__} is no value of a feature",
+        f"{type(value).__name__} is not a value of a feature",
         allowed="give an expression, a number, a string, True or False",
         fix="aggregate events: events.count(), events.last(column)" if isinstance(value, Events) else "",
     )
@@ -515,25 +517,21 @@ def _source(params: Mapping[str, Any], place: Place) -> Node:
         raise TypeClash(error.got, allowed=error.allowed) from None
     spelt = column_name(params)
     if column in FUTURE:
-        raise TypeClash(
-            f"{spelt} looks into the future",
-            allowed="it is counted over the whole log, a part of which comes after the request",
-            fix="count what was received before: events.count(), events.last(events.time)",
-        )
+        raise TypeClash(f"{spelt} looks into the future", **LOOKS_AHEAD)
     if BUILT_IN[entity].get(column, type_) != type_:
-        raise TypeClash(f"{spelt} is {BUILT_IN[entity][column]}, declared {type_}", fix="take the declaration out")
+        raise TypeClash(f"{spelt} is {BUILT_IN[entity][column]}, declared {type_}", fix="remove the declaration")
     if type_.kind in ("sequence", "view") or (type_.kind == "vector" and not 1 <= type_.width <= 65_536):
         raise TypeClash(f"a column cannot be {type_}")
     for bound in ("minimum", "maximum"):
         value = params.get(bound)
         if value is not None and not type_.is_number:
-            raise TypeClash(f"{spelt} is {type_} with a {bound}", allowed="ranges are for numbers")
+            raise TypeClash(f"{spelt} is {type_} with a {bound}", allowed="only numbers have a range")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)):
-            raise TypeClash(f"{spelt}: {bound} = {value!r:.40}", allowed="give a number")
+            raise TypeClash(f"{spelt} has {bound} = {value!r:.40}", allowed="give a number")
     low, high = params.get("minimum"), params.get("maximum")
     if low is not None and high is not None and low > high:
         raise TypeClash(
-            f"{spelt}: minimum = {low} is above maximum = {high}", allowed="give the smaller one as minimum"
+            f"{spelt}: minimum = {low} is above maximum = {high}", allowed="give the smaller number as minimum"
         )
     level = {"item": CANDIDATE, "event": EVENT}.get(str(entity), REQUEST)
     if entity == "event" and type_.kind not in SCALARS:
@@ -556,16 +554,11 @@ def _unknown_column(expression: Expression, name: str) -> SpecError:
     known = expression.params["known"]
     spelt = "events" if entity == "event" else entity
     if column in FUTURE:
-        return SpecError(
-            f"feature {name} ({expression.place}): {spelt}.{column} looks into the future",
-            allowed="it is counted over the whole log, a part of which comes after the request",
-            fix="count what was received before: events.count(), events.last(events.time)",
-        )
-    close = suggest(column, known)
+        return SpecError(f"feature {name} ({expression.place}): {spelt}.{column} looks into the future", **LOOKS_AHEAD)
     return SpecError(
         f"feature {name} ({expression.place}): {spelt} has no column {column}",
         allowed=f"declared: {', '.join(known)}",
-        fix=f"did you mean {spelt}.{close}?" if close else f"declare it: {spelt} = {spelt.title()}({column}=…)",
+        fix=did_you_mean(column, known, f"{spelt}.") or f"declare it: {spelt} = {spelt.title()}({column}=…)",
     )
 
 
@@ -579,11 +572,6 @@ def listed(names: Iterable[str], limit: int = 16) -> str:
     every = list(names)
     more = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(every[:limit]) + more
-
-
-def _nearest(word: str, choices: Iterable[str]) -> str:
-    close = suggest(word, choices)
-    return f"did you mean {close}?" if close else ""
 
 
 def _names_reading(number: int, nodes: Sequence[Any], features: Mapping[str, Any]) -> str:

@@ -122,7 +122,7 @@ def parse_type(text: str) -> FeatureType:
     """The type of the given spelling, `str` of a FeatureType; sequences and views have none. Raises ValueError."""
     found = _TYPE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no type of a column")
+        raise ValueError(f"{text!r} is not a type of a column")
     scalar, width, element, missing = found.groups()
     kind = scalar or ("vector" if width else "list")
     return FeatureType(kind, element=element or "", width=int(width or 0), nullable=bool(missing))

@@ -9,8 +9,8 @@ and is compared bit for bit with what was served. A difference has one of three 
     skew        anything else: serving and training compute different values
 
 Decided: requests with late events are listed even where nothing differs, because then the features are right and the
-dataset explains what a later look at the data would find strange. A user whom the dataset does not know cannot be
-compared and is counted; where not one request could be compared, that is an error and no success.
+dataset explains what a later look at the data would find strange. Requests of users whom the dataset does not know
+cannot be compared and are counted. Where no request at all could be compared, replay ends with an error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FeatureResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LateRequest:
-    """A request before which events had happened that were received only after it."""
+    """A request that arrived before earlier events had been received."""
 
     user: str
     request_ms: int
@@ -126,17 +126,17 @@ class ReplayReport:
             f"{self.num_requests:,} requests in {self.num_files} files, feature set {', '.join(self.feature_sets)}",
             f"{self.num_compared:,} requests compared, {self.num_values:,} values, {self.num_mismatches:,} differ",
         ]
-        lines += [f"{name}: its last line was cut short, as a kill leaves it" for name in self.torn_files]
+        lines += [f"{name}: its last line was cut short, as when the server is killed" for name in self.torn_files]
         if self.num_unknown_users:
             lines.append(f"{self.num_unknown_users:,} requests not compared: the dataset does not know their users")
         if self.num_without_attributes:
-            lines.append(f"{self.num_without_attributes:,} requests whose attributes the dataset lacks")
+            lines.append(f"{self.num_without_attributes:,} requests for which the dataset has no attributes")
         lines += [f"feature {name} not compared: {reason}" for name, reason in self.not_compared.items()]
         for name, result in self.features.items():
             if result.num_mismatches:
                 lines += _feature_lines(name, result)
         if self.num_late:
-            lines.append(f"{self.num_late:,} requests before which events had happened that were received only later:")
+            lines.append(f"{self.num_late:,} requests arrived before an earlier event had been received:")
             lines += [_late_line(late) for late in self.late_requests]
         return "\n".join(lines)
 
@@ -168,7 +168,7 @@ def replay(
             fix="give the dataset that the log's users are in",
         )
     if not report.num_requests:
-        raise DataError(f"{log} holds no whole record", fix="wait until the server has logged a request")
+        raise DataError(f"{log} holds no complete record", fix="wait until the server has logged a request")
     return report
 
 
@@ -224,7 +224,7 @@ class _Replayer:
         report.feature_sets.append(f"{features.name} version {features.version} ({features.hash[:12]})")
         absent = _absent_columns(dataset, features.plan)
         report.not_compared |= {
-            name: f"the dataset does not have {what}, which it reads" for name, what in absent.items()
+            name: f"the feature reads {what}, which the dataset does not have" for name, what in absent.items()
         }
         names = [name for name in features.plan.features if name not in absent]
         if not names:
@@ -237,7 +237,9 @@ class _Replayer:
         self.context = context_types(self.plan)
         self.events, user_table, item_table = load_tables(dataset, self.plan)
         self.tables = {"user": user_table, "item": item_table}
-        self.attribute_readers = {entity: _attribute_readers(self.plan, entity) for entity in self.tables}
+        self.attribute_readers = {
+            entity: self.plan.column_readers(entity, lambda column: column != "id") for entity in self.tables
+        }
         for name in names:
             report.features.setdefault(name, FeatureResult())
 
@@ -308,7 +310,7 @@ class _Replayer:
         return result
 
     def _note_late(self, group: _Group, events: EventTable) -> None:
-        """Lists the requests before which events had happened that were received only later."""
+        """Lists the requests that arrived before an earlier event had been received."""
         owners = events.owners_of(group.rows.user_ids)
         for request, owner in zip(group.requests, owners.tolist(), strict=True):
             if owner < 0:
@@ -390,14 +392,6 @@ def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
     return absent
 
 
-def _attribute_readers(plan: Plan, entity: str) -> set[str]:
-    readers: set[str] = set()
-    for index, node in plan.sources():
-        if node.params["entity"] == entity and node.params["column"] != "id":
-            readers.update(plan.readers(index))
-    return readers
-
-
 def _context_column(requests: Sequence[LoggedRequest], name: str, type_: FeatureType) -> Column:
     nothing = Column.of(type_, [None])
     return join_columns([request.context.get(name, nothing) for request in requests])
@@ -421,13 +415,7 @@ def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
 
 def _with_late(events: EventTable) -> EventTable:
     """The same events, each received as soon as it happened."""
-    return EventTable(
-        user_ids=events.user_ids,
-        offsets=events.offsets,
-        times=events.times,
-        received=np.minimum(events.received, events.times),
-        columns=events.columns,
-    )
+    return dataclasses.replace(events, received=np.minimum(events.received, events.times))
 
 
 def _as_text(served: Column, served_row: int, recomputed: Column, row: int) -> tuple[str, str]:
@@ -460,6 +448,6 @@ def _feature_lines(name: str, result: FeatureResult) -> list[str]:
 
 def _late_line(late: LateRequest) -> str:
     return (
-        f"  request at {late.request_ms}, user {late.user}: {late.num_events:,} late, "
+        f"  request at {late.request_ms}, user {late.user}: {late.num_events:,} late events, "
         f"the first happened at {late.first_time_ms} and was received at {late.first_received_ms}"
     )

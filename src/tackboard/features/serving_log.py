@@ -9,7 +9,7 @@ Decided: the user is written as a keyed hash only, and so is every feature that 
 key and a dataset it can be compared, without them it says nothing. Every line ends with a keyed seal over its own text,
 so a changed byte is a damaged log and never passes for skew. Serving goes first: a request hands its arrays over and
 goes on; where the writer cannot keep up or the disk is full, records are dropped and counted, never waited for. Files
-only grow and none is removed, so the newest records are the ones that are missing when the room is used up.
+only grow and none is removed, so when the room is used up, the newest records are missing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import storage_error
 from tackboard.core.progress import say
 from tackboard.features.column import Column
+from tackboard.features.contexts import context_sources
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.logged_columns import decode_array, decode_column, encode_array, encode_column
 from tackboard.features.plan import CANDIDATE, Plan
-from tackboard.features.types import type_from_json
+from tackboard.features.types import FeatureType
 from tackboard.features.views import Positions
 
 FORMAT_VERSION = 1
@@ -45,7 +46,7 @@ PATTERN = "features-*.jsonl"
 KEY_BYTES = 32
 DIGEST_BYTES = 16
 RESCAN_S = 10.0
-"""Seconds after which a folder that was full is looked at again: someone may have made room."""
+"""Seconds after which the size of a full folder is measured again: someone may have made room."""
 _SEAL = ',"seal":"'
 
 
@@ -61,7 +62,7 @@ def read_key(path: Path) -> bytes:
         raise UsageError(
             f"{path} holds no key",
             allowed="allowed: 64 hexadecimal digits",
-            fix=f"make one: python -c 'import secrets; print(secrets.token_hex({KEY_BYTES}))' > log.key",
+            fix=f"make a key: python -c 'import secrets; print(secrets.token_hex({KEY_BYTES}))' > log.key",
         )
     return key
 
@@ -79,20 +80,12 @@ def column_digest(key: bytes, column: Column) -> str:
 
 def private_features(plan: Plan) -> set[str]:
     """The features that depend on the user's id, and whose values are therefore never written."""
-    private: set[str] = set()
-    for index, node in plan.sources():
-        if (node.params["entity"], node.params["column"]) == ("user", "id"):
-            private.update(plan.readers(index))
-    return private
+    return plan.column_readers("user", lambda column: column == "id")
 
 
-def context_types(plan: Plan) -> dict[str, Any]:
+def context_types(plan: Plan) -> dict[str, FeatureType]:
     """The columns of the context that a plan reads, with their types."""
-    return {
-        str(node.params["column"]): type_from_json(node.params["type"])
-        for _, node in plan.sources()
-        if node.params["entity"] == "context"
-    }
+    return {str(node.params["column"]): node.type for _, node in context_sources(plan)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,17 +93,17 @@ class FeatureLogConfig:
     """How much is logged, and how much may wait or lie on disk."""
 
     sample: float = 1.0
-    """Share of requests that are logged, 0 to 1; which ones is decided by a keyed hash of user and time."""
+    """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides which requests."""
     max_waiting: int = 256
-    """Most requests that wait to be written."""
+    """At most this many requests wait to be written."""
     max_waiting_bytes: int = 64 << 20
-    """Most bytes of features that wait to be written."""
+    """At most this many bytes of features wait to be written."""
     max_file_bytes: int = 64 << 20
-    """Size in bytes after which a new file is begun."""
+    """Size in bytes of a file after which a new file begins."""
     max_total_bytes: int = 4 << 30
-    """Size in bytes of all logs in the folder, after which nothing more is written."""
+    """Size in bytes of all logs in the folder after which nothing more is written."""
     flush_every_s: float = 1.0
-    """Seconds after which what was written is forced to disk."""
+    """Seconds after which written records are forced to disk."""
 
     def __post_init__(self) -> None:
         check(0 <= self.sample <= 1, "sample", self.sample, "0 to 1")
@@ -120,7 +113,7 @@ class FeatureLogConfig:
 
 
 class _NoRoom(Exception):
-    """The folder is as large as it may be."""
+    """The folder has reached its size limit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -238,7 +231,7 @@ class FeatureLog:
             self._append(self._record(waiting))
             self.num_logged += 1
         except _NoRoom:
-            self._drop(f"the folder holds the {self.config.max_total_bytes:,} bytes it may")
+            self._drop(f"the folder has reached its limit of {self.config.max_total_bytes:,} bytes")
         except OSError as error:
             self._drop(os.strerror(error.errno or 0))
         except Exception as error:  # noqa: BLE001 - a bug here must cost a record, not the thread and all later ones
@@ -253,7 +246,7 @@ class FeatureLog:
         """Says each reason once: a full disk must not fill the server's own log as well."""
         if reason not in self._complaints:
             self._complaints.add(reason)
-            say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on, drops are counted")
+            say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on and counts drops")
 
     def _record(self, waiting: _Waiting) -> bytes:
         columns = {
@@ -291,7 +284,7 @@ class FeatureLog:
         self._write_all(line)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Raises _NoRoom where the folder is as large as it may be."""
+        """Raises _NoRoom where the folder has reached its size limit."""
         limit = self.config.max_total_bytes
         if self._total_bytes + num_bytes > limit or self._descriptor < 0:
             if time.monotonic() - self._scanned_s >= RESCAN_S:
@@ -321,18 +314,15 @@ class FeatureLog:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            self._take_back()
+            # A line that was written in part is cut off. A file that cannot be cut is left with its torn line last.
+            try:
+                os.ftruncate(self._descriptor, self._file_bytes)
+            except OSError:
+                self._close_file()
             raise
         self._file_bytes += len(line)
         self._total_bytes += len(line)
         self._is_dirty = True
-
-    def _take_back(self) -> None:
-        """Cuts off a line that was written in part; a file that cannot be cut is left with its torn line last."""
-        try:
-            os.ftruncate(self._descriptor, self._file_bytes)
-        except OSError:
-            self._close_file()
 
     def _flush(self) -> None:
         if self._is_dirty and self._descriptor >= 0:
@@ -378,7 +368,9 @@ class LogFile:
             return
         header = _parsed(line, f"{path}: its header")
         if header.get("kind") != KIND or type(header.get("format_version")) is not int:
-            raise DataError(f"{path} is no log of features", allowed="written by: tackboard serve --log-features")
+            raise DataError(
+                f"{path} is not a log of features", allowed="allowed: a file that tackboard serve --log-features wrote"
+            )
         if header["format_version"] > FORMAT_VERSION:
             raise DataError(
                 f"{path} has log format version {header['format_version']}",
@@ -390,7 +382,7 @@ class LogFile:
         _check_seal(line, key, f"{path}: its header")
         self.features = FeatureSet.from_json(header.get("features"), str(path))
         if self.features.hash != header.get("hash"):
-            raise CorruptFileError(f"{path}: its header names another feature set than it holds")
+            raise CorruptFileError(f"{path}: its header has the hash of another feature set")
 
     def records(self) -> Iterator[LoggedRequest]:
         """The requests in the order they were written. A damaged line raises CorruptFileError naming it."""
@@ -417,7 +409,7 @@ def open_log(place: Path, key: bytes) -> list[LogFile]:
         raise UsageError(
             f"{place} holds no log of features",
             allowed=f"allowed: a folder with {PATTERN}, or one such file",
-            fix="a server writes one: tackboard serve BUNDLE --log-features FOLDER --log-key FILE",
+            fix="let a server write a log: tackboard serve BUNDLE --log-features FOLDER --log-key FILE",
         )
     return [LogFile(path, key) for path in paths]
 
@@ -433,7 +425,7 @@ def _read_record(
     try:
         stored = record["features"]
         if set(stored) != set(plan.features):
-            raise CorruptFileError("it has other features than its header")
+            raise CorruptFileError("its features are not those of the header")
         item_ids = decode_array(record["items"], np.int64)
         columns: dict[str, Column] = {}
         for name in plan.features:
@@ -451,7 +443,7 @@ def _read_record(
     except CorruptFileError as error:
         raise CorruptFileError(f"{where}: {error.got}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise CorruptFileError(f"{where} is no record of served features") from None
+        raise CorruptFileError(f"{where} is not a record of served features") from None
 
 
 def _keyed(key: bytes, purpose: bytes, data: bytes) -> bytes:
@@ -476,7 +468,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise CorruptFileError(f"{where} is no JSON object")
+        raise CorruptFileError(f"{where} is not a JSON object")
     return content
 
 
@@ -493,15 +485,12 @@ def _prepare(folder: Path) -> None:
 
 def _own(column: Column) -> Column:
     """The column with arrays of its own: a view would keep a whole request body in memory, or change under us."""
-    if column.fields is not None:
-        fields = {name: _own(field) for name, field in column.fields.items()}
-        return Column(column.type, column.values, present=_owned(column.present), fields=fields)
-    return Column(
-        column.type,
-        _owned(column.values),
+    return dataclasses.replace(
+        column,
+        values=_owned(column.values),
         present=_owned(column.present),
         offsets=_owned(column.offsets),
-        dictionary=column.dictionary,
+        fields=None if column.fields is None else {name: _own(field) for name, field in column.fields.items()},
     )
 
 

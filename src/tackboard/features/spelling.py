@@ -41,7 +41,7 @@ def spell(plan: Plan, name: str) -> str:
 
 
 def source_name(params: Mapping[str, Any]) -> str:
-    """A column as the language writes it: `item.price`, or `item["the price"]` where it is no plain name."""
+    """A column as the language writes it: `item.price`, or `item["the price"]` where the name is not an identifier."""
     entity, column = str(params["entity"]), str(params["column"])
     owner = "events" if entity == "event" else entity
     taken = owner == "events" and hasattr(Events, column)

@@ -64,16 +64,16 @@ def features_for_model(
     *,
     of_requests: bool = False,
 ) -> FeatureSet:
-    """What a model reads, of a user's own set and the standard one. Raises ConfigError: see `check_readable`."""
+    """The features that a model reads, of the user's own set and the standard set; ConfigError as `check_readable`."""
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())
     unknown = [read for read in reads if read.partition(".")[0] not in standard.plan.features]
     if own is None and unknown:
         raise ConfigError(
-            f"the model reads {unknown[0]}, which is no standard feature",
+            f"the model reads {unknown[0]}, which is not a standard feature",
             allowed=f"without a file of features: {', '.join(standard.reads())}",
-            fix="name the file that defines it: --set data.features=features.py",
+            fix="name the file that defines the feature: --set data.features=features.py",
         )
     features = (standard if own is None else own.merged(standard)).reading(reads)
     check_readable(features, max_history, of_requests=of_requests)
@@ -106,18 +106,18 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
             fits = feature.type.kind != "sequence" and "string" not in (feature.type.kind, feature.type.element)
             types, levels = "a number, id, time or vector, or a list of numbers, ids or times", [REQUEST, CANDIDATE]
         else:
-            fits = feature.type.model_kind == "dense"
+            fits = feature.type.is_number
             types, levels = "a number (bool, int or float)", [REQUEST]
         if not fits:
             raise ConfigError(f"{named} is {feature.type}", allowed=f"allowed: {types}")
         if feature.type.nullable:
             value = {"list": "[]", "float": "0.0", "bool": "False"}.get(feature.type.kind, "0")
-            raise ConfigError(f"{named} may be missing", fix=f"say what to read then: .fill_missing({value})")
+            raise ConfigError(f"{named} may be missing", fix=f"choose a value for it: .fill_missing({value})")
         if node.level not in levels:
             allowed = " or ".join(LEVELS[level] for level in levels)
             raise ConfigError(f"{named} is one value per {feature.level}", allowed=f"allowed: one value per {allowed}")
     if HISTORY not in features.plan.features:
-        raise ConfigError("the model does not read history.item", allowed="a sequence model reads it")
+        raise ConfigError("the model does not read history.item", allowed="every sequence model reads history.item")
 
 
 def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None:
@@ -152,7 +152,7 @@ def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
                 f"feature {feature.name} ({feature.place}) is {column.values[~good][0]} in {int((~good).sum()):,} of "
                 f"{good.size:,} values",
                 allowed="allowed: finite numbers of 32 bits; is the time of the request in ms?",
-                fix="say what to read instead: .finite().fill_missing(0.0)",
+                fix="replace such values: .finite().fill_missing(0.0)",
             )
 
 

@@ -6,6 +6,7 @@ of an entity, and a request sees the newest one that was valid at its time.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,13 +16,11 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import UsageError
 from tackboard.events.dataset import Dataset
-from tackboard.events.schema import starts_of_users
+from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.arrow import from_arrow
 from tackboard.features.column import DTYPES, Column
-from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.entities import FUTURE
 from tackboard.features.plan import Plan
-from tackboard.features.types import type_from_json
 from tackboard.features.views import Positions, first_above
 
 Lookup = Callable[[str, Any], Column]
@@ -29,23 +28,15 @@ EVENT_COLUMNS = {"item": "item_id", "action": "action", "surface": "surface", "t
 """Names of the built-in event columns in events.parquet."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EventTable:
     """Events of U users end to end, each user's by (time, order). `columns` are those of the language."""
 
-    def __init__(
-        self,
-        *,
-        user_ids: Positions,
-        offsets: Positions,
-        times: Positions,
-        received: Positions,
-        columns: Mapping[str, Column],
-    ) -> None:
-        self.user_ids = user_ids
-        self.offsets = offsets
-        self.times = times
-        self.received = received
-        self.columns = columns
+    user_ids: Positions
+    offsets: Positions
+    times: Positions
+    received: Positions
+    columns: Mapping[str, Column]
 
     @classmethod
     def from_arrow(cls, table: pa.Table, plan: Plan) -> EventTable:
@@ -53,7 +44,7 @@ class EventTable:
 
         Times that the table does not hold are 0: enough where only the order of the events is asked for.
         """
-        users = _numbers(table, "user_id")
+        users = numpy_column(table, "user_id")
         starts = starts_of_users(users)
         columns = {}
         for index, node in plan.sources():
@@ -91,13 +82,13 @@ class EventTable:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class EntityTable:
     """Attributes by id, and by the time they are valid from where `valid_from` is given. Sorted by both."""
 
-    def __init__(self, ids: Positions, columns: Mapping[str, Column], valid_from: Positions | None = None) -> None:
-        self.ids = ids
-        self.columns = columns
-        self.valid_from = valid_from
+    ids: Positions
+    columns: Mapping[str, Column]
+    valid_from: Positions | None = None
 
     @classmethod
     def from_arrow(cls, table: pa.Table, entity: str, plan: Plan) -> EntityTable:
@@ -111,8 +102,8 @@ class EntityTable:
                 inner = {entity, f"{entity}_id", "valid_from_ms", *FUTURE}
                 raise plan.missing_source(index, [known for known in table.column_names if known not in inner])
             columns[name] = read_source(table[name], plan, index)
-        valid_from = _numbers(table, "valid_from_ms") if "valid_from_ms" in table.column_names else None
-        return cls(_numbers(table, f"{entity}_id"), columns, valid_from)
+        valid_from = numpy_column(table, "valid_from_ms") if "valid_from_ms" in table.column_names else None
+        return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
         """A function of (attribute, default): its value for each id as valid at its time, the default, or missing."""
@@ -123,10 +114,9 @@ class EntityTable:
         def read(name: str, default: Any = None) -> Column:
             column = self.columns[name] if len(self.ids) else Column.of(self.columns[name].type, [None])
             taken = column.take(safe)
-            present = taken.present if all_known else known if taken.present is None else known & taken.present
-            taken = Column(
-                taken.type, taken.values, present=present, offsets=taken.offsets, dictionary=taken.dictionary
-            )
+            if not all_known:
+                present = known if taken.present is None else known & taken.present
+                taken = dataclasses.replace(taken, present=present)
             return taken if default is None else with_default(taken, default)
 
         return read
@@ -148,9 +138,9 @@ class EntityTable:
 
 def read_source(array: pa.ChunkedArray, plan: Plan, index: int) -> Column:
     """A stored column as the source at `index` of the plan declares it, its default filled in."""
-    params = plan.nodes[index].params
-    column = from_arrow(array, type_from_json(params["type"]), plan.describe_source(index))
-    default = params.get("default")
+    node = plan.nodes[index]
+    column = from_arrow(array, node.type, plan.describe_source(index))
+    default = node.params.get("default")
     return column if default is None else with_default(column, default)
 
 
@@ -217,21 +207,7 @@ def load_entities(dataset: Dataset, plan: Plan) -> tuple[EntityTable | None, Ent
     return tables[0], tables[1]
 
 
-def read_context(dataset: Dataset, plan: Plan) -> dict[str, Column]:
-    """The context columns that `plan` reads, one value per event. Events without any context raise DataError."""
-    sources = context_sources(plan)
-    if not sources:
-        return {}
-    if not dataset.has_context:
-        raise plan.missing_source(sources[0][0])
-    return context_columns(plan, dataset.read_events(["context"])["context"])
-
-
 def _numbers_or_zeros(table: pa.Table, name: str) -> NDArray[np.int64]:
     if name in table.column_names:
-        return _numbers(table, name)
+        return numpy_column(table, name)
     return np.broadcast_to(np.zeros(1, dtype=np.int64), (table.num_rows,))
-
-
-def _numbers(table: pa.Table, name: str) -> NDArray[np.int64]:
-    return np.asarray(table[name].to_numpy(), dtype=np.int64)

@@ -3,7 +3,7 @@
 A scalar is a bool, int (64 bits), float (64 bits), string, id (an int64 that names something and is never calculated
 with) or time (ms since 1970, UTC). Beside scalars there are the vector of fixed width (32-bit floats), the list of a
 scalar, and the sequence: parallel lists, one entry per event. `nullable` says that a value may be missing; elements of
-lists and vectors never are. A view is a choice of events inside the language and is no feature.
+lists and vectors never are. A view is a choice of events inside the language. It is not a feature.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tackboard.core.errors import DataError
 SCALARS = ("bool", "int", "float", "string", "id", "time")
 NUMBERS = ("bool", "int", "float")
 KINDS = (*SCALARS, "vector", "list", "sequence", "view")
-MODEL_KINDS = {"bool": "dense", "int": "dense", "float": "dense", "id": "id", "time": "timestamp", "vector": "vector"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +44,6 @@ class FeatureType:
     def is_number(self) -> bool:
         """Whether it can be calculated with."""
         return self.kind in NUMBERS
-
-    @property
-    def model_kind(self) -> str | None:
-        """What a model calls it: id, dense, vector, id list, number list, timestamp or sequence; None for text."""
-        if self.kind == "list":
-            inner = {"id": "id list", "int": "number list", "float": "number list", "bool": "number list"}
-            return inner.get(self.element)
-        return "sequence" if self.kind == "sequence" else MODEL_KINDS.get(self.kind)
 
     def with_nullable(self, nullable: bool) -> FeatureType:  # noqa: FBT001
         """The same type, with or without missing values."""
@@ -93,15 +84,15 @@ VIEW = FeatureType("view")
 def type_from_json(data: Any) -> FeatureType:
     """The type that `to_json` wrote; anything else raises DataError."""
     if not isinstance(data, dict) or data.get("kind") not in KINDS or not set(data) <= _FIELDS:
-        raise DataError(f"{str(data)[:80]!r} is no feature type", allowed=f"kinds: {', '.join(KINDS)}")
+        raise DataError(f"{str(data)[:80]!r} is not a feature type", allowed=f"kinds: {', '.join(KINDS)}")
     width, columns, element = data.get("width", 0), data.get("columns", {}), data.get("element", "")
     if type(width) is not int or width < 0 or not isinstance(columns, dict) or element not in ("", *SCALARS):
-        raise DataError(f"{str(data)[:80]!r} is no feature type")
+        raise DataError(f"{str(data)[:80]!r} is not a feature type")
     kind, nullable = data["kind"], data.get("nullable", False)
     parts = tuple((str(name), type_from_json(column)) for name, column in columns.items())
     whole = (kind == "list") == bool(element) and (kind == "vector") == bool(width) and isinstance(nullable, bool)
     if not whole or (kind == "sequence") != bool(parts) or any(part.kind != "list" for _, part in parts):
-        raise DataError(f"{str(data)[:80]!r} is no feature type")
+        raise DataError(f"{str(data)[:80]!r} is not a feature type")
     return FeatureType(kind=kind, element=element, width=width, nullable=nullable, columns=parts)
 
 

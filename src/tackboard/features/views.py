@@ -15,6 +15,7 @@ first), and `segments` says in which one a row's range lies, so that events can 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -27,27 +28,17 @@ _ZERO = np.zeros(1, dtype=np.int64)
 INT64_MIN, INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class View:
     """Ranges of events per row; see the module's picture. Treated as immutable."""
 
-    __slots__ = ("_expanded", "bounds", "ends", "index", "requests", "segments", "starts")
-
-    def __init__(
-        self,
-        index: Positions | None,
-        starts: Positions,
-        ends: Positions,
-        segments: Positions,
-        bounds: Positions,
-        requests: Positions | None = None,
-    ) -> None:
-        self.index = index
-        self.starts = starts
-        self.ends = ends
-        self.segments = segments
-        self.bounds = bounds
-        self.requests = requests
-        self._expanded: tuple[Positions, Positions] | None = None
+    index: Positions | None
+    starts: Positions
+    ends: Positions
+    segments: Positions
+    bounds: Positions
+    requests: Positions | None = None
+    _expanded: tuple[Positions, Positions] | None = dataclasses.field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -106,18 +97,15 @@ class View:
         """The events for which `condition` [events] holds."""
         if len(self) == 1:
             events = self.events_of_rows()
-            return self._only(events[condition[events]])
+            index = events[condition[events]]
+            ends = np.array([0, len(index)], dtype=np.int64)
+            return View(index, _ZERO, ends[1:], _ZERO, ends, self.requests)
         kept = self.at_index(condition)
         before = offsets_of(kept)
         places = np.flatnonzero(kept)
         index = places if self.index is None else self.index[places]
         starts, ends = before[self.starts], before[self.ends]
         return View(index, starts, ends, self.segments, before[self.bounds], self.requests)
-
-    def _only(self, index: Positions) -> View:
-        """One row that sees all of `index`."""
-        ends = np.array([0, len(index)], dtype=np.int64)
-        return View(index, _ZERO, ends[1:], _ZERO, ends, self.requests)
 
     def newest(self, count: int) -> View:
         """The last `count` events of each row."""
@@ -136,7 +124,7 @@ class View:
         return self.with_ranges(self.starts, first_above(self.at_index(times), self.starts, self.ends, newest))
 
     def group(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
-        """The events whose key [events] is the one that the row wants [rows]; none where `known` is False.
+        """The events whose key [events] is the key that the row wants [rows]; none where `known` is False.
 
         A view of one row is grouped for any number of rows that want something.
         """
@@ -174,7 +162,7 @@ class View:
         return View(index, starts, ends, group, group_bounds, self.requests)
 
     def _group_one(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
-        """`group` of the one row's events, which needs no spreading of that row over those that want something."""
+        """`group` of a single row's events, without spreading that row over the rows that want something."""
         events = self.events_of_rows()
         code_of, code, num_codes = coded(keys[events], wanted)
         # An empty group comes before those of the codes, for what is no key: its code is -1.
@@ -188,7 +176,10 @@ class View:
 
 
 def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
-    """(numbers of the keys, of what is wanted, how many): small, rising as the keys do; -1 for what is no key."""
+    """(numbers of the keys, numbers of what is wanted, how many numbers): small, in the order of the keys.
+
+    What is wanted and is not among the keys gets -1.
+    """
     if not len(keys):
         return keys, np.full(len(wanted), -1, dtype=np.int64), 1
     low, high = int(np.minimum.reduce(keys)), int(np.maximum.reduce(keys))
@@ -246,15 +237,14 @@ class Visibility:
     """What requests see of events: those of their user that were received strictly before them.
 
     `received` [events] lie end to end, those of owner o from offsets[o] to offsets[o + 1]. Where events arrive in the
-    order in which they happened, a request sees the head of its owner's range, found by a search. What a request in
-    whose head some event came late sees is listed one by one. Treated as immutable.
+    order in which they happened, a request sees the head of its owner's range, found by a search. Where some event of
+    that head came late, the events that the request sees are listed one by one. Treated as immutable.
     """
 
     def __init__(self, received: Positions, offsets: Positions) -> None:
         self._received = received
         self._offsets = offsets
-        in_order = np.ones(max(0, len(received) - 1), dtype=np.bool_)
-        in_order[:] = received[1:] >= received[:-1]
+        in_order = received[1:] >= received[:-1]
         borders = offsets[1:-1]
         in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
         self._in_order = bool(in_order.all())
@@ -266,15 +256,14 @@ class Visibility:
     def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
         """What each request sees; `owners` are -1 for users without events.
 
-        With `newest` the oldest events may be left out, as long as so many are there: `view.newest(newest)` is the same
-        as without, and a request with late events lists a few times as many and not all that its user has.
+        `newest` says that only this many of the newest events will be read. `view.newest(newest)` is then the same as
+        without it, but a request with late events lists a few times that many events and not all of its user's.
         """
         offsets, received = self._offsets, self._received
         known = owners >= 0
         safe = np.where(known, owners, 0)
-        none = np.zeros(len(owners), dtype=np.int64)
         if len(offsets) == 1:
-            return View(None, none, none, none, np.zeros(2, dtype=np.int64))
+            return no_events(len(owners))
         starts = np.where(known, offsets[safe], 0)
         limits = np.where(known, offsets[safe + 1], 0)
         if self._in_order:

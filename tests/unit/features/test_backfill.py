@@ -15,11 +15,12 @@ import pytest
 from tackboard.core import files
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.locks import _host
-from tackboard.core.manifest import read_manifest, verify_manifest
+from tackboard.core.manifest import verify_manifest
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.features.backfill import Backfilled, backfill
 from tackboard.features.batch_executor import BatchExecutor, Rows
 from tackboard.features.column import Column, differing_rows
+from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.language import (
     Context,
     Events,
@@ -38,7 +39,7 @@ from tackboard.features.language import (
     sequence,
 )
 from tackboard.features.stored import FEATURES, read_features_table
-from tackboard.features.tables import load_tables, read_context
+from tackboard.features.tables import load_tables
 
 item = Item(price=Float(minimum=0), look=Vector(2), tags=List(Int))
 user = User(country=String())
@@ -85,7 +86,7 @@ def at_once(dataset: Dataset, features: FeatureSet) -> dict[str, Column]:
         user_ids=table["user_id"].to_numpy(),
         request_ms=table["time_ms"].to_numpy(),
         item_ids=table["item_id"].to_numpy(),
-        context=read_context(dataset, plan),
+        context=context_columns(plan, dataset.read_events(["context"])["context"]) if context_sources(plan) else {},
     )
     return BatchExecutor(plan, events=log, users=users, items=items).compute(rows)
 
@@ -113,6 +114,7 @@ def test_a_new_snapshot_holds_the_features_of_every_event(rich_dataset: Path) ->
     verify_manifest(old.path, "dataset")
     assert new.manifest["name"] == old.manifest["name"] and new.manifest["source"] == old.manifest["source"]
     assert new.manifest["features"]["from"] == old.path.name
+    assert {FEATURES, "features.json", "events.parquet"} <= {entry["name"] for entry in new.manifest["files"]}
     # What stays is linked, not copied.
     assert (old.path / "events.parquet").stat().st_ino == (new.path / "events.parquet").stat().st_ino
     assert {path.name for path in new.path.iterdir()} - {path.name for path in old.path.iterdir()} == {
@@ -122,7 +124,7 @@ def test_a_new_snapshot_holds_the_features_of_every_event(rich_dataset: Path) ->
 
 
 def test_rows_see_only_what_was_received_before(rich_dataset: Path) -> None:
-    fill(rich_dataset)
+    fill(rich_dataset, FeatureSet("x", count=EXPRESSIONS["count"]))
     dataset = open_dataset(rich_dataset)
     table = dataset.read_events(["user_id", "time_ms", "received_ms"]).to_pylist()
     counts = read_features_table(dataset, ["count"])["count"].to_pylist()
@@ -159,6 +161,9 @@ def test_the_same_set_again_does_nothing(rich_dataset: Path) -> None:
     assert again.path == first.path
     assert (again.computed, again.taken_over) == ([], list(EXPRESSIONS))
     assert snapshots(rich_dataset) == before
+    other_words = fill(rich_dataset, make(count=EXPRESSIONS["count"].described("Events of the last hours.")))
+    assert other_words.path != first.path and other_words.computed == []
+    check_equal(open_dataset(rich_dataset), FEATURES_V1)
 
 
 def test_what_did_not_change_is_taken_over(rich_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,13 +183,6 @@ def test_what_did_not_change_is_taken_over(rich_dataset: Path, monkeypatch: pyte
     assert {change.feature for change in result.changes if " moved " not in change.sentence} == {"price", "more"}
     monkeypatch.undo()
     check_equal(open_dataset(rich_dataset), new)
-
-
-def test_only_other_words_compute_nothing(rich_dataset: Path) -> None:
-    first = fill(rich_dataset)
-    result = fill(rich_dataset, make(count=EXPRESSIONS["count"].described("Events of the last hours.")))
-    assert result.path != first.path and result.computed == []
-    check_equal(open_dataset(rich_dataset), FEATURES_V1)
 
 
 def test_another_time_zone_database_computes_what_depends_on_it(
@@ -207,20 +205,18 @@ def test_a_change_that_needs_a_version_is_refused_until_it_has_one(rich_dataset:
     check_equal(open_dataset(rich_dataset), make(version=2, tags=None))
 
 
-def refuse(folder: Path, features: FeatureSet, says: str) -> None:
-    before, target = snapshots(folder), os.readlink(folder / "latest")
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        (Item(price=Float(maximum=2)).price, r"feature x \(test_backfill\.py:\d+\): item\.price"),
+        (Item(cost=Float()).cost, "item.cost is not in the data"),
+    ],
+)
+def test_data_that_does_not_fit_leaves_the_old_snapshot(rich_dataset: Path, expression: Any, says: str) -> None:
+    before, target = snapshots(rich_dataset), os.readlink(rich_dataset / "latest")
     with pytest.raises(DataError, match=says):
-        fill(folder, features)
-    assert (snapshots(folder), os.readlink(folder / "latest")) == (before, target)
-
-
-def test_a_value_out_of_range_leaves_the_old_snapshot(rich_dataset: Path) -> None:
-    narrow = Item(price=Float(maximum=2))
-    refuse(rich_dataset, FeatureSet("x", price=narrow.price), r"feature price \(test_backfill\.py:\d+\): item\.price")
-
-
-def test_a_column_that_is_not_there_leaves_the_old_snapshot(rich_dataset: Path) -> None:
-    refuse(rich_dataset, FeatureSet("x", cost=Item(cost=Float()).cost), "item.cost is not in the data")
+        fill(rich_dataset, FeatureSet("x", x=expression))
+    assert (snapshots(rich_dataset), os.readlink(rich_dataset / "latest")) == (before, target)
 
 
 def test_a_failure_half_way_leaves_the_old_snapshot(
@@ -247,13 +243,14 @@ def test_at_every_point_latest_is_whole(
     make_rich_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points: list[str] = []
-    path = make_rich_dataset(tmp_path / "all")
+    features = FeatureSet("few", count=EXPRESSIONS["count"])
+    path = make_rich_dataset(tmp_path / "all", num_users=2)
     monkeypatch.setattr(files, "observer", points.append)
-    fill(path)
+    fill(path, features)
     monkeypatch.setattr(files, "observer", None)
     assert points[-1] == "latest:after-rename"
     for number in range(len(points)):
-        path = make_rich_dataset(tmp_path / str(number))
+        path = make_rich_dataset(tmp_path / str(number), num_users=2)
         old = path.joinpath("latest").resolve()
         passed: list[str] = []
 
@@ -264,13 +261,13 @@ def test_at_every_point_latest_is_whole(
 
         monkeypatch.setattr(files, "observer", stop)
         with pytest.raises(OSError, match="No space left"):
-            fill(path)
+            fill(path, features)
         monkeypatch.setattr(files, "observer", None)
         verify_manifest(path.joinpath("latest").resolve(), "dataset")
         assert (path.joinpath("latest").resolve() == old) == (points[number] != "latest:after-rename")
         assert not list(path.glob(".*"))
-        fill(path)
-        check_equal(open_dataset(path), FEATURES_V1)
+        fill(path, features)
+        check_equal(open_dataset(path), features)
         assert len(snapshots(path)) == 2, "what was complete is taken up, not made again"
 
 
@@ -325,8 +322,3 @@ def test_one_user_with_more_events_than_a_chunk(
     fill(path)
     assert pq.ParquetFile(path / "latest" / FEATURES).num_row_groups == 1
     check_equal(open_dataset(path), FEATURES_V1)
-
-
-def test_the_manifest_lists_the_new_files(rich_dataset: Path) -> None:
-    listed = {entry["name"] for entry in read_manifest(fill(rich_dataset).path)["files"]}
-    assert {FEATURES, "features.json", "events.parquet"} <= listed

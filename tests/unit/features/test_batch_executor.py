@@ -114,26 +114,6 @@ def test_chunks_keep_to_their_budget_unless_one_request_is_larger(plan: Plan, mo
         assert counts[chosen].sum() <= 4 or (counts[chosen] > 0).sum() == 1 or len(chosen) == 1
 
 
-def test_a_request_alone_is_a_request_among_others(plan: Plan) -> None:
-    executor, rows = BatchExecutor(plan, **tables()), some_rows(3)
-    whole = executor.compute(rows)
-    assert rows.item_ids is not None and rows.request_of is not None
-    for number in range(40):
-        mine = np.flatnonzero(rows.request_of == number)
-        alone = BatchExecutor(plan, **tables()).compute(
-            Rows(
-                user_ids=rows.user_ids[number : number + 1],
-                request_ms=rows.request_ms[number : number + 1],
-                item_ids=rows.item_ids[mine],
-                request_of=np.zeros(len(mine), dtype=np.int64),
-                context={name: column.take(np.array([number])) for name, column in rows.context.items()},
-            )
-        )
-        for name, column in alone.items():
-            places = mine if plan.nodes[plan.features[name]].level == 3 else np.array([number])
-            assert len(differing_rows(column, whole[name].take(places))) == 0, name
-
-
 def test_order_and_repetition_of_requests_do_not_matter(plan: Plan) -> None:
     executor, rows = BatchExecutor(plan, **tables()), some_rows(4, candidates=(1,))
     whole = executor.compute(rows)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tackboard.features.column import (
     Column,
-    bits,
     both_present,
     differing_rows,
     encode_strings,
@@ -176,20 +175,3 @@ def test_masks_are_joined_and_spread() -> None:
 def test_strings_are_encoded_once_each() -> None:
     codes, dictionary = encode_strings(["b", "a", "b", "e\u0301", "\u00e9"])
     assert codes.tolist() == [0, 1, 0, 2, 3] and dictionary.tolist() == ["b", "a", "e\u0301", "\u00e9"]
-
-
-def test_bytes_are_counted() -> None:
-    assert Column.of(INT, [1, 2]).nbytes == 16
-    assert Column.of(INT, [1, None]).nbytes == 16 + 2
-    assert Column.of(VECTOR, [[1.0, 2.0]]).nbytes == 8
-    assert Column.of(INT.in_list(), [[1], [2, 3]]).nbytes == 3 * 8 + 3 * 8
-    assert Column.of(STRING, ["\u00e9", "\u00e9"]).nbytes == 16 + 2
-    rows = [{"item": [1], "word": ["a"]}, {"item": [], "word": []}]
-    # The offsets are shared by the columns of a sequence and count once.
-    assert Column.of(SEQUENCE, rows).nbytes == 3 * 8 + 8 + (8 + 1)
-
-
-def test_a_column_says_what_it_is() -> None:
-    assert repr(Column.of(INT, [1, 2])) == "Column(int, 2 rows)"
-    assert Column.of(INT.in_list(), [[1], []]).flat().to_pylist() == [1]
-    assert bits(Column.of(FLOAT, [1.0])).dtype == np.uint64

@@ -103,5 +103,5 @@ def test_a_plan_without_context_reads_none() -> None:
 @pytest.mark.parametrize("text", ["[1]", "{", "5", '"a"', "[" * 100_000])
 def test_what_is_no_object(text: str) -> None:
     plan = FeatureSet("home", device=Context(device=String()).device).plan
-    with pytest.raises(DataError, match="is no JSON object"):
+    with pytest.raises(DataError, match="is not a JSON object"):
         context_columns(plan, pa.array([text]))

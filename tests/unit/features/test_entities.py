@@ -26,7 +26,7 @@ from tackboard.features.entities import (
     User,
     Vector,
 )
-from tackboard.features.expressions import Expression, days, milliseconds
+from tackboard.features.expressions import days
 from tackboard.features.types import FeatureType, type_from_json
 
 
@@ -95,32 +95,10 @@ def test_choices_of_events_follow_each_other() -> None:
         names.append(view.op)
         view = view.args[0]
     assert names == ["newest", "within", "where"] and view.op == "events"
+    within = events.within(days(1)).count().args[0]
+    assert type(within.params["duration_ms"]) is int, "a duration is a plain number in parameters"
     assert chosen["dwell_ms"].params == events["dwell_ms"].params, "a choice has the same columns"
     assert events.count().args[0].op == "events", "choosing leaves the events as they were"
-
-
-@pytest.mark.parametrize(
-    ("made", "op", "params"),
-    [
-        (
-            Events().between(milliseconds(2), milliseconds(1)).count().args[0],
-            "between",
-            {"oldest_ms": 2, "newest_ms": 1},
-        ),
-        (Events().matching(Events().item, Item().id).count().args[0], "matching", {}),
-        (Events().last(Events().item), "last", {}),
-        (Events().distinct(Events().item), "count_distinct", {}),
-        (Events().sum(1), "sum", {}),
-        (Events().mean(1), "mean", {}),
-        (Events().max(1), "max", {}),
-        (Events().min(1), "min", {}),
-        (Events().decayed_sum(1, half_life=milliseconds(5)), "decayed_sum", {"half_life_ms": 5}),
-        (Events().top(Events().item, 2), "top", {"count": 2}),
-        (Events().collect(Events().item), "collect", {}),
-    ],
-)
-def test_events_make_operators(made: Expression, op: str, params: dict[str, Any]) -> None:
-    assert (made.op, made.params) == (op, params)
 
 
 def test_columns_cannot_be_looped_over() -> None:
@@ -146,12 +124,7 @@ def test_a_bare_number_is_no_duration(wrong: Callable[[], object], got: str) -> 
     with pytest.raises(UsageError) as error:
         wrong()
     assert error.value.got.startswith(f"test_entities.py:{wrong.__code__.co_firstlineno}: {got}")
-    assert error.value.allowed == "a duration: days(7), hours(1), minutes(5)"
-
-
-def test_durations_are_plain_numbers_in_parameters() -> None:
-    view = Events().within(days(1)).count().args[0]
-    assert type(view.params["duration_ms"]) is int
+    assert error.value.allowed == "give a duration: days(7), hours(1), minutes(5)"
 
 
 @pytest.mark.parametrize("wrong", [5, float, "Float"])

@@ -24,20 +24,9 @@ from tackboard.features.expressions import (
     Place,
     as_expression,
     caller_place,
-    coalesce,
-    concat,
-    cross,
-    days,
     duration_ms,
-    feature,
-    hours,
-    if_else,
-    milliseconds,
-    minutes,
-    pack,
-    seconds,
-    sequence,
 )
+from tackboard.features.language import days, feature, hours, milliseconds, minutes, seconds
 
 A, B = as_expression(1), as_expression("b")
 
@@ -82,18 +71,10 @@ def test_python_operators_on_either_side(apply: Callable[[Any, Any], Expression]
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        (-A, ("negate", {})),
-        (~A, ("not", {})),
-        (abs(A), ("absolute", {})),
-        (A.abs(), ("absolute", {})),
-        (A.floor(), ("floor", {})),
         (A.is_in((1, 2)), ("is_in", {"values": [1, 2]})),
-        (A.is_missing(), ("is_missing", {})),
         (A.fill_missing(0), ("fill_missing", {"value": 0})),
         (A.fill_missing(()), ("fill_missing", {"value": []})),
         (A.missing_if(-1), ("missing_if", {"value": -1})),
-        (A.finite(), ("finite", {})),
-        (A.hash_id(), ("hash_id", {})),
         (A.bucket_hash(10), ("bucket_hash", {"num_buckets": 10, "seed": 0})),
         (A.index_in(("x",)), ("index_in", {"names": ["x"]})),
         (A.clip(0, None), ("clip", {"low": 0, "high": None})),
@@ -105,30 +86,10 @@ def test_python_operators_on_either_side(apply: Callable[[Any, Any], Expression]
         (A.minute_of_day(), ("minute_of_day", {"zone": "UTC"})),
         (A.at(-1), ("at", {"index": -1})),
         (A.take(3), ("take", {"count": 3})),
-        (A.distinct(), ("distinct_list", {})),
-        (A.sum(), ("list_sum", {})),
-        (A.mean(), ("list_mean", {})),
-        (A.max(), ("list_max", {})),
     ],
 )
 def test_methods(expression: Expression, expected: tuple[str, dict[str, Any]]) -> None:
     assert shape(expression) == (*expected, [(1,)])
-
-
-@pytest.mark.parametrize("name", ["dot", "cosine", "seconds_since", "has", "overlap"])
-def test_methods_of_two(name: str) -> None:
-    assert shape(getattr(A, name)(B)) == (name, {}, [(1,), ("b",)])
-
-
-def test_functions() -> None:
-    assert shape(if_else(A, 2, 3.0)) == ("if_else", {}, [(1,), (2,), (3.0,)])
-    assert shape(coalesce(A, 2)) == ("coalesce", {}, [(1,), (2,)])
-    assert shape(cross(A, "x")) == ("cross", {}, [(1,), ("x",)])
-    assert shape(concat(A, "x", separator="/")) == ("concat", {"separator": "/"}, [(1,), ("x",)])
-    assert shape(pack(A, True)) == ("pack", {}, [(1,), (True,)])
-    assert shape(sequence(a=A, b=B)) == ("sequence", {"names": ["a", "b"]}, [(1,), ("b",)])
-    assert shape(feature("x")) == ("feature", {"name": "x"}, [])
-    assert as_expression(A) is A
 
 
 def test_durations_are_whole_milliseconds() -> None:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from tackboard.core.errors import CorruptFileError, DataError, TackboardError, UsageError
-from tackboard.features import feature_set
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.entities import Events, Float, Int, Item, List, Request, String, User, Vector
-from tackboard.features.expressions import Expression, coalesce, concat, cross, days, feature, pack, sequence
+from tackboard.features.expressions import coalesce, concat, cross, days, feature, pack, sequence
 from tackboard.features.feature_set import FILE_NAME, FeatureSet, load_features, node_digests, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.plan import SpecError, compile_nodes
@@ -57,29 +56,20 @@ def test_a_set_comes_back_from_its_file(tmp_path: Path) -> None:
     back = read_features(tmp_path)
     assert back is not None
     assert back.hash == features.hash and back.feature_hashes() == features.feature_hashes()
-    assert [(one.name, one.type, one.level, one.description) for one in back.features()] == [
-        (one.name, one.type, one.level, one.description) for one in features.features()
-    ]
-    assert [one.place for one in back.features()] == [one.place for one in features.features()]
+    assert back.features() == features.features()
     assert back.to_json() == features.to_json()
     assert back.descriptions["price"] == "what it costs"
+    assert set(back.to_json()) == {
+        "format_version", "name", "version", "hash", "declared", "tzdata", "unicode", "nodes", "features",
+    }  # fmt: skip
     assert read_features(tmp_path / "elsewhere") is None
-
-
-def test_the_file_names_no_folder_of_this_machine(tmp_path: Path) -> None:
-    rich().write(tmp_path)
     text = (tmp_path / FILE_NAME).read_text()
-    assert str(Path(__file__).parent) not in text and "test_feature_set.py" in text
+    assert str(Path(__file__).parent) not in text and "test_feature_set.py" in text, "no folder of this machine"
 
 
-def test_databases_are_recorded_where_they_matter() -> None:
-    data = rich().to_json()
-    assert data["tzdata"] and data["unicode"]
+def test_databases_are_recorded_where_they_matter(capsys: pytest.CaptureFixture[str]) -> None:
     plain = FeatureSet("plain", a=item.price).to_json()
     assert "tzdata" not in plain and "unicode" not in plain
-
-
-def test_another_database_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     data = rich().to_json() | {"tzdata": "1999a", "unicode": "1.0"}
     assert FeatureSet.from_json(data, "f.json").hash == rich().hash
     said = capsys.readouterr()
@@ -136,29 +126,30 @@ GOLDEN = "0401c07a19028309f7259411a9b50ba7c3b47fede8caf12b120e01c9de250d6f"
 # Making.
 
 
-@pytest.mark.parametrize("name", ["", "a b", "1x", "x" * 101, "é", "a/b", None, 3])
-def test_names_of_sets(name: Any) -> None:
-    with pytest.raises(SpecError, match=r"test_feature_set.py:\d+: a feature set named"):
-        FeatureSet(name, a=item.price)
+@pytest.mark.parametrize(
+    ("name", "given", "got"),
+    [
+        *(
+            (name, {"a": item.price}, "a feature set cannot be named")
+            for name in ("", "a b", "1x", "x" * 101, "é", None, 3)
+        ),
+        *(("home", {"version": version, "a": item.price}, "version =") for version in (0, -1, True, "1", 1.0, None)),
+        *(
+            ("home", {name: item.price}, "a feature cannot be named")
+            for name in ("a b", "a.b", "a@b", "1a", "", "a\nb")
+        ),
+        ("home", {}, "feature set home has no features"),
+    ],
+)
+def test_names_and_versions(name: Any, given: dict[str, Any], got: str) -> None:
+    with pytest.raises(SpecError, match=rf"test_feature_set.py:\d+: .*{got}"):
+        FeatureSet(name, **given)
 
 
-@pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, None])
-def test_versions(version: Any) -> None:
-    with pytest.raises(SpecError, match="version ="):
-        FeatureSet("home", version=version, a=item.price)
-
-
-@pytest.mark.parametrize("name", ["a b", "a.b", "a@b", "1a", "", "a\nb"])
-def test_names_of_features(name: str) -> None:
-    with pytest.raises(SpecError, match="a feature named"):
-        FeatureSet("home", **{name: item.price})
-
-
-def test_a_set_has_features_and_features_are_expressions() -> None:
-    with pytest.raises(SpecError, match="feature set home has no features"):
-        FeatureSet("home")
-    with pytest.raises(SpecError, match=r"feature a \(test_feature_set.py:\d+\) is int, not an expression"):
+def test_features_are_expressions() -> None:
+    with pytest.raises(SpecError, match=r"feature a \(test_feature_set.py:\d+\) is int, not an expression") as error:
         FeatureSet("home", a=3)  # type: ignore[arg-type]
+    assert error.value.fix.startswith("give an expression")
     with pytest.raises(SpecError) as error:
         FeatureSet("home", a=events.newest(3))  # type: ignore[arg-type]
     assert "is Events, not an expression" in error.value.got and "events.count()" in error.value.fix
@@ -180,10 +171,11 @@ def test_reading_takes_columns_of_sequences() -> None:
     features = rich()
     assert "history.item" in features.reads() and "history.gap" in features.reads() and "price" in features.reads()
     few = features.reading(["history.gap", "price"])
+    assert (few.name, few.version, few.descriptions["price"]) == ("home", 3, "what it costs")
+    assert few.feature_hashes()["price"] == features.feature_hashes()["price"]
     assert str(few.plan.nodes[few.plan.features["history"]].type) == "sequence{gap: int}"
     assert {node.params["column"] for _, node in few.plan.sources()} == {"time", "price"}
-    whole = features.reading(features.reads())
-    assert whole.feature_hashes() == features.feature_hashes()
+    assert features.reading(features.reads()).hash == features.hash
     for reads, message in (
         (["nothing"], "there is no feature nothing"),
         (["history.itm"], "feature history has no column itm"),
@@ -194,19 +186,18 @@ def test_reading_takes_columns_of_sequences() -> None:
         assert error.value.got == message
 
 
-def test_merging_adds_what_is_not_there() -> None:
-    one = FeatureSet("one", a=item.price.fill_missing(0.0).log(), b=item.stock)
-    two = FeatureSet("two", b=item.price, c=item.price.fill_missing(0.0).exp(), history=rich_history())
-    merged = one.merged(two)
-    assert list(merged.plan.features) == ["a", "b", "c", "history"] and merged.name == "one"
-    assert merged.feature_hashes()["b"] == one.feature_hashes()["b"]
-    assert merged.feature_hashes()["c"] == two.feature_hashes()["c"]
-    assert [node.op for node in merged.plan.nodes].count("fill_missing") == 1
+def test_merged_sets_share_what_both_compute_and_the_first_wins() -> None:
+    first = FeatureSet("first", version=4, n=events.count(), both=events.newest(2).count().described("Of the first."))
+    second = FeatureSet("second", both=events.newest(3).count(), n_again=events.count(), more=events.count() + 1)
+    merged = first.merged(second)
+    assert (merged.name, merged.version) == ("first", 4)
+    assert list(merged.plan.features) == ["n", "both", "n_again", "more"]
+    assert merged.plan.features["n"] == merged.plan.features["n_again"]
+    assert merged.feature_hashes() == second.feature_hashes() | first.feature_hashes()
+    assert merged.descriptions["both"] == "Of the first."
+    # What only the losing feature needed is gone.
+    assert [node.params["count"] for node in merged.plan.nodes if node.op == "newest"] == [2]
     assert FeatureSet.from_json(merged.to_json()).hash == merged.hash
-
-
-def rich_history() -> Expression:
-    return sequence(item=recent.collect(events.item))
 
 
 # Reading what someone else wrote.
@@ -214,7 +205,7 @@ def rich_history() -> Expression:
 
 @pytest.mark.parametrize("data", [None, [], 3, "x", {}, {"format_version": "1"}, {"format_version": 1}])
 def test_what_is_no_set(data: Any) -> None:
-    with pytest.raises(CorruptFileError, match="f.json is no feature set"):
+    with pytest.raises(CorruptFileError, match="f.json is not a feature set"):
         FeatureSet.from_json(data, "f.json")
 
 
@@ -239,7 +230,7 @@ def test_changed_content_does_not_have_its_hash() -> None:
     data = rich().to_json()
     place = next(place for place, node in enumerate(data["nodes"]) if node["op"] == "within")
     data["nodes"][place]["params"]["duration_ms"] += 1
-    with pytest.raises(CorruptFileError, match="does not have the content its hash says"):
+    with pytest.raises(CorruptFileError, match="does not have the content that its hash stands for"):
         FeatureSet.from_json(data)
 
 
@@ -285,12 +276,12 @@ def mutate(value: Any, pick: random.Random) -> Any:
     return copy.deepcopy(pick.choice(JUNK))
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_random_changes_give_an_error_or_an_equal_set(part: int) -> None:
     features, data = rich(), json.loads(json.dumps(rich().to_json()))
     pick = random.Random(part)
     outcomes = {"equal": 0, "refused": 0}
-    for _ in range(400):
+    for _ in range(200):
         changed = data
         for _ in range(pick.choice((1, 1, 2, 4))):
             changed = mutate(changed, pick)
@@ -302,17 +293,17 @@ def test_random_changes_give_an_error_or_an_equal_set(part: int) -> None:
         else:
             outcomes["equal"] += 1
             assert back.hash == features.hash
-    assert min(outcomes.values()) > 20
+    assert min(outcomes.values()) > 10
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_a_changed_set_with_a_right_hash_runs_or_is_refused(part: int) -> None:
     """A hash is no signature: what compiles must also compute, so that no request fails where loading did not."""
     data = json.loads(json.dumps(rich().to_json()))
     named = {name: entry["node"] for name, entry in data["features"].items()}
     pick = random.Random(100 + part)
     ran = 0
-    for _ in range(250):
+    for _ in range(150):
         nodes = mutate(data["nodes"], pick)
         try:
             plan = compile_nodes(nodes if isinstance(nodes, list) else [nodes], named)
@@ -394,7 +385,7 @@ def test_a_set_is_found_by_file_name_json_and_folder(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("none.py", None, "none.py is not a file"),
-        ("mine.txt", "x", "mine.txt"),
+        ("mine.txt", "x", "mine.txt is neither a Python file nor features.json"),
         ("empty.py", "x = 1", "empty.py defines no feature set"),
         ("two.py", SOURCE.replace("features = ", "first = "), "two.py has 2 feature sets"),
         ("broken.py", "1 / 0", "broken.py:1 raised ZeroDivisionError"),
@@ -418,21 +409,5 @@ def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         load_features(f"{tmp_path / 'mine.py'}:hme")
     assert "has no feature set hme" in error.value.got and error.value.allowed == "it has: features, other"
-    with pytest.raises(UsageError, match="holds no features.json"):
-        (tmp_path / "folder").mkdir()
-        load_features(str(tmp_path / "folder"))
     with pytest.raises(UsageError, match="there is no module tackboard.nothing"):
         load_features("tackboard.nothing")
-
-
-def test_the_format_is_one_file_with_a_version() -> None:
-    assert feature_set.FORMAT_VERSION == 1 and feature_set.FILE_NAME == "features.json"
-    assert set(rich().to_json()) == {
-        "format_version", "name", "version", "hash", "declared", "tzdata", "unicode", "nodes", "features",
-    }  # fmt: skip
-
-
-def test_a_value_is_no_expression() -> None:
-    with pytest.raises(SpecError, match=r"feature x \(test_feature_set\.py:\d+\) is int, not an expression") as error:
-        FeatureSet("home", x=5)  # type: ignore[arg-type]
-    assert error.value.fix.startswith("give an expression")

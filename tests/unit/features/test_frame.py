@@ -7,7 +7,7 @@ import pytest
 
 from tackboard.core.errors import UsageError
 from tackboard.features.frame import Frame
-from tackboard.features.views import View, visible_before
+from tackboard.features.views import visible_before
 
 
 def frame_of(request_of: list[int] | None, *, requests: int = 2, moments: list[int] | None = None) -> Frame:
@@ -22,35 +22,27 @@ def frame_of(request_of: list[int] | None, *, requests: int = 2, moments: list[i
     )
 
 
-def test_a_row_has_the_time_of_its_request() -> None:
-    frame = frame_of([0, 0, 1], moments=[10, 20])
-    assert frame.num_events == 4
-    assert frame.times_of(frame.visible).tolist() == [10, 20]
-    assert frame.times_of(frame.spread_view(frame.visible)).tolist() == [10, 10, 20]
-
-
-def test_as_many_candidates_as_requests_are_candidates_still() -> None:
-    frame = frame_of([1, 1], moments=[10, 20])
+@pytest.mark.parametrize(
+    ("request_of", "moments", "times"),
+    [([0, 0, 1], [10, 20], [10, 10, 20]), ([1, 1], [10, 20], [20, 20]), (None, [10], [10, 10, 10])],
+    ids=["more candidates", "as many as requests", "one request"],
+)
+def test_a_row_has_the_time_of_its_request(request_of: list[int] | None, moments: list[int], times: list[int]) -> None:
+    frame = frame_of(request_of, requests=len(moments), moments=moments)
     spread = frame.spread_view(frame.visible)
-    assert len(spread) == len(frame.visible) == 2
-    assert frame.times_of(spread).tolist() == [20, 20]
-    for narrower in (
+    assert frame.num_events == 4
+    assert frame.times_of(frame.visible).tolist() == moments
+    narrower = (
         spread.newest(1),
         spread.keep(np.ones(4, bool)),
-        spread.group(np.arange(4), np.array([0, 1]), None),
-    ):
-        assert frame.times_of(narrower).tolist() == [20, 20]
-
-
-def test_one_request_has_all_candidates() -> None:
-    frame = frame_of(None, requests=1, moments=[10])
-    assert frame.candidate_requests().tolist() == [0, 0, 0]
-    assert frame.times_of(frame.spread_view(frame.visible)).tolist() == [10, 10, 10]
+        spread.group(np.arange(4), np.arange(len(times)), None),
+    )
+    for view in (spread, *narrower):
+        assert frame.times_of(view).tolist() == times
 
 
 def test_a_time_that_is_not_known_is_asked_for() -> None:
     frame = frame_of(None, requests=1)
-    view: View = frame.visible
-    with pytest.raises(UsageError) as error:
-        frame.times_of(view)
-    assert "depend on the time of the request" in error.value.got and error.value.allowed == "give request_ms"
+    with pytest.raises(UsageError, match="depend on the time of the request") as error:
+        frame.times_of(frame.visible)
+    assert error.value.allowed == "give request_ms"

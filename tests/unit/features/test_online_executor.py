@@ -154,7 +154,7 @@ def test_columns_of_another_length_are_refused(rows: int) -> None:
     executor = OnlineExecutor(compile_features({"a": item.price + 1}))
     with pytest.raises(UsageError) as error:
         executor.compute(item_ids=IDS, item={"price": Column.of(FLOAT, [1.0] * rows)})
-    assert error.value.got == f"item.price has {rows} values" and error.value.allowed == "3 of them"
+    assert error.value.got == f"item.price has {rows} values" and error.value.allowed == "give 3 values"
     with pytest.raises(UsageError, match=r"user.country has 2 values"):
         OnlineExecutor(compile_features({"a": user.country})).compute(user={"country": Column.of(STRING, ["a", "b"])})
     with pytest.raises(UsageError, match=r"event.item has 2 values"):

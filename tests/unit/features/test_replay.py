@@ -15,7 +15,7 @@ import pytest
 from tackboard.core.errors import DataError
 from tackboard.events.dataset import Dataset, open_dataset, write_dataset
 from tackboard.features import replay as replay_module
-from tackboard.features.column import Column
+from tackboard.features.column import Column, differing_rows
 from tackboard.features.expressions import Expression
 from tackboard.features.language import (
     Context,
@@ -150,9 +150,7 @@ def serve(
             },
             context=said,
         )
-        assert log.offer(
-            user_id=user, request_ms=now, item_ids=items, features=change(number, values), context=said
-        )  # fmt: skip
+        assert log.offer(user_id=user, request_ms=now, item_ids=items, features=change(number, values), context=said)
     assert log.close()
     assert log.num_logged == len(requests)
     return len(requests)
@@ -167,11 +165,30 @@ def differing(report: ReplayReport) -> dict[str, dict[str, int]]:
     }
 
 
+def replayed(
+    folder: Path, events: list[Event] | None = None, *, known: list[Event] | None = None, **serving: Any
+) -> ReplayReport:
+    """What replay finds where the dataset holds `events` and the server knew of those, or of `known`."""
+    events = all_events() if events is None else events
+    serve(folder / "served", serving.pop("features", feature_set()), events if known is None else known, **serving)
+    return replay(folder / "served", store(folder, events), KEY)
+
+
+def logged(
+    folder: Path, features: FeatureSet, values: dict[str, Column], user: int, now: int, items: list[int]
+) -> Path:
+    """A log of one request."""
+    log = FeatureLog(folder / "served", features, KEY)
+    assert log.offer(user_id=user, request_ms=now, item_ids=np.array(items, dtype=np.int64), features=values)
+    assert log.close()
+    return folder / "served"
+
+
+LATE_EVENT = Event(53, 5, "click", START + HOUR, START + 4 * HOUR, 70)
+
+
 def test_an_honest_server_has_no_difference(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    count = serve(tmp_path / "served", feature_set(), events)
-    report = replay(tmp_path / "served", dataset, KEY)
+    report, count = replayed(tmp_path), 24
     assert report.num_mismatches == 0
     assert (report.num_requests, report.num_compared, report.num_unknown_users) == (count, count, 0)
     assert set(report.features) == set(feature_set().plan.features)
@@ -182,21 +199,17 @@ def test_an_honest_server_has_no_difference(tmp_path: Path) -> None:
     assert report.num_values == sum(result.compared for result in report.features.values())
 
 
-def test_results_do_not_depend_on_how_requests_are_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events, computes=feature_set(window=hours(1)))
-    whole = replay(tmp_path / "served", dataset, KEY).to_json()
-    monkeypatch.setattr(replay_module, "REQUESTS_PER_GROUP", 2)
-    assert replay(tmp_path / "served", dataset, KEY).to_json() == whole
-    monkeypatch.setattr(replay_module, "CANDIDATES_PER_GROUP", 1)
-    assert replay(tmp_path / "served", dataset, KEY).to_json() == whole
+def test_a_wrong_window_is_skew_however_requests_are_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = replayed(tmp_path, computes=feature_set(window=hours(6)))
+    assert set(differing(report)) == {"clicks", "ratio"}
+    assert all(set(reasons) == {"skew"} for reasons in differing(report).values())
+    dataset = open_dataset(tmp_path / "log")
+    for name, size in (("REQUESTS_PER_GROUP", 2), ("CANDIDATES_PER_GROUP", 1)):
+        monkeypatch.setattr(replay_module, name, size)
+        assert replay(tmp_path / "served", dataset, KEY).to_json() == report.to_json()
 
 
 def test_one_altered_bit_of_one_value_is_found_and_named(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-
     def alter(number: int, values: dict[str, Column]) -> dict[str, Column]:
         if number != 9:
             return values
@@ -205,8 +218,7 @@ def test_one_altered_bit_of_one_value_is_found_and_named(tmp_path: Path) -> None
         moved[2] = np.nextafter(moved[2], 2.0)
         return values | {"log_price": Column(price.type, moved, present=price.present)}
 
-    serve(tmp_path / "served", feature_set(), events, change=alter)
-    report = replay(tmp_path / "served", dataset, KEY)
+    report = replayed(tmp_path, change=alter)
     assert differing(report) == {"log_price": {"skew": 1}}
     (example,) = report.features["log_price"].examples
     assert (example.reason, example.item) == ("skew", 5)
@@ -217,63 +229,36 @@ def test_one_altered_bit_of_one_value_is_found_and_named(tmp_path: Path) -> None
     assert "feature log_price: 1 of 72 values differ (1 skew)" in report.text()
 
 
-@pytest.mark.parametrize("name", ["clicks", "ratio", "dwell", "seen", "device", "pair", "history", "hour", "mine"])
-def test_every_kind_of_feature_is_watched(tmp_path: Path, name: str) -> None:
-    """The values of another request, served by mistake."""
-    events = all_events()
-    dataset = store(tmp_path, events)
+def test_every_kind_of_feature_is_watched(tmp_path: Path) -> None:
+    """The values of another request, served by mistake: of one feature each time."""
+    names = ["clicks", "ratio", "dwell", "seen", "device", "pair", "history", "hour", "mine"]
     seen: list[dict[str, Column]] = []
 
     def swap(number: int, values: dict[str, Column]) -> dict[str, Column]:
         seen.append(values)
-        return values if number != 15 else values | {name: seen[2][name]}
+        name = names[number - 15] if 15 <= number < 24 else None
+        other = None if name is None else next(one for one in seen if len(differing_rows(one[name], values[name])))
+        return values if other is None else values | {name: other[name]}
 
-    serve(tmp_path / "served", feature_set(), events, change=swap)
-    found = differing(replay(tmp_path / "served", dataset, KEY))
-    assert list(found) == [name]
-    assert set(found[name]) == {"skew"}
+    found = differing(replayed(tmp_path, change=swap))
+    assert set(found) == set(names)
+    assert all(set(reasons) == {"skew"} for reasons in found.values())
 
 
 def test_signs_of_zero_and_bits_of_nan_count(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    serve(
-        tmp_path / "served",
-        feature_set(),
-        events,
-        change=lambda number, values: (
-            values
-            if number != 4
-            else values | {"ratio": Column(FLOAT, np.array([0x7FF8000000000001], np.uint64).view(np.float64))}
-        ),
-    )
-    report = replay(tmp_path / "served", dataset, KEY)
+    odd = Column(FLOAT, np.array([0x7FF8000000000001], np.uint64).view(np.float64))
+    report = replayed(tmp_path, change=lambda number, values: values | {"ratio": odd} if number == 4 else values)
     assert differing(report) == {"ratio": {"skew": 1}}
     (example,) = report.features["ratio"].examples
     assert example.served.startswith("nan (bits 01")
     assert example.recomputed.startswith("nan (bits 00")
 
 
-def test_a_wrong_window_is_skew_in_all_that_depends_on_it(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events, computes=feature_set(window=hours(6)))
-    found = differing(replay(tmp_path / "served", dataset, KEY))
-    assert set(found) == {"clicks", "ratio"}
-    assert all(set(reasons) == {"skew"} for reasons in found.values())
-
-
 def test_a_late_event_that_nobody_saw_is_listed_without_a_difference(tmp_path: Path) -> None:
-    events = all_events()
-    late = Event(53, 8, "click", START + HOUR, START + 4 * HOUR, 70)
-    dataset = store(tmp_path, [*events, late])
-    serve(tmp_path / "served", feature_set(), events, knows=lambda e, now: e.received_ms < now)
-    report = replay(tmp_path / "served", dataset, KEY)
+    report = replayed(tmp_path, [*all_events(), LATE_EVENT], known=all_events())
     # At the requests after it was received, the server lacks the event altogether; that is skew.
-    assert {example.request_ms - START for r in report.features.values() for example in r.examples} <= {
-        5 * HOUR,
-        30 * HOUR,
-    }
+    moments = {example.request_ms - START for result in report.features.values() for example in result.examples}
+    assert moments <= {5 * HOUR, 30 * HOUR}
     assert report.num_late == 1
     (listed,) = report.late_requests
     assert (listed.user, listed.request_ms) == (user_digest(KEY, 53).hex(), START + 2 * HOUR)
@@ -282,78 +267,50 @@ def test_a_late_event_that_nobody_saw_is_listed_without_a_difference(tmp_path: P
 
 
 def test_a_late_event_within_an_honest_log_changes_nothing(tmp_path: Path) -> None:
-    events = [*all_events(), Event(53, 8, "click", START + HOUR, START + 4 * HOUR, 70)]
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events)
-    report = replay(tmp_path / "served", dataset, KEY)
+    report = replayed(tmp_path, [*all_events(), LATE_EVENT])
     assert report.num_mismatches == 0
     assert report.num_late == 1
-    assert "1 requests before which events had happened" in report.text()
+    assert "1 requests arrived before an earlier event had been received" in report.text()
 
 
 def test_a_server_that_knew_more_than_the_dataset_says_is_late(tmp_path: Path) -> None:
     """It saw an event as soon as it happened; the dataset says that it arrived hours after."""
-    events = [*all_events(), Event(53, 5, "click", START + HOUR, START + 4 * HOUR, 70)]
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events, knows=lambda e, now: min(e.received_ms, e.time_ms + 1000) < now)
-    report = replay(tmp_path / "served", dataset, KEY)
+
+    def alter(number: int, values: dict[str, Column]) -> dict[str, Column]:
+        return values | {"clicks": Column.of(INT, [99])} if number == 0 else values
+
+    events = [*all_events(), LATE_EVENT]
+    report = replayed(tmp_path, events, knows=lambda e, now: min(e.received_ms, e.time_ms + 1000) < now, change=alter)
     found = differing(report)
-    assert set(found) == {"clicks", "views", "ratio", "dwell", "seen", "history"}
+    assert set(found.pop("clicks")) == {"skew", "late"}
+    assert report.features["clicks"].examples[0].served == "99"
+    assert set(found) == {"views", "ratio", "dwell", "seen", "history"}
     assert all(set(reasons) == {"late"} for reasons in found.values())
     assert report.num_late == 1
 
 
-def test_late_and_skew_are_told_apart_in_one_feature(tmp_path: Path) -> None:
-    events = [*all_events(), Event(53, 5, "click", START + HOUR, START + 4 * HOUR, 70)]
-    dataset = store(tmp_path, events)
-
-    def alter(number: int, values: dict[str, Column]) -> dict[str, Column]:
-        return values if number != 0 else values | {"clicks": Column.of(INT, [99])}
-
-    serve(tmp_path / "served", feature_set(), events, knows=lambda e, now: e.time_ms < now, change=alter)
-    report = replay(tmp_path / "served", dataset, KEY)
-    clicks = report.features["clicks"]
-    assert clicks.mismatches["skew"] == 1
-    assert clicks.mismatches["late"] >= 1
-    assert clicks.examples[0].served == "99"
-
-
 def test_users_that_the_dataset_does_not_know_are_counted(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    count = serve(tmp_path / "served", feature_set(), events, more_users=(99,))
-    report = replay(tmp_path / "served", dataset, KEY)
-    assert (report.num_requests, report.num_compared, report.num_unknown_users) == (count, count - 4, 4)
+    report = replayed(tmp_path, more_users=(99,))
+    assert (report.num_requests, report.num_compared, report.num_unknown_users) == (28, 24, 4)
     assert report.num_mismatches == 0
     assert "4 requests not compared" in report.text()
 
 
 def test_nothing_compared_is_no_success(tmp_path: Path) -> None:
-    events = all_events()
-    serve(tmp_path / "served", feature_set(), events)
-    other = store(tmp_path / "other", [dataclasses.replace(event, user=event.user + 1000) for event in events],
-                  attributes=False)  # fmt: skip
+    others = [dataclasses.replace(event, user=event.user + 1000) for event in all_events()]
+    serve(tmp_path / "served", feature_set(), all_events())
     with pytest.raises(DataError, match="not one of 24 requests could be compared"):
-        replay(tmp_path / "served", other, KEY)
-
-
-def test_an_empty_log_is_no_success(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events)
+        replay(tmp_path / "served", store(tmp_path / "other", others, attributes=False), KEY)
     (path,) = (tmp_path / "served").iterdir()
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(DataError, match="no whole record"):
-        replay(tmp_path / "served", dataset, KEY)
+    with pytest.raises(DataError, match="no complete record"):
+        replay(tmp_path / "served", store(tmp_path, all_events()), KEY)
 
 
 def test_attributes_that_only_the_server_had(tmp_path: Path) -> None:
     """Item 8 is sold at a price that the dataset does not know."""
-    events = all_events()
-    dataset = store(tmp_path, [event for event in events if event.item != 8])
-    events = [event for event in events if event.item != 8]
-    serve(tmp_path / "served", feature_set(), events, prices={**PRICES, 8: (4.0, "a")})
-    report = replay(tmp_path / "served", dataset, KEY)
+    events = [event for event in all_events() if event.item != 8]
+    report = replayed(tmp_path, events, prices={**PRICES, 8: (4.0, "a")})
     found = differing(report)
     assert set(found) == {"log_price", "pair"}
     assert all(set(reasons) == {"attributes"} for reasons in found.values())
@@ -362,123 +319,85 @@ def test_attributes_that_only_the_server_had(tmp_path: Path) -> None:
 
 
 def test_attributes_that_both_lack_are_equal(tmp_path: Path) -> None:
-    events = [event for event in all_events() if event.item != 8]
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events)
-    report = replay(tmp_path / "served", dataset, KEY)
+    report = replayed(tmp_path, [event for event in all_events() if event.item != 8])
     assert report.num_mismatches == 0
     assert report.num_without_attributes > 0
-    assert "requests whose attributes the dataset lacks" in report.text()
+    assert "requests for which the dataset has no attributes" in report.text()
 
 
 def test_columns_that_the_dataset_does_not_have_are_told(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events, attributes=False, fields=False)
-    serve(tmp_path / "served", feature_set(), events)
+    dataset = store(tmp_path, all_events(), attributes=False, fields=False)
+    serve(tmp_path / "served", feature_set(), all_events())
     report = replay(tmp_path / "served", dataset, KEY)
     assert set(report.not_compared) == {"dwell", "log_price", "pair"}
     assert "events.dwell_ms" in report.not_compared["dwell"]
     assert "item.price" in report.not_compared["log_price"]
     assert set(report.features).isdisjoint(report.not_compared)
     assert report.num_mismatches == 0
-
-
-def test_a_dataset_without_any_of_the_columns(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events, attributes=False)
     features = FeatureSet("prices", price=Item(price=Float()).price)
-    log = FeatureLog(tmp_path / "served", features, KEY)
-    log.offer(
-        user_id=50, request_ms=START, item_ids=np.array([1]), features={"price": Column.of(FLOAT, [1.0])}
-    )  # fmt: skip
-    assert log.close()
+    log = logged(tmp_path / "prices", features, {"price": Column.of(FLOAT, [1.0])}, 50, START, [1])
     with pytest.raises(DataError, match=r"does not have item\.price"):
-        replay(tmp_path / "served", dataset, KEY)
+        replay(log, dataset, KEY)
 
 
 def test_several_feature_sets_in_one_folder(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    count = serve(tmp_path / "served", feature_set(), events)
-    serve(tmp_path / "served", feature_set(all_events=Events().count()), events)
-    report = replay(tmp_path / "served", dataset, KEY)
+    serve(tmp_path / "served", feature_set(), all_events())
+    report = replayed(tmp_path, features=feature_set(all_events=Events().count()))
     assert report.num_mismatches == 0
     assert len(report.feature_sets) == 2
-    assert report.features["all_events"].compared == count
-    assert report.features["clicks"].compared == 2 * count
+    assert report.features["all_events"].compared == 24
+    assert report.features["clicks"].compared == 48
 
 
 def test_a_torn_file_is_reported_and_the_rest_compared(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    count = serve(tmp_path / "served", feature_set(), events)
+    serve(tmp_path / "served", feature_set(), all_events())
     (path,) = (tmp_path / "served").iterdir()
     path.write_bytes(path.read_bytes()[:-10])
-    report = replay(tmp_path / "served", dataset, KEY)
-    assert report.num_compared == count - 1
+    report = replay(tmp_path / "served", store(tmp_path, all_events()), KEY)
+    assert report.num_compared == 23
     assert report.torn_files == [str(path)]
     assert "cut short" in report.text()
 
 
-def test_limits(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events, change=lambda n, v: v | {"clicks": Column.of(INT, [99])})
-    assert replay(tmp_path / "served", dataset, KEY, max_requests=5).num_requests == 5
-    report = replay(tmp_path / "served", dataset, KEY, num_examples=2)
-    assert len(report.features["clicks"].examples) == 2
-    assert report.features["clicks"].mismatches["skew"] == 24
-
-
 def test_features_that_read_no_events(tmp_path: Path) -> None:
-    dataset = store(tmp_path, all_events())
     features = FeatureSet("hours", hour=Request().time.hour())
-    log = FeatureLog(tmp_path / "served", features, KEY)
-    log.offer(
-        user_id=50, request_ms=START, item_ids=np.zeros(0, dtype=np.int64), features={"hour": Column.of(INT, [22])}
-    )  # fmt: skip
-    assert log.close()
-    report = replay(tmp_path / "served", dataset, KEY)
+    log = logged(tmp_path, features, {"hour": Column.of(INT, [22])}, 50, START, [])
+    report = replay(log, store(tmp_path, all_events()), KEY)
     assert (report.num_mismatches, report.num_values, report.num_late) == (0, 1, 0)
 
 
 def test_long_values_are_shown_where_they_differ(tmp_path: Path) -> None:
-    everything = Events().collect(Events().item)
-    features = FeatureSet("long", text=everything)
-    executor = OnlineExecutor(features.plan)
+    features = FeatureSet("long", text=Events().collect(Events().item))
     mine = [event for event in all_events() if event.user == 55] * 9
     many = [dataclasses.replace(event, time_ms=START + n, received_ms=START + n) for n, event in enumerate(mine)]
-    dataset = store(tmp_path, many)
-    served = executor.compute(history={"item": Column.of(ID, [event.item for event in many[:-1]] + [999])})
-    log = FeatureLog(tmp_path / "served", features, KEY)
-    log.offer(user_id=55, request_ms=START + HOUR, item_ids=np.zeros(0, dtype=np.int64), features=served)
-    assert log.close()
-    (example,) = replay(tmp_path / "served", dataset, KEY).features["text"].examples
+    items = Column.of(ID, [event.item for event in many[:-1]] + [999])
+    served = OnlineExecutor(features.plan).compute(history={"item": items})
+    log = logged(tmp_path, features, served, 55, START + HOUR, [])
+    (example,) = replay(log, store(tmp_path, many), KEY).features["text"].examples
     assert example.served.startswith("…")
     assert example.served != example.recomputed
     assert len(example.served) < 140
 
 
-def test_the_report_is_plain_json(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    serve(tmp_path / "served", feature_set(), events, change=lambda n, v: v | {"ratio": Column.of(FLOAT, [np.inf])})
-    data = json.loads(json.dumps(replay(tmp_path / "served", dataset, KEY).to_json(), allow_nan=False))
-    assert data["num_mismatches"] == data["features"]["ratio"]["mismatches"]["skew"] > 0
+def test_the_report_is_plain_json_within_limits(tmp_path: Path) -> None:
+    report = replayed(tmp_path, change=lambda n, v: v | {"ratio": Column.of(FLOAT, [np.inf])})
+    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert data["num_mismatches"] == data["features"]["ratio"]["mismatches"]["skew"] == 24
     assert data["features"]["ratio"]["examples"][0]["served"] == "inf"
     assert "50" not in {example["user"] for example in data["features"]["ratio"]["examples"]}
+    dataset = open_dataset(tmp_path / "log")
+    assert replay(tmp_path / "served", dataset, KEY, max_requests=5).num_requests == 5
+    few = replay(tmp_path / "served", dataset, KEY, num_examples=2).features["ratio"]
+    assert (len(few.examples), few.mismatches["skew"]) == (2, 24)
 
 
 def test_an_id_is_never_shown(tmp_path: Path) -> None:
-    events = all_events()
-    dataset = store(tmp_path, events)
-    seen: list[Any] = []
+    seen: list[Column] = []
 
     def swap(number: int, values: dict[str, Column]) -> dict[str, Column]:
         seen.append(values["mine"])
         return values | {"mine": seen[0]}
 
-    serve(tmp_path / "served", feature_set(), events, change=swap)
-    report = replay(tmp_path / "served", dataset, KEY)
+    report = replayed(tmp_path, change=swap)
     assert report.features["mine"].mismatches["skew"] == 23
-    assert {e.served for e in report.features["mine"].examples} == {replay_module.HIDDEN}
+    assert {example.served for example in report.features["mine"].examples} == {replay_module.HIDDEN}

@@ -86,7 +86,7 @@ def write(folder: Path, groups: list[dict[str, Column]], features: FeatureSet = 
     return Dataset(path=folder, manifest={}, statistics={"num_events": num_rows})
 
 
-@settings(max_examples=50)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(TABLES, min_size=1, max_size=3))
 def test_every_bit_comes_back(tmp_path_factory: pytest.TempPathFactory, tables: list[dict[str, list[Any]]]) -> None:
     groups = [{name: Column.of(TYPES[name], values) for name, values in table.items()} for table in tables]

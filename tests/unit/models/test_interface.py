@@ -81,7 +81,7 @@ def test_a_model_reads_what_its_config_says_or_the_standard_columns() -> None:
     features = reads_of(ReadingConfig(model=None), own)
     assert features.reads() == ["history.item", "history.gap", "num_before"]
     assert features.plan.trimmed(["history"]).newest_events == 5
-    with pytest.raises(UsageError, match="the model reads num_before, which is no standard feature"):
+    with pytest.raises(UsageError, match="the model reads num_before, which is not a standard feature"):
         reads_of(ReadingConfig(model=None))
 
 

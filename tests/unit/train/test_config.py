@@ -94,7 +94,7 @@ def test_features_are_those_the_model_reads_of_the_users_file_and_the_standard_o
         (["data.features={path}:later", 'model.request_features=["hour"]'], "has no feature set later"),
         (["data.features={path}:late", 'model.request_features=["our"]'], "did you mean hour?"),
         (["data.features=absent.py", 'model.request_features=["hour"]'], "absent.py is not a file"),
-        (['model.request_features=["hour"]'], "the model reads hour, which is no standard feature"),
+        (['model.request_features=["hour"]'], "the model reads hour, which is not a standard feature"),
     ],
 )
 def test_features_that_cannot_be_read_are_told(

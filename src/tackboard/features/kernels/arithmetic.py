@@ -7,6 +7,7 @@ own. A sum or product that is not a number is always the same NaN, see `one_nan`
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -17,7 +18,7 @@ from tackboard.features.column import Column, Mask, both_present, spread
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, need, register
 from tackboard.features.types import FLOAT, INT, NUMBERS, FeatureType
 
-FAMILY = "arithmetic"
+_register = functools.partial(register, family="arithmetic", elementwise=True)
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 _FIXES = {
     "time": "the seconds between two times: a.seconds_since(b)",
@@ -68,7 +69,8 @@ def _promoting(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     return promoted(types).with_nullable(any_missing(types))
 
 
-def _to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+def to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    """A rule: numbers, giving a float."""
     need_numbers(types)
     return FLOAT.with_nullable(any_missing(types))
 
@@ -85,20 +87,12 @@ def _same_number(types: tuple[FeatureType, ...], _params: Params) -> FeatureType
     return need(types, 0, ("int", "float"))
 
 
-@register(
+@_register(
     "add",
-    family=FAMILY,
-    spelling="a + b",
-    rule=_promoting,
-    elementwise=True,
-    examples=(
-        Example(
-            "x + y",
-            inputs={"x": ("int", [1, 2**63 - 1]), "y": ("int?", [None, 1])},
-            result=[None, -(2**63)],
-        ),
-        Example("x + 0.5", inputs={"x": ("bool", [True, False])}, result=[1.5, 0.5]),
-    ),
+    "a + b",
+    _promoting,
+    Example("x + y", [None, -(2**63)], {"x": ("int", [1, 2**63 - 1]), "y": ("int?", [None, 1])}),
+    Example("x + 0.5", [1.5, 0.5], {"x": ("bool", [True, False])}),
 )
 def add(a: Column, b: Column) -> Column:
     """The sum of two numbers. A bool counts as 0 or 1; int is 64 bits wide and wraps around; with a float the result is
@@ -107,13 +101,8 @@ def add(a: Column, b: Column) -> Column:
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 
 
-@register(
-    "subtract",
-    family=FAMILY,
-    spelling="a - b",
-    rule=_promoting,
-    elementwise=True,
-    examples=(Example("x - y", inputs={"x": ("int", [5, 5]), "y": ("float?", [0.5, None])}, result=[4.5, None]),),
+@_register(
+    "subtract", "a - b", _promoting, Example("x - y", [4.5, None], {"x": ("int", [5, 5]), "y": ("float?", [0.5, None])})
 )
 def subtract(a: Column, b: Column) -> Column:
     """The difference of two numbers. Types as for `a + b`; int wraps around. Missing where an input is missing. For two
@@ -122,13 +111,11 @@ def subtract(a: Column, b: Column) -> Column:
     return joined(INT if values.dtype == np.int64 else FLOAT, values, a, b)
 
 
-@register(
+@_register(
     "multiply",
-    family=FAMILY,
-    spelling="a * b",
-    rule=_promoting,
-    elementwise=True,
-    examples=(Example("x * y", inputs={"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}, result=[2.5, 0.0]),),
+    "a * b",
+    _promoting,
+    Example("x * y", [2.5, 0.0], {"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}),
 )
 def multiply(a: Column, b: Column) -> Column:
     """The product of two numbers. Types as for `a + b`; int wraps around. Missing where an input is missing."""
@@ -136,16 +123,12 @@ def multiply(a: Column, b: Column) -> Column:
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 
 
-@register(
+@_register(
     "divide",
-    family=FAMILY,
-    spelling="a / b",
-    rule=_to_float,
-    elementwise=True,
-    examples=(
-        Example("x / y", inputs={"x": ("int", [1, 1]), "y": ("int?", [4, None])}, result=[0.25, None]),
-        Example("x / 0.0", inputs={"x": ("float", [1.0, -1.0])}, result=[math.inf, -math.inf]),
-    ),
+    "a / b",
+    to_float,
+    Example("x / y", [0.25, None], {"x": ("int", [1, 1]), "y": ("int?", [4, None])}),
+    Example("x / 0.0", [math.inf, -math.inf], {"x": ("float", [1.0, -1.0])}),
 )
 def divide(a: Column, b: Column) -> Column:
     """The quotient of two numbers, always a float. Division by zero gives inf, -inf or NaN, as IEEE 754 has it: write
@@ -153,13 +136,11 @@ def divide(a: Column, b: Column) -> Column:
     return joined(FLOAT, np.true_divide(whole(a), whole(b)), a, b)
 
 
-@register(
+@_register(
     "floor_divide",
-    family=FAMILY,
-    spelling="a // b",
-    rule=_whole_division,
-    elementwise=True,
-    examples=(Example("x // y", inputs={"x": ("int", [7, -7, 7]), "y": ("int", [2, 2, 0])}, result=[3, -4, None]),),
+    "a // b",
+    _whole_division,
+    Example("x // y", [3, -4, None], {"x": ("int", [7, -7, 7]), "y": ("int", [2, 2, 0])}),
 )
 def floor_divide(a: Column, b: Column) -> Column:
     """The quotient of two ints, rounded down as in Python. Missing where the divisor is 0 or an input is missing; the
@@ -167,13 +148,11 @@ def floor_divide(a: Column, b: Column) -> Column:
     return joined_nonzero(np.floor_divide(whole(a), whole(b)), a, b)
 
 
-@register(
+@_register(
     "modulo",
-    family=FAMILY,
-    spelling="a % b",
-    rule=_whole_division,
-    elementwise=True,
-    examples=(Example("x % y", inputs={"x": ("int", [7, -7, 7]), "y": ("int", [3, 3, 0])}, result=[1, 2, None]),),
+    "a % b",
+    _whole_division,
+    Example("x % y", [1, 2, None], {"x": ("int", [7, -7, 7]), "y": ("int", [3, 3, 0])}),
 )
 def modulo(a: Column, b: Column) -> Column:
     """The rest of `a // b`; it has the sign of the divisor, as in Python. Missing where the divisor is 0 or an input is
@@ -190,40 +169,21 @@ def joined_nonzero(values: NDArray[Any], a: Column, b: Column) -> Column:
     return Column(INT, values, present=spread(present, len(values)))
 
 
-@register(
-    "negate",
-    family=FAMILY,
-    spelling="-a",
-    rule=_promoting,
-    elementwise=True,
-    examples=(Example("-x", inputs={"x": ("int?", [3, -(2**63), None])}, result=[-3, -(2**63), None]),),
-)
+@_register("negate", "-a", _promoting, Example("-x", [-3, -(2**63), None], {"x": ("int?", [3, -(2**63), None])}))
 def negate(a: Column) -> Column:
     """The number with the other sign. The smallest int wraps around to itself; a bool gives 0 or -1. Missing stays
     missing."""
     return joined(promoted((a.type,)), np.negative(whole(a)), a)
 
 
-@register(
-    "absolute",
-    family=FAMILY,
-    spelling="a.abs()",
-    rule=_same_number,
-    elementwise=True,
-    examples=(Example("x.abs()", inputs={"x": ("float?", [-2.5, None])}, result=[2.5, None]),),
-)
+@_register("absolute", "a.abs()", _same_number, Example("x.abs()", [2.5, None], {"x": ("float?", [-2.5, None])}))
 def absolute(a: Column) -> Column:
     """The number without its sign. The smallest int has no positive twin and stays as it is; missing stays missing."""
     return joined(promoted((a.type,)), np.absolute(a.values), a)
 
 
-@register(
-    "floor",
-    family=FAMILY,
-    spelling="a.floor()",
-    rule=_same_number,
-    elementwise=True,
-    examples=(Example("x.floor()", inputs={"x": ("float?", [2.7, -2.2, None])}, result=[2.0, -3.0, None]),),
+@_register(
+    "floor", "a.floor()", _same_number, Example("x.floor()", [2.0, -3.0, None], {"x": ("float?", [2.7, -2.2, None])})
 )
 def floor(a: Column) -> Column:
     """The largest whole number that is not above it, still a float; an int is unchanged. NaN and ±inf stay what they

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError, UsageError
-from tackboard.features.column import Column, both_present, spread
+from tackboard.features.column import Column
+from tackboard.features.kernels.arithmetic import joined
 from tackboard.features.operators import Example, Params, TypeClash, gives, register
 from tackboard.features.types import FLOAT, INT
 
@@ -46,6 +47,7 @@ _RULE = re.compile(
     rf"(?:{_NAME}(?P<summer>{_TIME})?,(?P<start>{_DATE})(?:/(?P<start_time>{_TIME}))?"
     rf",(?P<end>{_DATE})(?:/(?P<end_time>{_TIME}))?)?"
 )
+_register = functools.partial(register, family="time", elementwise=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,7 @@ def zone(name: str) -> Zone:
     # A name becomes a path below, so nothing but a listed name may pass.
     if name not in zone_names():
         raise TypeClash(
-            f"{name[:80]!r} is no time zone of tzdata {database_version()}",
+            f"{name[:80]!r} is not a time zone of tzdata {database_version()}",
             allowed="it takes an IANA name, such as 'Europe/Berlin' or 'UTC'",
             fix=f"did you mean {_nearest(name)!r}?",
         )
@@ -149,7 +151,7 @@ def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: s
     cycle_start_s = (datetime.date(year + 1, 1, 1).toordinal() - EPOCH_DAY) * DAY_S
     rule = _RULE.fullmatch(footer)
     if footer and rule is None:
-        raise DataError(f"the time zone file ends with {footer[:80]!r}, which is no POSIX TZ rule")
+        raise DataError(f"the time zone file ends with {footer[:80]!r}, which is not a POSIX TZ rule")
     if rule is None or rule["start"] is None:
         # Listed transitions end in the offset of such a rule.
         return Zone(times, offsets_s, cycle_start_s)
@@ -214,18 +216,12 @@ def _check_zone(params: Params) -> None:
     zone(name)
 
 
-@register(
+@_register(
     "seconds_since",
-    family="time",
-    spelling="a.seconds_since(b)",
-    rule=gives(FLOAT, ("time",), ("time",)),
-    elementwise=True,
-    examples=(
-        Example(
-            code="a.seconds_since(b)",
-            inputs={"a": ("time", [90_500, 0, 0]), "b": ("time?", [30_000, 250, None])},
-            result=[60.5, -0.25, None],
-        ),
+    "a.seconds_since(b)",
+    gives(FLOAT, ("time",), ("time",)),
+    Example(
+        "a.seconds_since(b)", [60.5, -0.25, None], {"a": ("time", [90_500, 0, 0]), "b": ("time?", [30_000, 250, None])}
     ),
 )
 def seconds_since(a: Column, b: Column) -> Column:
@@ -234,23 +230,15 @@ def seconds_since(a: Column, b: Column) -> Column:
     The difference is taken in whole milliseconds of 64 bits and wraps around beyond 292 million years.
     """
     seconds = (a.values - b.values) / 1000.0
-    return Column(FLOAT, seconds, present=spread(both_present(a, b), len(seconds)))
+    return joined(FLOAT, seconds, a, b)
 
 
-@register(
+# The example is one ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
+@_register(
     "hour",
-    family="time",
-    spelling="t.hour(zone)",
-    rule=gives(INT, ("time",), check=_check_zone),
-    elementwise=True,
-    examples=(
-        Example(
-            # One ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
-            code='t.hour("Europe/Berlin")',
-            inputs={"t": ("time?", [1_711_846_799_999, 1_711_846_800_000, None])},
-            result=[1, 3, None],
-        ),
-    ),
+    "t.hour(zone)",
+    gives(INT, ("time",), check=_check_zone),
+    Example('t.hour("Europe/Berlin")', [1, 3, None], {"t": ("time?", [1_711_846_799_999, 1_711_846_800_000, None])}),
 )
 def hour(a: Column, *, zone: str) -> Column:
     """The hour of the day, 0 to 23, on a clock in the time zone `zone`, summer time included.
@@ -260,38 +248,26 @@ def hour(a: Column, *, zone: str) -> Column:
     return Column(INT, _local_seconds(a, zone) // 3600 % 24, present=a.present)
 
 
-@register(
+# In the example it is Thursday 1 January 1970, midnight in UTC, and still Wednesday in New York.
+@_register(
     "weekday",
-    family="time",
-    spelling="t.weekday(zone)",
-    rule=gives(INT, ("time",), check=_check_zone),
-    elementwise=True,
-    examples=(
-        Example(
-            # Thursday 1 January 1970, midnight in UTC, is Wednesday still in New York.
-            code='t.weekday("America/New_York")',
-            inputs={"t": ("time?", [0, 5 * 3_600_000, None])},
-            result=[2, 3, None],
-        ),
-    ),
+    "t.weekday(zone)",
+    gives(INT, ("time",), check=_check_zone),
+    Example('t.weekday("America/New_York")', [2, 3, None], {"t": ("time?", [0, 5 * 3_600_000, None])}),
 )
 def weekday(a: Column, *, zone: str) -> Column:
     """The day of the week in the time zone `zone`: Monday is 0, Sunday 6. Missing where the time is."""
     return Column(INT, (_local_seconds(a, zone) // DAY_S + EPOCH_WEEKDAY) % 7, present=a.present)
 
 
-@register(
+@_register(
     "minute_of_day",
-    family="time",
-    spelling="t.minute_of_day(zone)",
-    rule=gives(INT, ("time",), check=_check_zone),
-    elementwise=True,
-    examples=(
-        Example(
-            code='t.minute_of_day("Asia/Kathmandu")',
-            inputs={"t": ("time?", [1_700_000_000_000, 1_699_985_700_000, None])},
-            result=[238, 0, None],
-        ),
+    "t.minute_of_day(zone)",
+    gives(INT, ("time",), check=_check_zone),
+    Example(
+        't.minute_of_day("Asia/Kathmandu")',
+        [238, 0, None],
+        {"t": ("time?", [1_700_000_000_000, 1_699_985_700_000, None])},
     ),
 )
 def minute_of_day(a: Column, *, zone: str) -> Column:

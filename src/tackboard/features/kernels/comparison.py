@@ -8,8 +8,8 @@ item table's dictionary may be far larger than a request.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,31 +17,12 @@ from numpy.typing import NDArray
 
 from tackboard.features.column import DTYPES, Column, Mask, spread
 from tackboard.features.kernels.arithmetic import INT64_MAX, INT64_MIN, joined, promoted
+from tackboard.features.kernels.text import per_text, text_keys, used_texts
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
 from tackboard.features.types import BOOL, SCALARS, FeatureType
 
-FAMILY = "comparison"
+_register = functools.partial(register, family="comparison", elementwise=True)
 ORDERED = ("bool", "int", "float", "time")
-
-
-def used_strings(column: Column) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
-    """A dictionary of no more strings than `column` has rows (at least one), and the rows' codes into it."""
-    assert column.dictionary is not None
-    if len(column.dictionary) == 0:
-        # Every row is missing: any string will do.
-        return np.array([""], dtype=np.object_), np.zeros(len(column.values), dtype=np.int64)
-    if len(column.dictionary) <= max(len(column.values), 1):
-        return column.dictionary, column.values
-    if len(column.values) == 1:
-        return column.dictionary.take(column.values, mode="clip"), np.zeros(1, dtype=np.int64)
-    used, codes = np.unique(column.values, return_inverse=True)
-    return column.dictionary.take(used, mode="clip"), codes
-
-
-def by_string(results: Iterable[Any], codes: NDArray[np.int64], dtype: Any) -> NDArray[Any]:
-    """One result for each string of `used_strings`, as an array by row."""
-    # A missing row's code is undefined and may point anywhere: it is clipped.
-    return np.fromiter(results, dtype=dtype).take(codes, mode="clip")
 
 
 def in_one_dictionary(*columns: Column) -> tuple[NDArray[np.object_], list[NDArray[np.int64]]]:
@@ -50,10 +31,10 @@ def in_one_dictionary(*columns: Column) -> tuple[NDArray[np.object_], list[NDArr
     assert first is not None
     if len(first) and all(column.dictionary is first for column in columns):
         return first, [column.values for column in columns]
-    parts = [used_strings(column) for column in columns]
-    starts = np.cumsum([0, *(len(strings) for strings, _ in parts[:-1])])
-    codes = [codes + start for (_, codes), start in zip(parts, starts, strict=True)]
-    return np.concatenate([strings for strings, _ in parts]), codes
+    parts = [used_texts(column) for column in columns]
+    starts = np.cumsum([0, *(len(texts) for _, texts in parts[:-1])])
+    codes = [codes + start for (codes, _), start in zip(parts, starts, strict=True)]
+    return np.concatenate([texts for _, texts in parts]), codes
 
 
 def need_constant(type_: FeatureType, value: Any) -> None:
@@ -69,7 +50,7 @@ def need_constant(type_: FeatureType, value: Any) -> None:
         allowed, fits = f"a whole number of 64 bits{unit}", _is_int64(value)
     if not fits:
         fix = "ids are numbers: work on the string, before hash_id()" if type_.kind == "id" else ""
-        raise TypeClash(f"{str(value)[:40]!r} is no value for {type_}", allowed=f"it takes {allowed}", fix=fix)
+        raise TypeClash(f"{str(value)[:40]!r} is not a value of type {type_}", allowed=f"it takes {allowed}", fix=fix)
 
 
 def _is_int64(value: Any) -> bool:
@@ -129,29 +110,17 @@ def _choice(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     return common_type(types[1:]).with_nullable(any_missing(types))
 
 
-def _comparable(a: Column, b: Column) -> tuple[NDArray[Any], NDArray[Any]]:
+def _comparable(a: Column, b: Column) -> list[NDArray[Any]]:
     """The values of both, with strings as numbers that are equal where the strings are."""
-    if a.type.kind != "string":
-        return a.values, b.values
-    known: dict[str, int] = {}
-    numbers = []
-    for column in (a, b):
-        strings, codes = used_strings(column)
-        each = [known.setdefault(text, len(known)) for text in strings.tolist()]
-        numbers.append(by_string(each, codes, np.int64))
-    return numbers[0], numbers[1]
+    return text_keys(a, b) if a.type.kind == "string" else [a.values, b.values]
 
 
-@register(
+@_register(
     "equal",
-    family=FAMILY,
-    spelling="a == b",
-    rule=_equality,
-    elementwise=True,
-    examples=(
-        Example('x == "é"', inputs={"x": ("string?", ["\u00e9", "e\u0301", None])}, result=[True, False, None]),
-        Example("x == 2**53", inputs={"x": ("float", [2.0**53, 0.5])}, result=[True, False]),
-    ),
+    "a == b",
+    _equality,
+    Example('x == "é"', [True, False, None], {"x": ("string?", ["\u00e9", "e\u0301", None])}),
+    Example("x == 2**53", [True, False], {"x": ("float", [2.0**53, 0.5])}),
 )
 def equal(a: Column, b: Column) -> Column:
     """Whether two values are the same. An int beside a float is compared as a float; NaN equals nothing, and 0.0 equals
@@ -159,86 +128,45 @@ def equal(a: Column, b: Column) -> Column:
     return joined(BOOL, np.equal(*_comparable(a, b)), a, b)
 
 
-@register(
-    "not_equal",
-    family=FAMILY,
-    spelling="a != b",
-    rule=_equality,
-    elementwise=True,
-    examples=(Example("x != 7", inputs={"x": ("id?", [7, 8, None])}, result=[False, True, None]),),
-)
+@_register("not_equal", "a != b", _equality, Example("x != 7", [False, True, None], {"x": ("id?", [7, 8, None])}))
 def not_equal(a: Column, b: Column) -> Column:
     """Whether two values differ: the opposite of `a == b`, so NaN differs from everything. Missing where an input
     is."""
     return joined(BOOL, np.not_equal(*_comparable(a, b)), a, b)
 
 
-@register(
-    "less",
-    family=FAMILY,
-    spelling="a < b",
-    rule=_order,
-    elementwise=True,
-    examples=(Example("x < 1.5", inputs={"x": ("int?", [1, 2, None])}, result=[True, False, None]),),
-)
+@_register("less", "a < b", _order, Example("x < 1.5", [True, False, None], {"x": ("int?", [1, 2, None])}))
 def less(a: Column, b: Column) -> Column:
     """Whether the first of two numbers or times is smaller. An int beside a float is compared as a float, and False for
     NaN. Missing where an input is."""
     return joined(BOOL, np.less(a.values, b.values), a, b)
 
 
-@register(
-    "less_equal",
-    family=FAMILY,
-    spelling="a <= b",
-    rule=_order,
-    elementwise=True,
-    examples=(Example("x <= 0.0", inputs={"x": ("float", [-0.0, 0.1])}, result=[True, False]),),
-)
+@_register("less_equal", "a <= b", _order, Example("x <= 0.0", [True, False], {"x": ("float", [-0.0, 0.1])}))
 def less_equal(a: Column, b: Column) -> Column:
     """Whether the first of two numbers or times is not greater; False for NaN. Missing where an input is."""
     return joined(BOOL, np.less_equal(a.values, b.values), a, b)
 
 
-@register(
-    "greater",
-    family=FAMILY,
-    spelling="a > b",
-    rule=_order,
-    elementwise=True,
-    examples=(Example("x > y", inputs={"x": ("time", [10, 20]), "y": ("time?", [5, None])}, result=[True, None]),),
+@_register(
+    "greater", "a > b", _order, Example("x > y", [True, None], {"x": ("time", [10, 20]), "y": ("time?", [5, None])})
 )
 def greater(a: Column, b: Column) -> Column:
     """Whether the first of two numbers or times is greater; False for NaN. Missing where an input is."""
     return joined(BOOL, np.greater(a.values, b.values), a, b)
 
 
-@register(
-    "greater_equal",
-    family=FAMILY,
-    spelling="a >= b",
-    rule=_order,
-    elementwise=True,
-    examples=(Example("x >= 1", inputs={"x": ("int?", [1, 0, None])}, result=[True, False, None]),),
-)
+@_register("greater_equal", "a >= b", _order, Example("x >= 1", [True, False, None], {"x": ("int?", [1, 0, None])}))
 def greater_equal(a: Column, b: Column) -> Column:
     """Whether the first of two numbers or times is not smaller; False for NaN. Missing where an input is."""
     return joined(BOOL, np.greater_equal(a.values, b.values), a, b)
 
 
-@register(
+@_register(
     "and",
-    family=FAMILY,
-    spelling="a & b",
-    rule=_logic,
-    elementwise=True,
-    examples=(
-        Example(
-            "x & y",
-            inputs={"x": ("bool?", [None, None, True]), "y": ("bool", [False, True, True])},
-            result=[False, None, True],
-        ),
-    ),
+    "a & b",
+    _logic,
+    Example("x & y", [False, None, True], {"x": ("bool?", [None, None, True]), "y": ("bool", [False, True, True])}),
 )
 def logical_and(a: Column, b: Column) -> Column:
     """Whether both are true. A False on either side decides, even beside a missing value; else missing where an input
@@ -247,19 +175,11 @@ def logical_and(a: Column, b: Column) -> Column:
     return Column(BOOL, values, present=_decided(a, b, ~a.values, ~b.values, len(values)))
 
 
-@register(
+@_register(
     "or",
-    family=FAMILY,
-    spelling="a | b",
-    rule=_logic,
-    elementwise=True,
-    examples=(
-        Example(
-            "x | y",
-            inputs={"x": ("bool?", [None, None, False]), "y": ("bool", [True, False, False])},
-            result=[True, None, False],
-        ),
-    ),
+    "a | b",
+    _logic,
+    Example("x | y", [True, None, False], {"x": ("bool?", [None, None, False]), "y": ("bool", [True, False, False])}),
 )
 def logical_or(a: Column, b: Column) -> Column:
     """Whether one of the two is true. A True on either side decides, even beside a missing value; else missing where an
@@ -281,56 +201,35 @@ def _decided(a: Column, b: Column, by_a: Mask, by_b: Mask, num_rows: int) -> Mas
     return spread(present, num_rows)
 
 
-@register(
-    "not",
-    family=FAMILY,
-    spelling="~a",
-    rule=_logic,
-    elementwise=True,
-    examples=(Example("~x", inputs={"x": ("bool?", [True, False, None])}, result=[False, True, None]),),
-)
+@_register("not", "~a", _logic, Example("~x", [False, True, None], {"x": ("bool?", [True, False, None])}))
 def logical_not(a: Column) -> Column:
     """The opposite of a bool. Missing stays missing."""
     return joined(BOOL, ~a.values, a)
 
 
-@register(
+@_register(
     "is_in",
-    family=FAMILY,
-    spelling="a.is_in(values)",
-    rule=_membership,
-    elementwise=True,
-    examples=(
-        Example('x.is_in(["a", "b"])', inputs={"x": ("string?", ["b", "c", None])}, result=[True, False, None]),
-        Example("x.is_in([])", inputs={"x": ("int", [1])}, result=[False]),
-    ),
+    "a.is_in(values)",
+    _membership,
+    Example('x.is_in(["a", "b"])', [True, False, None], {"x": ("string?", ["b", "c", None])}),
+    Example("x.is_in([])", [False], {"x": ("int", [1])}),
 )
 def is_in(a: Column, *, values: list[Any]) -> Column:
     """Whether the value is one of a list of constants: strings by code points, or whole numbers for int, id and time
     (ms). False for an empty list. Missing stays missing."""
     if a.type.kind == "string":
-        known = set(values)
-        strings, codes = used_strings(a)
-        return joined(BOOL, by_string((text in known for text in strings), codes, np.bool_), a)
+        return joined(BOOL, per_text(a, set(values).__contains__, np.bool_), a)
     if not values:
         return joined(BOOL, np.zeros(len(a.values), dtype=np.bool_), a)
     table = np.sort(np.array(values, dtype=np.int64))
     return joined(BOOL, table.take(table.searchsorted(a.values), mode="clip") == a.values, a)
 
 
-@register(
+@_register(
     "if_else",
-    family=FAMILY,
-    spelling="if_else(condition, a, b)",
-    rule=_choice,
-    elementwise=True,
-    examples=(
-        Example(
-            "if_else(x > 0, x, 0.5)",
-            inputs={"x": ("int?", [3, -3, None])},
-            result=[3.0, 0.5, None],
-        ),
-    ),
+    "if_else(condition, a, b)",
+    _choice,
+    Example("if_else(x > 0, x, 0.5)", [3.0, 0.5, None], {"x": ("int?", [3, -3, None])}),
 )
 def if_else(condition: Column, a: Column, b: Column) -> Column:
     """The first value where the condition is true, else the second. Both are of one kind, or numbers: then the result

@@ -6,6 +6,7 @@ is passed over, except by `last`, which gives what the last event has.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from tackboard.features.column import Column, offsets_of, ordered_sum, ranges, spread
 from tackboard.features.frame import Frame
-from tackboard.features.kernels.comparison import by_string, used_strings
-from tackboard.features.operators import AGGREGATING, CHOOSING, Example, Params, TypeClash, need, register
-from tackboard.features.types import FLOAT, INT, SCALARS, VIEW, FeatureType
+from tackboard.features.kernels.arithmetic import one_nan
+from tackboard.features.kernels.text import text_keys
+from tackboard.features.operators import AGGREGATING, CHOOSING, Example, Params, TypeClash, TypeRule, need, register
+from tackboard.features.types import FLOAT, INT, NUMBERS, SCALARS, VIEW, FeatureType
 from tackboard.features.views import INT64_MIN, Positions, View, coded
 
 COUNTABLE = ("bool", "int", "string", "id", "time")
@@ -31,12 +33,27 @@ EVENTS = {
 }
 """What the examples are about: four events, one a day."""
 AT = {"events": EVENTS, "request_ms": 3 * DAY + 1}
+_choosing = functools.partial(register, family=CHOOSING)
+_aggregating = functools.partial(register, family=AGGREGATING)
+
+
+def _gives(result: FeatureType, *column: str) -> TypeRule:
+    """A rule: events, and a column of one of the given kinds where there are any; the result is of type `result`."""
+
+    def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+        if column:
+            need(types, 1, column)
+        return result
+
+    return rule
 
 
 def _duration(params: Params, name: str, *, least: int) -> int:
     value = params.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeClash(f"{name} = {value!r}", allowed="give a duration: days(7), hours(1), minutes(5)")
+        raise TypeClash(
+            f"{name} = {value!r} is not a duration", allowed="give a duration: days(7), hours(1), minutes(5)"
+        )
     if value < 0:
         raise TypeClash(
             f"{name} = {value} ms looks into the future",
@@ -44,39 +61,27 @@ def _duration(params: Params, name: str, *, least: int) -> int:
             fix="give the age of the events, 0 or more",
         )
     if not least <= value <= MAX_DURATION_MS:
-        raise TypeClash(f"{name} = {value} ms", allowed=f"give a duration of {least} ms to 200 years")
+        raise TypeClash(f"{name} = {value} ms is out of range", allowed=f"give a duration of {least} ms to 200 years")
     return value
 
 
-def _no_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types, params
-    return VIEW
-
-
-@register(
+@_choosing(
     "events",
-    family=CHOOSING,
-    spelling="events",
-    rule=_no_rule,
-    examples=(Example("events.count()", [4], AT), Example("events.count()", [3], AT | {"request_ms": 3 * DAY})),
+    "events",
+    _gives(VIEW),
+    Example("events.count()", [4], AT),
+    Example("events.count()", [3], AT | {"request_ms": 3 * DAY}),
 )
 def events(frame: Frame) -> View:
     """All events of the user that were received strictly before the request, oldest first."""
     return frame.visible
 
 
-def _where_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    need(types, 1, ("bool",))
-    return VIEW
-
-
-@register(
+@_choosing(
     "where",
-    family=CHOOSING,
-    spelling="events.where(condition)",
-    rule=_where_rule,
-    examples=(Example('events.where(events.action == "click").count()', [2], AT),),
+    "events.where(condition)",
+    _gives(VIEW, "bool"),
+    Example('events.where(events.action == "click").count()', [2], AT),
 )
 def where(frame: Frame, view: View, condition: Column) -> View:
     """The events for which a condition on their own columns holds; a missing condition does not hold."""
@@ -84,41 +89,32 @@ def where(frame: Frame, view: View, condition: Column) -> View:
     return view.keep(spread(held, frame.num_events))
 
 
-def _within_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types
+def _within_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     _duration(params, "duration_ms", least=1)
     return VIEW
 
 
-@register(
-    "within",
-    family=CHOOSING,
-    spelling="events.within(duration)",
-    rule=_within_rule,
-    examples=(Example("events.within(days(2)).count()", [2], AT),),
-)
+@_choosing("within", "events.within(duration)", _within_rule, Example("events.within(days(2)).count()", [2], AT))
 def within(frame: Frame, view: View, *, duration_ms: int) -> View:
     """The events younger than a duration at the time of the request."""
     return view.from_time(frame.event_times, _back(frame.times_of(view), duration_ms))
 
 
-def _between_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types
+def _between_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     oldest, newest = _duration(params, "oldest_ms", least=1), _duration(params, "newest_ms", least=0)
     if newest >= oldest:
         raise TypeClash(
-            f"oldest_ms = {oldest}, newest_ms = {newest}",
+            f"oldest_ms = {oldest} is not above newest_ms = {newest}",
             allowed="give the larger age first: events.between(days(7), days(1))",
         )
     return VIEW
 
 
-@register(
+@_choosing(
     "between",
-    family=CHOOSING,
-    spelling="events.between(oldest, newest)",
-    rule=_between_rule,
-    examples=(Example("events.between(days(3), days(1)).count()", [2], AT),),
+    "events.between(oldest, newest)",
+    _between_rule,
+    Example("events.between(days(3), days(1)).count()", [2], AT),
 )
 def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View:
     """The events younger than `oldest` and at least as old as `newest`."""
@@ -139,20 +135,22 @@ def _back(times: Positions, duration_ms: int) -> Positions:
     return np.where(with_room, times - np.int64(duration_ms - 1), INT64_MIN)
 
 
-def _newest_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types
+def _check_count(params: Params, most: int, what: str) -> None:
     count = params.get("count")
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1_000_000:
-        raise TypeClash(f"count = {count!r}", allowed="give 1 to 1,000,000 events")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+        raise TypeClash(f"count = {count!r} is out of range", allowed=f"give 1 to {most:,} {what}")
+
+
+def _newest_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    _check_count(params, 1_000_000, "events")
     return VIEW
 
 
-@register(
+@_choosing(
     "newest",
-    family=CHOOSING,
-    spelling="events.newest(count)",
-    rule=_newest_rule,
-    examples=(Example('events.newest(3).where(events.action == "click").count()', [1], AT),),
+    "events.newest(count)",
+    _newest_rule,
+    Example('events.newest(3).where(events.action == "click").count()', [1], AT),
 )
 def newest(frame: Frame, view: View, *, count: int) -> View:
     """The last `count` of the events; the order of choices matters: the newest three, and of these the clicks."""
@@ -160,25 +158,24 @@ def newest(frame: Frame, view: View, *, count: int) -> View:
     return view.newest(count)
 
 
-def _matching_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
+def _matching_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     column, value = need(types, 1, ("int", "id", "string", "time")), types[2]
     if value.kind != column.kind and (column.kind, value.kind) != ("id", "int"):
         raise TypeClash(f"{column} is matched with {value}", allowed="give two values of one kind")
     return VIEW
 
 
-@register(
+@_choosing(
     "matching",
-    family=CHOOSING,
-    spelling="events.matching(column, value)",
-    rule=_matching_rule,
-    examples=(
-        Example("events.matching(events.item, x.hash_id()).count()", [2, 0], AT | {"x": ("int", [1, 9])}),
-        Example("events.matching(events.item, x.hash_id()).last(events.time).is_missing()", [False, True],
-                AT | {"x": ("int", [1, 9])}),
+    "events.matching(column, value)",
+    _matching_rule,
+    Example("events.matching(events.item, x.hash_id()).count()", [2, 0], AT | {"x": ("int", [1, 9])}),
+    Example(
+        "events.matching(events.item, x.hash_id()).last(events.time).is_missing()",
+        [False, True],
+        AT | {"x": ("int", [1, 9])},
     ),
-)  # fmt: skip
+)
 def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
     """The events whose column equals a value of the request or the candidate; missing values match nothing."""
     if column.present is not None:
@@ -196,16 +193,9 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
 
 def _keys(*columns: Column) -> list[Positions]:
     """Columns of one kind as int64 that are equal where the values are; small numbers for strings."""
-    known: dict[str, int] = {}
-    keys = []
-    for column in columns:
-        if column.dictionary is None:
-            keys.append(column.values.astype(np.int64, copy=False))
-        else:
-            strings, codes = used_strings(column)
-            numbers = [known.setdefault(text, len(known)) for text in strings.tolist()]
-            keys.append(by_string(numbers, codes, np.int64))
-    return keys
+    if columns[0].dictionary is not None:
+        return text_keys(*columns)
+    return [column.values.astype(np.int64, copy=False) for column in columns]
 
 
 def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
@@ -222,35 +212,18 @@ def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
     return order, pairs[order]
 
 
-def _count_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del types, params
-    return INT
-
-
-@register(
-    "count",
-    family=AGGREGATING,
-    spelling="events.count()",
-    rule=_count_rule,
-    examples=(Example('events.where(events.action == "like").count()', [0], AT),),
-)
+@_aggregating("count", "events.count()", _gives(INT), Example('events.where(events.action == "like").count()', [0], AT))
 def count(frame: Frame, view: View) -> Column:
     """How many events there are; 0 where there are none."""
     del frame
     return Column(INT, view.lengths)
 
 
-def _last_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    return types[1].with_nullable(True)
-
-
-@register(
+@_aggregating(
     "last",
-    family=AGGREGATING,
-    spelling="events.last(column)",
-    rule=_last_rule,
-    examples=(Example('events.where(events.action == "click").last(events.item)', [1], AT),),
+    "events.last(column)",
+    lambda types, _params: types[1].with_nullable(True),
+    Example('events.where(events.action == "click").last(events.item)', [1], AT),
 )
 def last(frame: Frame, view: View, column: Column) -> Column:
     """The column of the last event; missing where there is no event, or where that event misses it."""
@@ -267,18 +240,11 @@ def last(frame: Frame, view: View, column: Column) -> Column:
     return Column(values.type, values.values, present=present, dictionary=values.dictionary)
 
 
-def _distinct_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    need(types, 1, COUNTABLE)
-    return INT
-
-
-@register(
+@_aggregating(
     "count_distinct",
-    family=AGGREGATING,
-    spelling="events.distinct(column)",
-    rule=_distinct_rule,
-    examples=(Example("events.distinct(events.item)", [3], AT),),
+    "events.distinct(column)",
+    _gives(INT, *COUNTABLE),
+    Example("events.distinct(events.item)", [3], AT),
 )
 def count_distinct(frame: Frame, view: View, column: Column) -> Column:
     """How many distinct values the column has among the events."""
@@ -300,17 +266,15 @@ def count_distinct(frame: Frame, view: View, column: Column) -> Column:
     return Column(INT, np.bincount(rows[is_new], minlength=len(view)).astype(np.int64))
 
 
-def _sum_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    return FLOAT if need(types, 1, ("bool", "int", "float")).kind == "float" else INT
+def _sum_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
+    return FLOAT if need(types, 1, NUMBERS).kind == "float" else INT
 
 
-@register(
+@_aggregating(
     "sum",
-    family=AGGREGATING,
-    spelling="events.sum(column)",
-    rule=_sum_rule,
-    examples=(Example('events.sum(if_else(events.action == "click", 1.0, 0.5))', [3.0], AT),),
+    "events.sum(column)",
+    _sum_rule,
+    Example('events.sum(if_else(events.action == "click", 1.0, 0.5))', [3.0], AT),
 )
 def sum_(frame: Frame, view: View, column: Column) -> Column:
     """The sum of the column, 0 without events; floats are added in the order of the events, ints wrap at 64 bits."""
@@ -328,18 +292,11 @@ def sum_(frame: Frame, view: View, column: Column) -> Column:
     return Column(INT, before[view.ends] - before[view.starts])
 
 
-def _mean_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
-    need(types, 1, ("bool", "int", "float"))
-    return FLOAT.with_nullable(True)
-
-
-@register(
+@_aggregating(
     "mean",
-    family=AGGREGATING,
-    spelling="events.mean(column)",
-    rule=_mean_rule,
-    examples=(Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),),
+    "events.mean(column)",
+    _gives(FLOAT.with_nullable(True), *NUMBERS),
+    Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),
 )
 def mean(frame: Frame, view: View, column: Column) -> Column:
     """The mean of the column, added in the order of the events; missing where no event has a value."""
@@ -349,29 +306,26 @@ def mean(frame: Frame, view: View, column: Column) -> Column:
     return Column(FLOAT, total / np.maximum(counts, 1), present=counts > 0)
 
 
-def _extreme_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
+def _extreme_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     return need(types, 1, ("int", "float", "time")).with_nullable(True)
 
 
-@register(
+@_aggregating(
     "max",
-    family=AGGREGATING,
-    spelling="events.max(column)",
-    rule=_extreme_rule,
-    examples=(Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),),
+    "events.max(column)",
+    _extreme_rule,
+    Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),
 )
 def max_(frame: Frame, view: View, column: Column) -> Column:
     """The largest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
     return _extreme(frame, view, column, np.maximum)
 
 
-@register(
+@_aggregating(
     "min",
-    family=AGGREGATING,
-    spelling="events.min(column)",
-    rule=_extreme_rule,
-    examples=(Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),),
+    "events.min(column)",
+    _extreme_rule,
+    Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),
 )
 def min_(frame: Frame, view: View, column: Column) -> Column:
     """The smallest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
@@ -387,23 +341,21 @@ def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
         result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
     if result.dtype == np.float64:
         # Which of -0.0 and 0.0, and which of several NaNs, comes out is up to the processor.
-        result += 0.0
-        result[np.isnan(result)] = np.nan
+        result = one_nan(result + 0.0)
     return Column(column.type, result, present=some)
 
 
 def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    need(types, 1, ("bool", "int", "float"))
+    need(types, 1, NUMBERS)
     _duration(params, "half_life_ms", least=1)
     return FLOAT
 
 
-@register(
+@_aggregating(
     "decayed_sum",
-    family=AGGREGATING,
-    spelling="events.decayed_sum(column, half_life=…)",
-    rule=_decay_rule,
-    examples=(Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),),
+    "events.decayed_sum(column, half_life=…)",
+    _decay_rule,
+    Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),
 )
 def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) -> Column:
     """The sum of the column times 0.5 to the power of age over half-life, added in the order of the events.
@@ -421,19 +373,12 @@ def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) 
 
 
 def _top_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    column, count_ = need(types, 1, ("int", "id", "string")), params.get("count")
-    if not isinstance(count_, int) or isinstance(count_, bool) or not 1 <= count_ <= 10_000:
-        raise TypeClash(f"count = {count_!r}", allowed="give 1 to 10,000 values")
+    column = need(types, 1, ("int", "id", "string"))
+    _check_count(params, 10_000, "values")
     return column.in_list()
 
 
-@register(
-    "top",
-    family=AGGREGATING,
-    spelling="events.top(column, count)",
-    rule=_top_rule,
-    examples=(Example("events.top(events.item, 2)", [[1, 3]], AT),),
-)
+@_aggregating("top", "events.top(column, count)", _top_rule, Example("events.top(events.item, 2)", [[1, 3]], AT))
 def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     """The most frequent values of the column, most frequent first; of equally frequent ones the more recent first."""
     column = _all_events(column, frame)
@@ -498,8 +443,7 @@ def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
     return last - (packed & ((1 << place_bits) - 1))
 
 
-def _collect_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
-    del params
+def _collect_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     column = need(types, 1, SCALARS)
     if column.nullable:
         raise TypeClash(
@@ -508,12 +452,8 @@ def _collect_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType
     return column.in_list()
 
 
-@register(
-    "collect",
-    family=AGGREGATING,
-    spelling="events.collect(column)",
-    rule=_collect_rule,
-    examples=(Example("events.newest(2).collect(events.item)", [[1, 3]], AT),),
+@_aggregating(
+    "collect", "events.collect(column)", _collect_rule, Example("events.newest(2).collect(events.item)", [[1, 3]], AT)
 )
 def collect(frame: Frame, view: View, column: Column) -> Column:
     """The column of all the events as a list, oldest first."""
@@ -538,18 +478,15 @@ def _sequence_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     return FeatureType("sequence", columns=tuple(zip(map(str, names), types, strict=True)))
 
 
-@register(
+@_aggregating(
     "sequence",
-    family=AGGREGATING,
-    spelling="sequence(name=list, …)",
-    rule=_sequence_rule,
-    examples=(
-        Example(
-            "sequence(item=events.newest(2).collect(events.item), gap_ms=events.newest(2).collect(events.time)"
-            ".differences())",
-            [{"item": [1, 3], "gap_ms": [0, DAY]}],
-            AT,
-        ),
+    "sequence(name=list, …)",
+    _sequence_rule,
+    Example(
+        "sequence(item=events.newest(2).collect(events.item), gap_ms=events.newest(2).collect(events.time)"
+        ".differences())",
+        [{"item": [1, 3], "gap_ms": [0, DAY]}],
+        AT,
     ),
 )
 def sequence(frame: Frame, *columns: Column, names: list[str]) -> Column:

@@ -7,6 +7,7 @@ trained on them and never change; the tests hold golden values.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from tackboard.core.hashing import MAX_ROWS, mix64, remembered_string_id, row_ids
 from tackboard.features.column import Column
 from tackboard.features.kernels.arithmetic import joined
-from tackboard.features.kernels.comparison import by_string, need_constant, used_strings
+from tackboard.features.kernels.comparison import need_constant
+from tackboard.features.kernels.text import per_text
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
 from tackboard.features.types import ID, INT, STRING, FeatureType
 
-FAMILY = "ids"
+_register = functools.partial(register, family="ids", elementwise=True)
 HASHABLE = ("string", "int", "bool", "time", "id")
 CROSS_SEED = 0
 """No table's hash function has this seed: `core.hashing.table_seed` begins at 1."""
@@ -70,21 +72,16 @@ def _indexed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 
 def _ids(column: Column) -> NDArray[Any]:
     if column.type.kind == "string":
-        strings, codes = used_strings(column)
-        return by_string([remembered_string_id(text) for text in strings.tolist()], codes, np.int64)
+        return per_text(column, remembered_string_id, np.int64)
     return column.values.astype(np.int64, copy=False)
 
 
-@register(
+@_register(
     "hash_id",
-    family=FAMILY,
-    spelling="a.hash_id()",
-    rule=_hashed,
-    elementwise=True,
-    examples=(
-        Example("x.hash_id()", inputs={"x": ("string?", ["a", None])}, result=[3405396810240292928, None]),
-        Example("x.hash_id()", inputs={"x": ("int", [-7])}, result=[-7]),
-    ),
+    "a.hash_id()",
+    _hashed,
+    Example("x.hash_id()", [3405396810240292928, None], {"x": ("string?", ["a", None])}),
+    Example("x.hash_id()", [-7], {"x": ("int", [-7])}),
 )
 def hash_id(a: Column) -> Column:
     """The id of a value: a string's is a hash of its code points (composed and decomposed letters differ: see
@@ -92,18 +89,14 @@ def hash_id(a: Column) -> Column:
     return joined(ID, _ids(a), a)
 
 
-@register(
+@_register(
     "cross",
-    family=FAMILY,
-    spelling="cross(a, b, ...)",
-    rule=_crossed,
-    elementwise=True,
-    examples=(
-        Example(
-            "cross(x, y) == cross(y, x)",
-            inputs={"x": ("string", ["de", "de", "de"]), "y": ("string?", ["shoes", "de", None])},
-            result=[False, True, None],
-        ),
+    "cross(a, b, ...)",
+    _crossed,
+    Example(
+        "cross(x, y) == cross(y, x)",
+        [False, True, None],
+        {"x": ("string", ["de", "de", "de"]), "y": ("string?", ["shoes", "de", None])},
     ),
 )
 def cross(*columns: Column) -> Column:
@@ -115,13 +108,11 @@ def cross(*columns: Column) -> Column:
     return joined(ID, mixed.view(np.int64), *columns)
 
 
-@register(
+@_register(
     "bucket_hash",
-    family=FAMILY,
-    spelling="a.bucket_hash(num_buckets, seed=0)",
-    rule=_bucketed,
-    elementwise=True,
-    examples=(Example("x.bucket_hash(1000)", inputs={"x": ("id?", [0, 1, -1, None])}, result=[802, 35, 96, None]),),
+    "a.bucket_hash(num_buckets, seed=0)",
+    _bucketed,
+    Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
     """An int from 0 to num_buckets - 1 for an id, spread evenly: the row that a table of one hash would give it. Two
@@ -129,21 +120,14 @@ def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
 
-@register(
+@_register(
     "index_in",
-    family=FAMILY,
-    spelling="a.index_in(names)",
-    rule=_indexed,
-    elementwise=True,
-    examples=(
-        Example(
-            'x.index_in(["click", "save"])', inputs={"x": ("string?", ["save", "hide", None])}, result=[2, 0, None]
-        ),
-    ),
+    "a.index_in(names)",
+    _indexed,
+    Example('x.index_in(["click", "save"])', [2, 0, None], {"x": ("string?", ["save", "hide", None])}),
 )
 def index_in(a: Column, *, names: list[str]) -> Column:
     """The position of a string in a list of names, counted from 1; 0 for a string that is not in it. Strings are
     compared by code points. Missing stays missing: `.fill_missing(0)` joins it with the unknown ones."""
     index = {name: position for position, name in enumerate(names, start=1)}
-    strings, codes = used_strings(a)
-    return joined(INT, by_string((index.get(text, 0) for text in strings), codes, np.int64), a)
+    return joined(INT, per_text(a, lambda text: index.get(text, 0), np.int64), a)

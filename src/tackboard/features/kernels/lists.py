@@ -11,21 +11,24 @@ In `has` and `overlap` a column of one row spreads over the other's rows, which 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.features.column import Column, Mask, both_present, offsets_of, ordered_sum, ranges, spread
-from tackboard.features.kernels.text import per_text, renumber, used_texts
+from tackboard.features.column import Column, Mask, offsets_of, ordered_sum, ranges
+from tackboard.features.kernels.arithmetic import joined, one_nan
+from tackboard.features.kernels.text import per_text, text_keys
 from tackboard.features.operators import Example, Params, TypeClash, TypeRule, any_missing, need, register
 from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, FeatureType
 
 LIMIT = 2**31
 """Positions and lengths that a user writes are below this."""
 FEW = 12
-"""So many keys are compared with one after the other, which is then faster than searching among them."""
+"""Up to this many keys are compared one after the other, which is faster than searching among them."""
 Ints = NDArray[np.int64]
+_register = functools.partial(register, family="lists")
 
 
 def _tight(column: Column) -> tuple[Column, Ints]:
@@ -83,23 +86,14 @@ def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
 def _keys(*columns: Column) -> list[Ints]:
     """One int64 per value, for each of `columns`; two values are the same where their keys are equal."""
     if columns[0].dictionary is not None:
-        known: dict[str, int] = {}
-        keys = []
-        for column in columns:
-            codes, texts = used_texts(column)
-            used, codes = renumber(codes, len(texts))
-            table = np.fromiter((known.setdefault(text, len(known)) for text in texts[used]), np.int64, len(used))
-            keys.append(table[codes])
-        return keys
+        return text_keys(*columns)
     return [_number_keys(column.values) for column in columns]
 
 
 def _number_keys(values: NDArray[Any]) -> Ints:
     if values.dtype != np.float64:
         return values.astype(np.int64, copy=False)
-    plain = values + 0.0  # -0.0 becomes 0.0
-    plain[np.isnan(plain)] = np.nan  # one NaN of the many
-    return plain.view(np.int64)
+    return one_nan(values + 0.0).view(np.int64)  # -0.0 becomes 0.0
 
 
 def _need_list(types: tuple[FeatureType, ...], position: int, elements: tuple[str, ...] = SCALARS) -> FeatureType:
@@ -176,15 +170,12 @@ def _differences_rule(types: tuple[FeatureType, ...], _params: Params) -> Featur
     return (given if given.element == "float" else INT.in_list()).with_nullable(given.nullable)
 
 
-@register(
+@_register(
     "length",
-    family="lists",
-    spelling="a.length()",
-    rule=_length_rule,
-    examples=(
-        Example(code="a.length()", inputs={"a": ("list[int]?", [[5, 6], [], None])}, result=[2, 0, None]),
-        Example(code="a.length()", inputs={"a": ("string", ["caf\u00e9", "cafe\u0301"])}, result=[4, 5]),
-    ),
+    "a.length()",
+    _length_rule,
+    Example("a.length()", [2, 0, None], {"a": ("list[int]?", [[5, 6], [], None])}),
+    Example("a.length()", [4, 5], {"a": ("string", ["caf\u00e9", "cafe\u0301"])}),
 )
 def length(a: Column) -> Column:
     """The number of elements of a list, or of a string's Unicode code points. Missing where the list or string is."""
@@ -193,15 +184,12 @@ def length(a: Column) -> Column:
     return Column(INT, per_text(a, len, np.int64), present=a.present)
 
 
-@register(
+@_register(
     "at",
-    family="lists",
-    spelling="a.at(index)",
-    rule=_at_rule,
-    examples=(
-        Example(code="a.at(-1)", inputs={"a": ("list[int]?", [[5, 6, 7], [8], [], None])}, result=[7, 8, None, None]),
-        Example(code="a.at(1)", inputs={"a": ("vector[2]", [[0.5, 1.5]])}, result=[1.5]),
-    ),
+    "a.at(index)",
+    _at_rule,
+    Example("a.at(-1)", [7, 8, None, None], {"a": ("list[int]?", [[5, 6, 7], [8], [], None])}),
+    Example("a.at(1)", [1.5], {"a": ("vector[2]", [[0.5, 1.5]])}),
 )
 def at(a: Column, *, index: int) -> Column:
     """The element of a list, or the component of a vector, at position `index`: 0 is the first, -1 the last.
@@ -221,18 +209,11 @@ def at(a: Column, *, index: int) -> Column:
     return Column(a.type.of_elements(), values, present=present, dictionary=a.dictionary)
 
 
-@register(
+@_register(
     "take",
-    family="lists",
-    spelling="a.take(count)",
-    rule=_take_rule,
-    examples=(
-        Example(
-            code="a.take(2)",
-            inputs={"a": ("list[int]?", [[5, 6, 7], [8], [], None])},
-            result=[[5, 6], [8], [], None],
-        ),
-    ),
+    "a.take(count)",
+    _take_rule,
+    Example("a.take(2)", [[5, 6], [8], [], None], {"a": ("list[int]?", [[5, 6, 7], [8], [], None])}),
 )
 def take(a: Column, *, count: int) -> Column:
     """The first `count` elements of a list, all of them where there are fewer. Missing where the list is."""
@@ -245,18 +226,11 @@ def take(a: Column, *, count: int) -> Column:
     return Column(a.type, values, present=a.present, offsets=offsets_of(lengths), dictionary=a.dictionary)
 
 
-@register(
+@_register(
     "distinct_list",
-    family="lists",
-    spelling="a.distinct()",
-    rule=_same_list,
-    examples=(
-        Example(
-            code="a.distinct()",
-            inputs={"a": ("list[string]?", [["b", "a", "b"], [], None])},
-            result=[["b", "a"], [], None],
-        ),
-    ),
+    "a.distinct()",
+    _same_list,
+    Example("a.distinct()", [["b", "a"], [], None], {"a": ("list[string]?", [["b", "a", "b"], [], None])}),
 )
 def distinct_list(a: Column) -> Column:
     """The list without repetitions, in the order of first appearance. Missing where the list is.
@@ -270,19 +244,16 @@ def distinct_list(a: Column) -> Column:
     return Column(a.type, a.values[keep], present=a.present, offsets=kept_before[offsets], dictionary=a.dictionary)
 
 
-@register(
+@_register(
     "has",
-    family="lists",
-    spelling="a.has(x)",
-    rule=_has_rule,
-    broadcasts=True,
-    examples=(
-        Example(
-            code="a.has(x)",
-            inputs={"a": ("list[id]", [[5, 6], [5, 6], [], [5]]), "x": ("id?", [6, 7, 7, None])},
-            result=[True, False, False, None],
-        ),
+    "a.has(x)",
+    _has_rule,
+    Example(
+        "a.has(x)",
+        [True, False, False, None],
+        {"a": ("list[id]", [[5, 6], [5, 6], [], [5]]), "x": ("id?", [6, 7, 7, None])},
     ),
+    broadcasts=True,
 )
 def has(a: Column, b: Column) -> Column:
     """Whether `x` is among the elements of a list; false for an empty list. Missing where the list or `x` is.
@@ -298,22 +269,17 @@ def has(a: Column, b: Column) -> Column:
         rows = _rows(offsets)
         found = np.zeros(len(a), dtype=np.bool_)
         found[rows[keys == (wanted if len(wanted) == 1 else wanted[rows])]] = True
-    return Column(BOOL, found, present=spread(both_present(a, b), len(found)))
+    return joined(BOOL, found, a, b)
 
 
-@register(
+@_register(
     "overlap",
-    family="lists",
-    spelling="a.overlap(b)",
-    rule=_overlap_rule,
-    broadcasts=True,
-    examples=(
-        Example(
-            code="a.overlap(b)",
-            inputs={"a": ("list[int]", [[1, 2, 2, 3], [1]]), "b": ("list[int]?", [[2, 2, 3, 9], None])},
-            result=[2, None],
-        ),
+    "a.overlap(b)",
+    _overlap_rule,
+    Example(
+        "a.overlap(b)", [2, None], {"a": ("list[int]", [[1, 2, 2, 3], [1]]), "b": ("list[int]?", [[2, 2, 3, 9], None])}
     ),
+    broadcasts=True,
 )
 def overlap(a: Column, b: Column) -> Column:
     """The number of distinct elements that two lists have in common. Missing where either list is.
@@ -337,18 +303,15 @@ def overlap(a: Column, b: Column) -> Column:
         keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
         rows = rows[1:][(keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]]
     counts = np.bincount(rows, minlength=len(a)).astype(np.int64, copy=False)
-    return Column(INT, counts, present=spread(both_present(a, b), len(a)))
+    return joined(INT, counts, a, b)
 
 
-@register(
+@_register(
     "list_sum",
-    family="lists",
-    spelling="a.sum()",
-    rule=_sum_rule,
-    examples=(
-        Example(code="a.sum()", inputs={"a": ("list[float]?", [[0.5, 1.0], [], None])}, result=[1.5, 0.0, None]),
-        Example(code="a.sum()", inputs={"a": ("list[bool]", [[True, False, True]])}, result=[2]),
-    ),
+    "a.sum()",
+    _sum_rule,
+    Example("a.sum()", [1.5, 0.0, None], {"a": ("list[float]?", [[0.5, 1.0], [], None])}),
+    Example("a.sum()", [2], {"a": ("list[bool]", [[True, False, True]])}),
 )
 def list_sum(a: Column) -> Column:
     """The sum of a list of numbers, 0 for an empty one. Missing where the list is.
@@ -357,22 +320,17 @@ def list_sum(a: Column) -> Column:
     """
     a, offsets = _tight(a)
     if a.values.dtype == np.float64:
-        return Column(FLOAT, _float_sums(a.values, offsets), present=a.present)
+        return Column(FLOAT, ordered_sum(a.values, _rows(offsets), len(a)), present=a.present)
     # Differences of running sums are exact even where these wrap around.
     running = offsets_of(a.values)
     return Column(INT, running[offsets[1:]] - running[offsets[:-1]], present=a.present)
 
 
-def _float_sums(values: NDArray[np.float64], offsets: Ints) -> NDArray[np.float64]:
-    return ordered_sum(values, _rows(offsets), len(offsets) - 1)
-
-
-@register(
+@_register(
     "list_mean",
-    family="lists",
-    spelling="a.mean()",
-    rule=_from_list(FLOAT, NUMBERS, missing_if_empty=True),
-    examples=(Example(code="a.mean()", inputs={"a": ("list[int]?", [[1, 2], [], None])}, result=[1.5, None, None]),),
+    "a.mean()",
+    _from_list(FLOAT, NUMBERS, missing_if_empty=True),
+    Example("a.mean()", [1.5, None, None], {"a": ("list[int]?", [[1, 2], [], None])}),
 )
 def list_mean(a: Column) -> Column:
     """The mean of a list of numbers, as a float. Missing where the list is empty or missing.
@@ -381,7 +339,7 @@ def list_mean(a: Column) -> Column:
     """
     a, offsets = _tight(a)
     lengths = np.diff(offsets)
-    means = _float_sums(a.values.astype(np.float64, copy=False), offsets) / lengths
+    means = ordered_sum(a.values.astype(np.float64, copy=False), _rows(offsets), len(a)) / lengths
     return Column(FLOAT, means, present=_not_empty(a, lengths))
 
 
@@ -392,12 +350,11 @@ def _not_empty(column: Column, lengths: Ints) -> Mask | None:
     return None if filled.all() else filled
 
 
-@register(
+@_register(
     "list_max",
-    family="lists",
-    spelling="a.max()",
-    rule=_from_list(None, (*NUMBERS, "time"), missing_if_empty=True),
-    examples=(Example(code="a.max()", inputs={"a": ("list[int]?", [[1, 3, 2], [], None])}, result=[3, None, None]),),
+    "a.max()",
+    _from_list(None, (*NUMBERS, "time"), missing_if_empty=True),
+    Example("a.max()", [3, None, None], {"a": ("list[int]?", [[1, 3, 2], [], None])}),
 )
 def list_max(a: Column) -> Column:
     """The largest element of a list of numbers or times; NaN where the list has one. Missing where it is empty or
@@ -412,22 +369,16 @@ def list_max(a: Column) -> Column:
         largest[filled] = np.maximum.reduceat(a.values, offsets[:-1][filled])
     if largest.dtype == np.float64:
         # Which of -0.0 and 0.0, and which of several NaNs, comes out of `maximum` is up to the processor.
-        largest += 0.0
-        largest[np.isnan(largest)] = np.nan
+        largest = one_nan(largest + 0.0)
     return Column(a.type.of_elements(), largest, present=_not_empty(a, lengths))
 
 
-@register(
+@_register(
     "differences",
-    family="lists",
-    spelling="a.differences()",
-    rule=_differences_rule,
-    examples=(
-        Example(
-            code="a.differences()",
-            inputs={"a": ("list[time]?", [[1000, 1500, 1200], [7], [], None])},
-            result=[[0, 500, -300], [0], [], None],
-        ),
+    "a.differences()",
+    _differences_rule,
+    Example(
+        "a.differences()", [[0, 500, -300], [0], [], None], {"a": ("list[time]?", [[1000, 1500, 1200], [7], [], None])}
     ),
 )
 def differences(a: Column) -> Column:

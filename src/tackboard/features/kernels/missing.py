@@ -7,6 +7,7 @@ that filling never changes a type.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -14,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.features.column import DTYPES, Column, Mask, offsets_of
-from tackboard.features.kernels.comparison import by_string, common_type, in_one_dictionary, need_constant, used_strings
+from tackboard.features.kernels.comparison import common_type, in_one_dictionary, need_constant
+from tackboard.features.kernels.text import per_text, used_texts
 from tackboard.features.operators import Example, Params, TypeClash, need, register
 from tackboard.features.types import BOOL, FLOAT, KINDS, SCALARS, FeatureType
 
-FAMILY = "missing values"
+_register = functools.partial(register, family="missing values")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -32,11 +34,11 @@ def _filling(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     value = params.get("value")
     if given.kind == "list":
         if not isinstance(value, list | tuple) or len(value) > 0:
-            raise TypeClash(f"{str(value)[:40]!r} is no value for {given}", allowed="a list is filled with []")
+            raise TypeClash(f"{str(value)[:40]!r} is not a value of type {given}", allowed="a list is filled with []")
     elif given.kind == "vector":
         need_constant(FLOAT, value)
         if not isinstance(value, int | float) or math.fabs(value) > FLOAT32_MAX:
-            raise TypeClash(f"{value} is no value for {given}", allowed=f"at most {FLOAT32_MAX}, a 32-bit float")
+            raise TypeClash(f"{value} is not a value of type {given}", allowed=f"at most {FLOAT32_MAX}, a 32-bit float")
     else:
         need_constant(given.with_nullable(False), value)
     return given.with_nullable(False)
@@ -58,12 +60,8 @@ def _unless_infinite(types: tuple[FeatureType, ...], _params: Params) -> Feature
     return need(types, 0, ("float",)).with_nullable(True)
 
 
-@register(
-    "is_missing",
-    family=FAMILY,
-    spelling="a.is_missing()",
-    rule=_any_kind,
-    examples=(Example("x.is_missing()", inputs={"x": ("string?", ["", None])}, result=[False, True]),),
+@_register(
+    "is_missing", "a.is_missing()", _any_kind, Example("x.is_missing()", [False, True], {"x": ("string?", ["", None])})
 )
 def is_missing(a: Column) -> Column:
     """Whether the value is missing. Of any kind; NaN, an empty string and an empty list are not missing. Never missing
@@ -71,16 +69,13 @@ def is_missing(a: Column) -> Column:
     return Column(BOOL, np.zeros(len(a), dtype=np.bool_) if a.present is None else ~a.present)
 
 
-@register(
+@_register(
     "fill_missing",
-    family=FAMILY,
-    spelling="a.fill_missing(value)",
-    rule=_filling,
-    examples=(
-        Example("x.fill_missing(0.5)", inputs={"x": ("float?", [1.0, None])}, result=[1.0, 0.5]),
-        Example("x.fill_missing(0)", inputs={"x": ("vector[2]?", [[1.0, 2.0], None])}, result=[[1.0, 2.0], [0.0, 0.0]]),
-        Example("x.fill_missing([])", inputs={"x": ("list[int]?", [[1], None])}, result=[[1], []]),
-    ),
+    "a.fill_missing(value)",
+    _filling,
+    Example("x.fill_missing(0.5)", [1.0, 0.5], {"x": ("float?", [1.0, None])}),
+    Example("x.fill_missing(0)", [[1.0, 2.0], [0.0, 0.0]], {"x": ("vector[2]?", [[1.0, 2.0], None])}),
+    Example("x.fill_missing([])", [[1], []], {"x": ("list[int]?", [[1], None])}),
 )
 def fill_missing(a: Column, *, value: Any) -> Column:
     """The value, or a constant of the same kind where it is missing: text for a string, a whole number for int, id and
@@ -95,10 +90,9 @@ def fill_missing(a: Column, *, value: Any) -> Column:
         values = a.values[a.offsets[0] : a.offsets[-1]][keep]
         return Column(type_, values, offsets=offsets_of(lengths * a.present), dictionary=a.dictionary)
     if a.dictionary is not None:
-        strings, codes = used_strings(a)
-        dictionary = np.empty(len(strings) + 1, dtype=np.object_)
-        dictionary[:-1], dictionary[-1] = strings, value
-        return Column(type_, np.where(a.present, codes, len(strings)), dictionary=dictionary)
+        codes, texts = used_texts(a)
+        dictionary = np.append(texts, np.array([value], dtype=np.object_))
+        return Column(type_, np.where(a.present, codes, len(texts)), dictionary=dictionary)
     if type_.kind == "vector":
         return Column(type_, np.where(a.present[:, None], a.values, DTYPES["vector"](value)))
     values = a.values.copy()
@@ -106,18 +100,11 @@ def fill_missing(a: Column, *, value: Any) -> Column:
     return Column(type_, values)
 
 
-@register(
+@_register(
     "coalesce",
-    family=FAMILY,
-    spelling="coalesce(a, b, ...)",
-    rule=_first_present,
-    examples=(
-        Example(
-            "coalesce(x, y, 0.5)",
-            inputs={"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])},
-            result=[1.0, 8.0, 0.5],
-        ),
-    ),
+    "coalesce(a, b, ...)",
+    _first_present,
+    Example("coalesce(x, y, 0.5)", [1.0, 8.0, 0.5], {"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])}),
 )
 def coalesce(*columns: Column) -> Column:
     """The first of the values that is not missing. All are scalars of one kind or vectors of one width, or numbers:
@@ -137,36 +124,29 @@ def coalesce(*columns: Column) -> Column:
     return Column(type_, values.astype(DTYPES[type_.kind], copy=False), present=present, dictionary=dictionary)
 
 
-@register(
+@_register(
     "missing_if",
-    family=FAMILY,
-    spelling="a.missing_if(value)",
-    rule=_unless_value,
-    examples=(
-        Example("x.missing_if(-1)", inputs={"x": ("int", [3, -1])}, result=[3, None]),
-        Example('x.missing_if("")', inputs={"x": ("string?", ["a", "", None])}, result=["a", None, None]),
-    ),
+    "a.missing_if(value)",
+    _unless_value,
+    Example("x.missing_if(-1)", [3, None], {"x": ("int", [3, -1])}),
+    Example('x.missing_if("")', ["a", None, None], {"x": ("string?", ["a", "", None])}),
 )
 def missing_if(a: Column, *, value: Any) -> Column:
     """The value, but missing where it equals a constant of the same kind: for data that writes -1 or "" for unknown.
     -0.0 equals 0.0. Missing stays missing."""
     if a.dictionary is not None:
-        strings, codes = used_strings(a)
-        keep: Mask = by_string((text != value for text in strings), codes, np.bool_)
+        keep: Mask = per_text(a, lambda text: text != value, np.bool_)
     else:
         keep = a.values != DTYPES[a.type.kind](value)
     return _kept(a, keep)
 
 
-@register(
+@_register(
     "finite",
-    family=FAMILY,
-    spelling="a.finite()",
-    rule=_unless_infinite,
-    examples=(
-        Example("(x / y).finite()", inputs={"x": ("int", [1, 1]), "y": ("int", [2, 0])}, result=[0.5, None]),
-        Example("x.finite()", inputs={"x": ("float?", [float("nan"), 1.5, None])}, result=[None, 1.5, None]),
-    ),
+    "a.finite()",
+    _unless_infinite,
+    Example("(x / y).finite()", [0.5, None], {"x": ("int", [1, 1]), "y": ("int", [2, 0])}),
+    Example("x.finite()", [None, 1.5, None], {"x": ("float?", [float("nan"), 1.5, None])}),
 )
 def finite(a: Column) -> Column:
     """The float, but missing where it is NaN, inf or -inf. Missing stays missing."""

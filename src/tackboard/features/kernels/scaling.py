@@ -6,6 +6,7 @@ that missing. Everything runs through NumPy on contiguous arrays: on others NumP
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -14,17 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.features.column import Column
-from tackboard.features.kernels.arithmetic import joined, need_numbers
+from tackboard.features.kernels.arithmetic import joined, need_numbers, to_float
 from tackboard.features.kernels.comparison import need_constant
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, register
 from tackboard.features.types import FLOAT, INT, FeatureType
 
-FAMILY = "scaling"
-
-
-def _to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
-    need_numbers(types)
-    return FLOAT.with_nullable(any_missing(types))
+_register = functools.partial(register, family="scaling", elementwise=True)
 
 
 def _normalised(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
@@ -32,7 +28,7 @@ def _normalised(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
         need_constant(FLOAT, params.get(name))
     if params["std"] <= 0:
         raise TypeClash(f"std is {params['std']}", allowed="it takes a std above 0")
-    return _to_float(types, params)
+    return to_float(types, params)
 
 
 def _clipped(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
@@ -69,69 +65,39 @@ def _floats(column: Column) -> NDArray[np.float64]:
     return np.ascontiguousarray(column.values, dtype=np.float64)
 
 
-@register(
-    "log",
-    family=FAMILY,
-    spelling="a.log()",
-    rule=_to_float,
-    elementwise=True,
-    examples=(Example("x.log()", inputs={"x": ("float?", [1.0, 0.0, None])}, result=[0.0, -math.inf, None]),),
-)
+@_register("log", "a.log()", to_float, Example("x.log()", [0.0, -math.inf, None], {"x": ("float?", [1.0, 0.0, None])}))
 def log(a: Column) -> Column:
     """The natural logarithm: -inf for 0, NaN below. Missing stays missing."""
     return joined(FLOAT, np.log(_floats(a)), a)
 
 
-@register(
-    "log1p",
-    family=FAMILY,
-    spelling="a.log1p()",
-    rule=_to_float,
-    elementwise=True,
-    examples=(Example("x.log1p()", inputs={"x": ("int?", [0, -1, None])}, result=[0.0, -math.inf, None]),),
-)
+@_register("log1p", "a.log1p()", to_float, Example("x.log1p()", [0.0, -math.inf, None], {"x": ("int?", [0, -1, None])}))
 def log1p(a: Column) -> Column:
     """The natural logarithm of 1 + a, the usual scale for counts and prices: -inf for -1, NaN below. Missing stays
     missing."""
     return joined(FLOAT, np.log1p(_floats(a)), a)
 
 
-@register(
-    "exp",
-    family=FAMILY,
-    spelling="a.exp()",
-    rule=_to_float,
-    elementwise=True,
-    examples=(Example("x.exp()", inputs={"x": ("float?", [0.0, 1000.0, None])}, result=[1.0, math.inf, None]),),
+@_register(
+    "exp", "a.exp()", to_float, Example("x.exp()", [1.0, math.inf, None], {"x": ("float?", [0.0, 1000.0, None])})
 )
 def exp(a: Column) -> Column:
     """e to the power of a: inf where that is too large for a float. Missing stays missing."""
     return joined(FLOAT, np.exp(_floats(a)), a)
 
 
-@register(
-    "sqrt",
-    family=FAMILY,
-    spelling="a.sqrt()",
-    rule=_to_float,
-    elementwise=True,
-    examples=(Example("x.sqrt()", inputs={"x": ("int?", [9, 2, None])}, result=[3.0, math.sqrt(2), None]),),
-)
+@_register("sqrt", "a.sqrt()", to_float, Example("x.sqrt()", [3.0, math.sqrt(2), None], {"x": ("int?", [9, 2, None])}))
 def sqrt(a: Column) -> Column:
     """The square root: NaN below 0. Missing stays missing."""
     return joined(FLOAT, np.sqrt(_floats(a)), a)
 
 
-@register(
+@_register(
     "clip",
-    family=FAMILY,
-    spelling="a.clip(low, high)",
-    rule=_clipped,
-    elementwise=True,
-    examples=(
-        Example("x.clip(0, 10)", inputs={"x": ("int?", [-5, 5, 50, None])}, result=[0, 5, 10, None]),
-        Example("x.clip(None, 1.0)", inputs={"x": ("float", [-math.inf, 7.0])}, result=[-math.inf, 1.0]),
-    ),
+    "a.clip(low, high)",
+    _clipped,
+    Example("x.clip(0, 10)", [0, 5, 10, None], {"x": ("int?", [-5, 5, 50, None])}),
+    Example("x.clip(None, 1.0)", [-math.inf, 1.0], {"x": ("float", [-math.inf, 7.0])}),
 )
 def clip(a: Column, *, low: float | None = None, high: float | None = None) -> Column:
     """The number, but low where it is below low and high where it is above high; either may be None. An int with int
@@ -147,13 +113,11 @@ def clip(a: Column, *, low: float | None = None, high: float | None = None) -> C
     return joined(type_, values, a)
 
 
-@register(
+@_register(
     "normalise",
-    family=FAMILY,
-    spelling="a.normalise(mean=, std=)",
-    rule=_normalised,
-    elementwise=True,
-    examples=(Example("x.normalise(mean=10, std=2)", inputs={"x": ("int?", [14, 10, None])}, result=[2.0, 0.0, None]),),
+    "a.normalise(mean=, std=)",
+    _normalised,
+    Example("x.normalise(mean=10, std=2)", [2.0, 0.0, None], {"x": ("int?", [14, 10, None])}),
 )
 def normalise(a: Column, *, mean: float, std: float) -> Column:
     """(a - mean) / std, with a std above 0 and both as constants: they belong to the feature and not to the data at
@@ -161,16 +125,12 @@ def normalise(a: Column, *, mean: float, std: float) -> Column:
     return joined(FLOAT, (_floats(a) - np.float64(mean)) / np.float64(std), a)
 
 
-@register(
+@_register(
     "bucketize",
-    family=FAMILY,
-    spelling="a.bucketize(boundaries)",
-    rule=_bucketized,
-    elementwise=True,
-    examples=(
-        Example("x.bucketize([0, 10])", inputs={"x": ("float?", [-0.5, 0.0, 99.0, None])}, result=[0, 1, 2, None]),
-        Example("x.bucketize([0, 10])", inputs={"x": ("float", [math.nan])}, result=[2]),
-    ),
+    "a.bucketize(boundaries)",
+    _bucketized,
+    Example("x.bucketize([0, 10])", [0, 1, 2, None], {"x": ("float?", [-0.5, 0.0, 99.0, None])}),
+    Example("x.bucketize([0, 10])", [2], {"x": ("float", [math.nan])}),
 )
 def bucketize(a: Column, *, boundaries: list[Any]) -> Column:
     """How many of the boundaries, which must increase, are not above the number: 0 to len(boundaries), and the last for

@@ -9,6 +9,7 @@ white space are those of Python's `str`, so a character newer than Python's Unic
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +24,11 @@ from tackboard.features.types import BOOL, STRING, FeatureType
 Codes = NDArray[np.int64]
 Texts = NDArray[np.object_]
 SMALL_TABLE = 1024
+_register = functools.partial(register, family="text", elementwise=True)
 
 
 def used_texts(column: Column) -> tuple[Codes, Texts]:
-    """Codes [all values] and strings of a string or string list column; at most one string more than there are codes.
+    """(codes [all values], strings) of a string or string list column: no more strings than codes, but at least one.
 
     Every code is valid, also under a missing value. A string may still occur twice.
     """
@@ -65,6 +67,12 @@ def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArr
     return table[codes]
 
 
+def text_keys(*columns: Column) -> list[Codes]:
+    """A number for every value of some string columns; two numbers are equal where the strings are."""
+    known: dict[str, int] = {}
+    return [per_text(column, lambda text: known.setdefault(text, len(known)), np.int64) for column in columns]
+
+
 def _rewritten(column: Column, rewrite: Callable[[str], str]) -> Column:
     codes, texts = used_texts(column)
     dictionary = np.empty(len(texts), dtype=np.object_)
@@ -89,82 +97,50 @@ def _check_text(params: Params) -> None:
         raise TypeClash(f"it looks for {str(text)[:80]!r}", allowed="it takes a string of one character or more")
 
 
-@register(
+@_register(
     "lower",
-    family="text",
-    spelling="a.lower()",
-    rule=gives(STRING, ("string",)),
-    elementwise=True,
-    examples=(
-        Example(
-            code="x.lower()",
-            inputs={"x": ("string?", ["Zürich", "ΟΔΟΣ", None])},
-            result=["zürich", "οδος", None],
-        ),
-    ),
+    "a.lower()",
+    gives(STRING, ("string",)),
+    Example("x.lower()", ["zürich", "οδος", None], {"x": ("string?", ["Zürich", "ΟΔΟΣ", None])}),
 )
 def lower(a: Column) -> Column:
     """The text in lower case, by the rules of Unicode; the result may be longer. Missing where the text is."""
     return _rewritten(a, str.lower)
 
 
-@register(
+@_register(
     "strip",
-    family="text",
-    spelling="a.strip()",
-    rule=gives(STRING, ("string",)),
-    elementwise=True,
-    examples=(
-        Example(
-            code="x.strip()",
-            inputs={"x": ("string?", ["  red shoe\n", "\u00a0", None])},
-            result=["red shoe", "", None],
-        ),
-    ),
+    "a.strip()",
+    gives(STRING, ("string",)),
+    Example("x.strip()", ["red shoe", "", None], {"x": ("string?", ["  red shoe\n", "\u00a0", None])}),
 )
 def strip(a: Column) -> Column:
     """The text without white space at its ends; white space is what Unicode calls so. Missing where the text is."""
     return _rewritten(a, str.strip)
 
 
-@register(
+@_register(
     "nfc",
-    family="text",
-    spelling="a.nfc()",
-    rule=gives(STRING, ("string",)),
-    elementwise=True,
-    examples=(
-        Example(
-            code="x.nfc() == y",
-            inputs={"x": ("string", ["cafe\u0301"]), "y": ("string", ["caf\u00e9"])},
-            result=[True],
-        ),
-    ),
+    "a.nfc()",
+    gives(STRING, ("string",)),
+    Example("x.nfc() == y", [True], {"x": ("string", ["cafe\u0301"]), "y": ("string", ["caf\u00e9"])}),
 )
 def nfc(a: Column) -> Column:
     """The text in Unicode's composed form (NFC), in which two spellings of one character are equal.
 
     Missing where the text is.
     """
-    return _rewritten(a, _composed)
+    return _rewritten(a, lambda text: unicodedata.normalize("NFC", text))
 
 
-def _composed(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
-
-
-@register(
+@_register(
     "concat",
-    family="text",
-    spelling='concat(a, b, ..., separator="")',
-    rule=_joined,
-    elementwise=True,
-    examples=(
-        Example(
-            code='concat(a, b, separator="/")',
-            inputs={"a": ("string", ["de", "de", ""]), "b": ("string?", ["home", None, ""])},
-            result=["de/home", None, "/"],
-        ),
+    'concat(a, b, ..., separator="")',
+    _joined,
+    Example(
+        'concat(a, b, separator="/")',
+        ["de/home", None, "/"],
+        {"a": ("string", ["de", "de", ""]), "b": ("string?", ["home", None, ""])},
     ),
 )
 def concat(*columns: Column, separator: str = "") -> Column:
@@ -183,19 +159,11 @@ def concat(*columns: Column, separator: str = "") -> Column:
     return Column(STRING, codes, present=spread(both_present(*columns), len(codes)), dictionary=texts)
 
 
-@register(
+@_register(
     "contains_text",
-    family="text",
-    spelling="a.contains_text(text)",
-    rule=gives(BOOL, ("string",), check=_check_text),
-    elementwise=True,
-    examples=(
-        Example(
-            code='x.contains_text("shoe")',
-            inputs={"x": ("string?", ["red shoes", "Shoe", None])},
-            result=[True, False, None],
-        ),
-    ),
+    "a.contains_text(text)",
+    gives(BOOL, ("string",), check=_check_text),
+    Example('x.contains_text("shoe")', [True, False, None], {"x": ("string?", ["red shoes", "Shoe", None])}),
 )
 def contains_text(a: Column, *, text: str) -> Column:
     """Whether `text` occurs in the text, compared character by character: use `lower()` and `nfc()` first where

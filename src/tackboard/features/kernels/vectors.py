@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.features.column import Column, both_present, spread
-from tackboard.features.kernels.arithmetic import one_nan
+from tackboard.features.kernels.arithmetic import joined, one_nan
 from tackboard.features.operators import Example, Params, TypeClash, any_missing, gives, need, register
 from tackboard.features.types import FLOAT, NUMBERS, FeatureType
 
 BLOCK = 4096
+_register = functools.partial(register, family="vectors", elementwise=True)
 
 
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -78,21 +79,14 @@ def _packed(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     return FeatureType("vector", width=len(types), nullable=any_missing(types))
 
 
-@register(
+@_register(
     "dot",
-    family="vectors",
-    spelling="a.dot(b)",
-    rule=_two_vectors,
-    elementwise=True,
-    examples=(
-        Example(
-            code="a.dot(b)",
-            inputs={
-                "a": ("vector[2]", [[1.0, 2.0], [3.0, 4.0]]),
-                "b": ("vector[2]?", [[10.0, 0.5], None]),
-            },
-            result=[11.0, None],
-        ),
+    "a.dot(b)",
+    _two_vectors,
+    Example(
+        "a.dot(b)",
+        [11.0, None],
+        {"a": ("vector[2]", [[1.0, 2.0], [3.0, 4.0]]), "b": ("vector[2]?", [[10.0, 0.5], None])},
     ),
 )
 def dot(a: Column, b: Column) -> Column:
@@ -103,22 +97,14 @@ def dot(a: Column, b: Column) -> Column:
     result = np.empty(_num_rows(a, b))
     for rows, (left, right) in _blocks(a, b):
         result[rows] = _dot(left, right)
-    return Column(FLOAT, result, present=spread(both_present(a, b), len(result)))
+    return joined(FLOAT, result, a, b)
 
 
-@register(
+@_register(
     "norm",
-    family="vectors",
-    spelling="a.norm()",
-    rule=gives(FLOAT, ("vector",)),
-    elementwise=True,
-    examples=(
-        Example(
-            code="a.norm()",
-            inputs={"a": ("vector[2]?", [[3.0, -4.0], [0.0, 0.0], None])},
-            result=[5.0, 0.0, None],
-        ),
-    ),
+    "a.norm()",
+    gives(FLOAT, ("vector",)),
+    Example("a.norm()", [5.0, 0.0, None], {"a": ("vector[2]?", [[3.0, -4.0], [0.0, 0.0], None])}),
 )
 def norm(a: Column) -> Column:
     """The Euclidean length of a vector. Missing where the vector is."""
@@ -128,19 +114,11 @@ def norm(a: Column) -> Column:
     return Column(FLOAT, result, present=a.present)
 
 
-@register(
+@_register(
     "l2_normalise",
-    family="vectors",
-    spelling="a.l2_normalise()",
-    rule=_same_vector,
-    elementwise=True,
-    examples=(
-        Example(
-            code="a.l2_normalise()",
-            inputs={"a": ("vector[2]", [[0.0, 2.0], [0.0, 0.0]])},
-            result=[[0.0, 1.0], [0.0, 0.0]],
-        ),
-    ),
+    "a.l2_normalise()",
+    _same_vector,
+    Example("a.l2_normalise()", [[0.0, 1.0], [0.0, 0.0]], {"a": ("vector[2]", [[0.0, 2.0], [0.0, 0.0]])}),
 )
 def l2_normalise(a: Column) -> Column:
     """The vector divided by its Euclidean length; a zero vector stays as it is. Missing where the vector is.
@@ -153,21 +131,17 @@ def l2_normalise(a: Column) -> Column:
     return Column(a.type, one_nan(wide / length).T.astype(np.float32, order="C"), present=a.present)
 
 
-@register(
+@_register(
     "cosine",
-    family="vectors",
-    spelling="a.cosine(b)",
-    rule=_two_vectors,
-    elementwise=True,
-    examples=(
-        Example(
-            code="a.cosine(b)",
-            inputs={
-                "a": ("vector[2]", [[2.0, 0.0], [1.0, 0.0], [1.0, 0.0]]),
-                "b": ("vector[2]", [[5.0, 0.0], [-3.0, 0.0], [0.0, 0.0]]),
-            },
-            result=[1.0, -1.0, 0.0],
-        ),
+    "a.cosine(b)",
+    _two_vectors,
+    Example(
+        "a.cosine(b)",
+        [1.0, -1.0, 0.0],
+        {
+            "a": ("vector[2]", [[2.0, 0.0], [1.0, 0.0], [1.0, 0.0]]),
+            "b": ("vector[2]", [[5.0, 0.0], [-3.0, 0.0], [0.0, 0.0]]),
+        },
     ),
 )
 def cosine(a: Column, b: Column, *squares: Column) -> Column:
@@ -189,21 +163,19 @@ def cosine(a: Column, b: Column, *squares: Column) -> Column:
             if zero.any():
                 part[spread(zero, len(part))] = 0.0
         result[rows] = part
-    return Column(FLOAT, result, present=spread(both_present(a, b), len(result)))
+    return joined(FLOAT, result, a, b)
 
 
-@register(
+@_register(
     "pack",
-    family="vectors",
-    spelling="pack(a, b, ...)",
-    rule=_packed,
-    examples=(
-        Example(
-            code="pack(a, b, c)",
-            inputs={"a": ("float?", [0.5, None]), "b": ("int", [7, 8]), "c": ("bool", [True, False])},
-            result=[[0.5, 7.0, 1.0], None],
-        ),
+    "pack(a, b, ...)",
+    _packed,
+    Example(
+        "pack(a, b, c)",
+        [[0.5, 7.0, 1.0], None],
+        {"a": ("float?", [0.5, None]), "b": ("int", [7, 8]), "c": ("bool", [True, False])},
     ),
+    elementwise=False,
 )
 def pack(*columns: Column) -> Column:
     """Numbers side by side as one vector, in the order given, each rounded to 32 bits; false is 0 and true is 1.

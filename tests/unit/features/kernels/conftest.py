@@ -14,58 +14,71 @@ from hypothesis import strategies as st
 
 from tackboard.features.column import DTYPES, Column, differing_rows, ranges
 from tackboard.features.operators import REGISTRY
+from tackboard.features.reference import parse_type
 from tackboard.features.types import FeatureType
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 INTS = st.sampled_from([0, 1, -1, 2, -3, 2**53 + 1, INT64_MIN, INT64_MAX]) | st.integers(INT64_MIN, INT64_MAX)
 SPECIAL = [0.0, -0.0, 1.0, -1.5, math.nan, -math.nan, math.inf, -math.inf, 5e-324, 1e308, 2.0**53, 2.0**63]
-STRINGS = st.sampled_from(["", "a", "A", "\u00e9", "e\u0301", "\U0001f642", "stra\u00dfe"]) | st.text(max_size=4)
-VALUES: dict[str, st.SearchStrategy[Any]] = {
+STRINGS = [
+    "",
+    " ",
+    "a",
+    "A",
+    "é",
+    "e\u0301",
+    "É",
+    "E\u0301",
+    "\U0001f642",
+    "straße",
+    "ẞ",
+    "İ",
+    "ΟΔΟΣ",
+    "\u00a0x\u2003",
+    "\ud800",
+]
+SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "int": INTS,
     "float": st.sampled_from(SPECIAL) | st.floats(),
-    "string": STRINGS,
+    "string": st.sampled_from(STRINGS) | st.text(max_size=4),
     "id": INTS,
     "time": INTS,
-    "vector": st.lists(st.floats(width=32), min_size=2, max_size=2),
-    "list": st.lists(st.integers(-9, 9), max_size=3),
 }
 # What may stand under a missing entry, in two columns that must give the same result.
 GARBAGE: tuple[dict[str, Any], ...] = (
-    {"bool": False, "int": 0, "float": 0.0, "id": 0, "time": 0, "string": "", "vector": [0.0, 0.0], "list": []},
-    {
-        "bool": True,
-        "int": INT64_MIN,
-        "float": math.nan,
-        "id": -1,
-        "time": INT64_MAX,
-        "string": "x",
-        "vector": [math.inf, -1.0],
-        "list": [7, 8],
-    },
+    {"bool": False, "int": 0, "float": 0.0, "id": 0, "time": 0, "string": ""},
+    {"bool": True, "int": INT64_MIN, "float": math.nan, "id": -1, "time": INT64_MAX, "string": "x"},
 )
 
 
-def feature_type(kind: str, *, nullable: bool) -> FeatureType:
-    return FeatureType(
-        kind,
-        element="int" if kind == "list" else "",
-        width=2 if kind == "vector" else 0,
-        nullable=nullable,
-    )
+def values_of(type_: FeatureType) -> st.SearchStrategy[Any]:
+    if type_.kind == "vector":
+        return st.lists(st.floats(width=32), min_size=type_.width, max_size=type_.width)
+    return st.lists(SCALARS[type_.element], max_size=6) if type_.kind == "list" else SCALARS[type_.kind]
+
+
+def garbage_of(type_: FeatureType, version: int) -> Any:
+    if type_.kind == "vector":
+        return [math.inf if version else 0.0] * type_.width
+    return [GARBAGE[1][type_.element]] * (2 * version) if type_.kind == "list" else GARBAGE[version][type_.kind]
 
 
 def column_of(type_: FeatureType, values: Sequence[Any], version: int) -> Column:
-    """The column of `values`, with one or the other garbage under missing entries and one or the other dictionary."""
-    garbage = GARBAGE[version][type_.kind]
-    column = Column.of(type_, [garbage if value is None else value for value in values])
-    codes, dictionary = column.values, column.dictionary
+    """The column of `values`; version 1 differs in what lies under missing entries, in dictionary and offsets."""
+    present = np.array([value is not None for value in values], dtype=np.bool_) if type_.nullable else None
+    column = Column.of(type_, [garbage_of(type_, version) if value is None else value for value in values])
+    codes, offsets, dictionary = column.values, column.offsets, column.dictionary
     if dictionary is not None and version == 1:
-        # Every string twice, and more strings than rows that no row uses.
+        # Every string twice, more strings than rows that no row uses, and codes without a string where one is missing.
         dictionary = np.array(["unused", *dictionary, *dictionary, *("y" * n for n in range(len(codes)))], dtype=object)
         codes = codes + 1 + (np.arange(len(codes)) % 2) * len(column.dictionary)
-    present = np.array([value is not None for value in values], dtype=np.bool_) if type_.nullable else None
-    return Column(type_, codes, present=present, offsets=column.offsets, dictionary=dictionary)
+        if offsets is None and present is not None:
+            codes[~present] = INT64_MAX
+    if offsets is not None and version == 1 and len(codes):
+        # Values outside all rows, as a slice without a copy has them.
+        codes, offsets = np.concatenate([codes[-1:], codes, codes[:1]]), offsets + 1
+    return Column(type_, codes, present=present, offsets=offsets, dictionary=dictionary)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -93,13 +106,13 @@ def check(
 ) -> None:
     """Draws rows of `kinds` for the operator `name` and checks its kernel on them; see the module's docstring.
 
-    `twin` takes one row's plain values and gives the result or None. Unless `sees_missing` it is not asked about rows
-    in which a value is missing: their result is missing.
+    A kind is a type as it is written, such as `list[int]`. `twin` takes one row's plain values and gives the result or
+    None. Unless `sees_missing` it is not asked about rows in which a value is missing: their result is missing.
     """
     operator = REGISTRY[name]
     nullable = [data.draw(st.booleans()) for _ in kinds]
-    types = tuple(feature_type(kind, nullable=flag) for kind, flag in zip(kinds, nullable, strict=True))
-    cells = [st.none() | VALUES[kind] if flag else VALUES[kind] for kind, flag in zip(kinds, nullable, strict=True)]
+    types = tuple(parse_type(kind).with_nullable(flag) for kind, flag in zip(kinds, nullable, strict=True))
+    cells = [st.none() | values_of(type_) if type_.nullable else values_of(type_) for type_ in types]
     rows = data.draw(st.lists(st.tuples(*cells), max_size=20))
     values = [[row[position] for row in rows] for position in range(len(kinds))]
     columns, others = (
@@ -122,7 +135,7 @@ def check(
             index = np.array([row])
             alone = operator.kernel(*(column.take(index) for column in columns), **params)
             assert len(differing_rows(result.take(index), alone)) == 0
-        if operator.elementwise and rows:
+        if (operator.elementwise or operator.broadcasts) and rows:
             check_spread(operator.kernel, columns, params)
     assert before == [snapshot(column) for column in (*columns, *others)]
 
@@ -137,6 +150,12 @@ def check_spread(kernel: Callable[..., Column], columns: Sequence[Column], param
         expected = kernel(*long, **params).take(first if all(chosen) else np.arange(len(repeated)))
         assert result.present is None or len(result.present) == len(result.values)
         assert len(differing_rows(result, expected)) == 0
+
+
+@pytest.fixture(scope="session")
+def same_value() -> Callable[[Any, Any], bool]:
+    """`same_value(one, other)`, see `same`."""
+    return same
 
 
 @pytest.fixture(scope="session")

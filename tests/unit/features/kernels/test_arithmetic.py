@@ -44,7 +44,7 @@ def slow_divide(a: Any, b: Any) -> float:
 
 @pytest.mark.parametrize("kinds", PAIRS, ids=" ".join)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_two_numbers(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     check_kernel(data, "add", kinds, slow(lambda a, b: a + b))
     check_kernel(data, "subtract", kinds, slow(lambda a, b: a - b))
@@ -54,7 +54,7 @@ def test_two_numbers(check_kernel: Callable[..., None], kinds: tuple[str, str], 
 
 @pytest.mark.parametrize("kinds", WHOLE_PAIRS, ids=" ".join)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_whole_division(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     check_kernel(data, "floor_divide", kinds, lambda a, b: wrapped(int(a) // int(b)) if b else None)
     check_kernel(data, "modulo", kinds, lambda a, b: int(a) % int(b) if b else None)
@@ -62,7 +62,7 @@ def test_whole_division(check_kernel: Callable[..., None], kinds: tuple[str, str
 
 @pytest.mark.parametrize("kind", ["int", "float"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_one_number(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
     check_kernel(data, "negate", [kind], lambda a: wrapped(-a) if kind == "int" else -a)
     check_kernel(data, "absolute", [kind], lambda a: wrapped(abs(a)) if kind == "int" else abs(a))
@@ -120,8 +120,3 @@ def test_other_types_clash(name: str, types: tuple[FeatureType, ...], fix: str) 
         REGISTRY[name].rule(types, {})
     assert fix in clash.value.fix
     assert clash.value.allowed
-
-
-def test_whole_division_may_always_be_missing() -> None:
-    assert REGISTRY["modulo"].rule((INT, INT), {}).nullable
-    assert not REGISTRY["add"].rule((INT, INT), {}).nullable

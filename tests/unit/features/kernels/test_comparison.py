@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.features.column import Column
-from tackboard.features.kernels.comparison import common_type, in_one_dictionary, is_in, need_constant, used_strings
+from tackboard.features.kernels.comparison import common_type, in_one_dictionary, is_in, need_constant
 from tackboard.features.operators import REGISTRY, TypeClash
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 
@@ -31,7 +31,7 @@ def slow(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
 
 @pytest.mark.parametrize("kinds", EQUALS, ids=" ".join)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_equality(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     check_kernel(data, "equal", kinds, slow(operator.eq))
     check_kernel(data, "not_equal", kinds, slow(operator.ne))
@@ -39,7 +39,7 @@ def test_equality(check_kernel: Callable[..., None], kinds: tuple[str, str], dat
 
 @pytest.mark.parametrize("kinds", ORDERED, ids=" ".join)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_order(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     check_kernel(data, "less", kinds, slow(operator.lt))
     check_kernel(data, "less_equal", kinds, slow(operator.le))
@@ -60,7 +60,7 @@ def slow_or(a: bool | None, b: bool | None) -> bool | None:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_logic_of_three_values(check_kernel: Callable[..., None], data: st.DataObject) -> None:
     check_kernel(data, "and", ("bool", "bool"), slow_and, sees_missing=True)
     check_kernel(data, "or", ("bool", "bool"), slow_or, sees_missing=True)
@@ -69,7 +69,7 @@ def test_logic_of_three_values(check_kernel: Callable[..., None], data: st.DataO
 
 @pytest.mark.parametrize("kind", ["int", "string", "id", "time"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_membership(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
     number = st.sampled_from([0, 1, -3, 2**63 - 1, -(2**63)]) | st.integers(-(2**63), 2**63 - 1)
     text = st.sampled_from(["", "a", "\u00e9", "unused", "x"]) | st.text(max_size=3)
@@ -83,7 +83,7 @@ def test_membership(check_kernel: Callable[..., None], kind: str, data: st.DataO
     ids=" ".join,
 )
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_choice(check_kernel: Callable[..., None], kinds: tuple[str, str], data: st.DataObject) -> None:
     def twin(condition: bool | None, a: Any, b: Any) -> Any:
         chosen = None if condition is None else a if condition else b
@@ -97,11 +97,8 @@ def test_choice(check_kernel: Callable[..., None], kinds: tuple[str, str], data:
 def test_a_request_pays_for_its_rows_and_not_for_the_whole_dictionary() -> None:
     dictionary = np.array([f"name {number}" for number in range(1000)], dtype=np.object_)
     column = Column(STRING, np.array([5, 999, 5]), dictionary=dictionary)
-    strings, codes = used_strings(column)
-    assert strings[codes].tolist() == ["name 5", "name 999", "name 5"]
-    assert len(strings) == 2
     merged, (left, right) = in_one_dictionary(column, Column.of(STRING, ["b"]))
-    assert (merged[left].tolist(), merged[right].tolist()) == (strings[codes].tolist(), ["b"])
+    assert (merged[left].tolist(), merged[right].tolist()) == (["name 5", "name 999", "name 5"], ["b"])
     assert len(merged) == 3
     assert in_one_dictionary(column, column)[0] is dictionary
 
@@ -122,6 +119,7 @@ def test_a_column_that_is_all_missing_may_have_no_strings() -> None:
 @pytest.mark.parametrize(
     ("name", "types"),
     [
+        ("equal", (ID, STRING)),
         ("equal", (STRING, INT)),
         ("equal", (VECTOR, VECTOR)),
         ("equal", (TIME, INT)),
@@ -137,14 +135,10 @@ def test_a_column_that_is_all_missing_may_have_no_strings() -> None:
     ],
 )
 def test_other_types_clash(name: str, types: tuple[FeatureType, ...]) -> None:
-    with pytest.raises(TypeClash):
-        REGISTRY[name].rule(types, {})
-
-
-def test_an_id_beside_a_string_names_the_remedy() -> None:
     with pytest.raises(TypeClash) as clash:
-        REGISTRY["equal"].rule((ID, STRING), {})
-    assert "hash_id()" in clash.value.fix
+        REGISTRY[name].rule(types, {})
+    assert clash.value.allowed
+    assert ("hash_id()" in clash.value.fix) == (types == (ID, STRING))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def slow_cross(*values: Any) -> int:
 
 @pytest.mark.parametrize("kind", ["string", "int", "bool", "time", "id"])
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_hash_id(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
     check_kernel(data, "hash_id", [kind], slow_id)
 
@@ -52,13 +52,13 @@ def test_hash_id(check_kernel: Callable[..., None], kind: str, data: st.DataObje
     "kinds", [("id", "id"), ("string", "string"), ("string", "int", "bool"), ("time", "id")], ids=" ".join
 )
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_cross(check_kernel: Callable[..., None], kinds: tuple[str, ...], data: st.DataObject) -> None:
     check_kernel(data, "cross", kinds, slow_cross)
 
 
 @given(data=st.data(), num_buckets=st.integers(1, MAX_ROWS) | st.just(1), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_bucket_hash(check_kernel: Callable[..., None], data: st.DataObject, num_buckets: int, seed: int) -> None:
     def twin(value: int) -> int:
         return ((slow_mix(value & MASK_64, (seed << 16) + 1) >> 32) * num_buckets) >> 32
@@ -67,7 +67,7 @@ def test_bucket_hash(check_kernel: Callable[..., None], data: st.DataObject, num
 
 
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_index_in(check_kernel: Callable[..., None], data: st.DataObject) -> None:
     text = st.sampled_from(["", "a", "\u00e9", "e\u0301", "unused"]) | st.text(max_size=3)
     names = data.draw(st.lists(text, min_size=1, max_size=6, unique=True))

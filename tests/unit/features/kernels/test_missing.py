@@ -25,16 +25,16 @@ CONSTANTS: dict[str, list[Any]] = {
 VECTOR, LIST = FeatureType("vector", width=2, nullable=True), FeatureType("list", element="int", nullable=True)
 
 
-@pytest.mark.parametrize("kind", [*CONSTANTS, "vector", "list"])
+@pytest.mark.parametrize("kind", [*CONSTANTS, "vector[2]", "list[int]"])
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_is_missing(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
     check_kernel(data, "is_missing", [kind], lambda a: a is None, sees_missing=True)
 
 
 @pytest.mark.parametrize("kind", CONSTANTS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_constants(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
     value = data.draw(st.sampled_from(CONSTANTS[kind]))
     filler = float(value) if kind == "float" else value
@@ -43,13 +43,13 @@ def test_constants(check_kernel: Callable[..., None], kind: str, data: st.DataOb
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_filling_vectors_and_lists(check_kernel: Callable[..., None], data: st.DataObject) -> None:
     def twin_of(filler: Any) -> Callable[[Any], Any]:
         return lambda a: filler if a is None else a
 
-    check_kernel(data, "fill_missing", ["vector"], twin_of([2.5, 2.5]), sees_missing=True, value=2.5)
-    check_kernel(data, "fill_missing", ["list"], twin_of([]), sees_missing=True, value=[])
+    check_kernel(data, "fill_missing", ["vector[2]"], twin_of([2.5, 2.5]), sees_missing=True, value=2.5)
+    check_kernel(data, "fill_missing", ["list[int]"], twin_of([]), sees_missing=True, value=[])
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_filling_vectors_and_lists(check_kernel: Callable[..., None], data: st.D
         ("string", "string", "string"),
         ("id", "id"),
         ("time", "time"),
-        ("vector", "vector"),
+        ("vector[2]", "vector[2]"),
     ],
     ids=" ".join,
 )
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_coalesce(check_kernel: Callable[..., None], kinds: tuple[str, ...], data: st.DataObject) -> None:
     def twin(*values: Any) -> Any:
         first = next((value for value in values if value is not None), None)
@@ -79,7 +79,7 @@ def test_coalesce(check_kernel: Callable[..., None], kinds: tuple[str, ...], dat
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_finite(check_kernel: Callable[..., None], data: st.DataObject) -> None:
     check_kernel(data, "finite", ["float"], lambda a: a if math.isfinite(a) else None)
 

@@ -33,7 +33,7 @@ def slow(function: Callable[[float], float], value: float) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_functions(check_kernel: Callable[..., None], name: str, kind: str, data: st.DataObject) -> None:
     def twin(value: Any) -> float:
         # Python's library is another one and its last bits may differ: NumPy's value for this row, if it is close.
@@ -48,7 +48,7 @@ def test_functions(check_kernel: Callable[..., None], name: str, kind: str, data
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_sqrt_is_exact(check_kernel: Callable[..., None], kind: str, data: st.DataObject) -> None:
     check_kernel(data, "sqrt", [kind], lambda a: math.nan if a < 0 else math.sqrt(float(a)))
 
@@ -68,7 +68,7 @@ def test_strides_and_lengths_do_not_change_a_bit(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), low=st.none() | BOUNDS, high=st.none() | BOUNDS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_clip(check_kernel: Callable[..., None], kind: str, data: st.DataObject, low: Any, high: Any) -> None:
     if low is None and high is None:
         low = 0
@@ -87,14 +87,14 @@ def test_clip(check_kernel: Callable[..., None], kind: str, data: st.DataObject,
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), mean=BOUNDS, std=st.sampled_from([1, 3, 5e-324, 0.1]) | st.floats(1e-9, 1e9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_normalise(check_kernel: Callable[..., None], kind: str, data: st.DataObject, mean: Any, std: Any) -> None:
     check_kernel(data, "normalise", [kind], lambda a: (float(a) - float(mean)) / float(std), mean=mean, std=std)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), boundaries=st.lists(BOUNDS, min_size=1, max_size=6, unique=True).map(sorted))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_bucketize(check_kernel: Callable[..., None], kind: str, data: st.DataObject, boundaries: list[Any]) -> None:
     exact = kind != "float" and all(isinstance(boundary, int) for boundary in boundaries)
 
