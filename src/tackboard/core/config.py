@@ -32,6 +32,12 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """`did you mean …?` with the choice closest to `word`; empty when nothing is near."""
+    close = suggest(word, choices)
+    return f"did you mean {close}?" if close else ""
+
+
 def check(condition: bool, field: str, got: object, allowed: str) -> None:  # noqa: FBT001
     """Raises ConfigError naming `field` unless `condition` holds; used by `__post_init__` of config classes."""
     if not condition:
@@ -112,18 +118,6 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Every leaf setting of a config as `a.b` -> value, in declaration order."""
-    leaves: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            leaves.update(flatten(value, _join(prefix, field.name)))
-        else:
-            leaves[_join(prefix, field.name)] = value
-    return leaves
-
-
 def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Every leaf setting as (name, value as `--set` takes it, meaning), in declaration order."""
     rows = []
@@ -194,7 +188,7 @@ def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
                 raise ConfigError(
                     f"unknown setting {_join(path, key)}", fix=f"did you mean {_path(path, moved[head], rest)}?"
                 )
-            elsewhere = [name for name in flatten(config) if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            elsewhere = [name for name, *_ in explain(config) if name.rpartition(".")[2] == key.rpartition(".")[2]]
             if path == "" and len(elsewhere) == 1:
                 raise ConfigError(f"unknown setting {key}", fix=f"did you mean {elsewhere[0]}?")
             raise _unknown_key(path, head, rest, fields)
