@@ -43,7 +43,6 @@ class Contender(loader_batches.Contender):
         )
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
-        """The batches of an epoch."""
         return super().epoch(number, num_workers) if self.variant == "arrow" else self._torch(number)
 
     def windows(self, epoch: int, generator: np.random.Generator) -> Iterator[Window]:

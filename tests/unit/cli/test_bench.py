@@ -20,7 +20,7 @@ MODULES = {
     "skeleton": ("skeleton", "skeleton"),
     "features": ("features.run", "features.run"),
     "sequences": ("sequences", "sequences"),
-    "loader": ("loader.run", "loader.report"),
+    "loader": ("loader.run", "loader.run"),
     "overload": ("overload", "overload"),
     "quality": ("quality.run", "quality.report"),
 }

@@ -67,7 +67,6 @@ class Machine:
 
     device: str = "auto"
     num_threads: int = 0
-    quiet: bool = True
 
 
 def run_cell(work: Work, cell: Cell, machine: Machine | None = None) -> Result:
@@ -300,7 +299,8 @@ class Fit:
         self.judge = Judge(self.judged(work, cell), cell.protocol)
         self.trainer = Trainer(self.config, self.run, self.source, quiet=True, on_checkpoint=self._at_checkpoint)
         self._every = True
-        self._spent = self._read_spent()
+        spent = self.run.path / "spent.json"
+        self._spent = dict(read_json(spent)) if spent.exists() else {"train_seconds": 0.0, "evaluation_seconds": 0.0}
         self._started = time.perf_counter()
 
     def trained_on(self, work: Work, cell: Cell) -> Path:
@@ -328,10 +328,11 @@ class Fit:
             torch.cuda.reset_peak_memory_stats(self.trainer.device)
         self._rank_saved_checkpoint()
         try:
-            self.trainer.train(quiet=self.machine.quiet)
+            self.trainer.train(quiet=True)
         finally:
             self._write_spent()
-        self._keep_only_the_last_checkpoint()
+        for path in CheckpointStore(self.run.checkpoints).complete()[:-1]:
+            remove_directory(path)
 
     def curve(self) -> list[dict[str, Any]]:
         """The metrics at every step that was ranked."""
@@ -396,20 +397,12 @@ class Fit:
             model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
             self._judge(model.to(choose_device(self.machine.device)), step)
 
-    def _keep_only_the_last_checkpoint(self) -> None:
-        for path in CheckpointStore(self.run.checkpoints).complete()[:-1]:
-            remove_directory(path)
-
     def _ranked(self) -> list[int]:
         files = (self.run.path / "ranks").glob("step-*.npy")
         return sorted(int(match[1]) for file in files if (match := re.fullmatch(r"step-(\d+)\.npy", file.name)))
 
     def _path(self, step: int) -> Path:
         return self.run.path / "ranks" / f"step-{step:08d}.npy"
-
-    def _read_spent(self) -> dict[str, float]:
-        path = self.run.path / "spent.json"
-        return dict(read_json(path)) if path.exists() else {"train_seconds": 0.0, "evaluation_seconds": 0.0}
 
     def _write_spent(self) -> None:
         """Adds the time since the last call. A kill loses time from this account, and nothing from the result."""

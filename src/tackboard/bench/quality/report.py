@@ -6,7 +6,7 @@ In: the result of `quality.run.measure`, whose `table` a study made. So every st
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ def report(result: Mapping[str, Any]) -> Report:
         result=result,
         theme=f"quality-{result['dataset']}-{result['study']}",
         title=f"Quality: {result['study']} on {result['dataset']}{', quick' if result['quick'] else ''}",
-        command=_shown(result["command"]),
+        # Without the paths of one machine: an absolute path is cut to its last part.
+        command=shlex.join([Path(word).name if Path(word).is_absolute() else word for word in result["command"]]),
         versions=f"Models were fitted on: {', '.join(result['devices']) or 'none'}. "
         f"Commits of the cells: {', '.join(commits) or 'unknown'}.",
         words=[f"{headline(result)}.", protocol(result)],
@@ -98,8 +99,3 @@ def charts(result: Mapping[str, Any]) -> dict[str, Svg]:
                 y_label=chart.get("y_label", "NDCG@10"),
             )
     return drawn
-
-
-def _shown(command: Sequence[str]) -> str:
-    """A command without the paths of one machine: an absolute path is cut to its last part."""
-    return shlex.join([Path(word).name if Path(word).is_absolute() else word for word in command])

@@ -77,7 +77,7 @@ def test_other_datasets_are_refused(work: Work) -> None:
 def test_what_it_would_not_do_is_refused(work: Work) -> None:
     with pytest.raises(UsageError, match="takes no --methods, but got sasrec"):
         plan_of(work, "ml-1m", methods=("sasrec",))
-    with pytest.raises(UsageError, match="--ties file,random"):
+    with pytest.raises(UsageError, match="takes one tie rule, not file,random"):
         plan_of(work, "ml-1m", ties=("file", "random"))
     with pytest.raises(UsageError, match="pinfm-history is not run"):
         plan_of(work, "ml-1m", overrides=("pinfm-history:model.width=8",))

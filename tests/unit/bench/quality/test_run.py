@@ -60,7 +60,11 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
         ({"overrides": ('pinfm-history:data.positive_actions=["rating_5"]',)}, UsageError, "on the same events"),
         ({"study": "validate", "overrides": ("data.held_out=1",)}, UsageError, "which event is held out"),
         ({"study": "validate", "methods": ("popularity",), "overrides": ()}, UsageError, "--methods popularity"),
-        ({"study": "reproduce", "methods": ("hstu", "popularity"), "overrides": ()}, UsageError, "popularity fits nothing"),
+        (
+            {"study": "reproduce", "methods": ("hstu", "popularity"), "overrides": ()},
+            UsageError,
+            "popularity fits nothing",
+        ),
         ({"study": "ablations", "overrides": ()}, UsageError, "--study ablations takes no --methods"),
         ({"study": "transfer", "methods": ("sasrec",), "overrides": ()}, UsageError, "allowed: one PinFM"),
     ],
