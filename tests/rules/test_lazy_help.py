@@ -45,6 +45,6 @@ def test_help_is_light(arguments: list[str]) -> None:
     answer = help_of(arguments)
     assert answer["code"] in (0, None)
     assert HEAVY.isdisjoint(answer["modules"])  # type: ignore[arg-type]
-    # The best of three, because the machine may be busy with other tests.
-    seconds = min(float(answer["seconds"]), *(float(help_of(arguments)["seconds"]) for _ in range(2)))  # type: ignore[arg-type]
-    assert seconds < MAX_SECONDS
+    # Three tries, because the machine may be busy with other tests.
+    tries = (answer if number == 0 else help_of(arguments) for number in range(3))
+    assert any(float(one["seconds"]) < MAX_SECONDS for one in tries)  # type: ignore[arg-type]

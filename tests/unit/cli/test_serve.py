@@ -195,9 +195,9 @@ def test_settings_that_cannot_be(app: typer.Typer, arguments: list[str], part: s
         (["serve", "b", "--log-key", "key"], "--log-features and --log-key go together"),
         (["score", "r.json", "--offline"], "go together"),
         (["score", "r.json", "--bundle", "b"], "go together"),
-        (["score", "r.json", "--offline", "--bundle", "b", "--binary"], "asks no server"),
-        (["score", "r.json", "--offline", "--bundle", "b", "--url", "http://x"], "asks no server"),
-        (["score", "r.json", "--code", "f.py"], "--code is for --offline"),
+        (["score", "r.json", "--offline", "--bundle", "b", "--binary"], "does not ask a server"),
+        (["score", "r.json", "--offline", "--bundle", "b", "--url", "http://x"], "does not ask a server"),
+        (["score", "r.json", "--code", "f.py"], "--code works only with --offline"),
         (["score", "r.json", "--top-k", "0"], "top_k = 0"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_second_demo_replaces_the_first_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize("content", ["notes.txt", "demo.json", "runs"])
 def test_a_folder_that_is_not_a_demos_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / content).write_text("{}")
-    with pytest.raises(UsageError, match="not made by a demo"):
+    with pytest.raises(UsageError, match="no demo made this folder"):
         with claim_folder(tmp_path):
             pytest.fail("the folder was taken")
     assert (tmp_path / content).read_text() == "{}"

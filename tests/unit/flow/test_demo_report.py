@@ -44,7 +44,7 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "num_before",
         "What the user did before.",
         "4,321 values of 210 requests, of which 0 differ in any bit",
-        "17 of the requests came before an event",
+        "17 requests arrived before an earlier event",
         "item, action in memory (6.4 kB)",
         "surface on disk (3.2 kB saved)",
     ):
@@ -72,7 +72,7 @@ def test_filtered_evaluation_is_said(demo_outcome: Outcome) -> None:
     evaluate = demo_outcome.stages["evaluate"]
     stage = replace(evaluate, answer=evaluate.answer | {"filter_seen": True})
     text = words(render(replace(demo_outcome, stages=demo_outcome.stages | {"evaluate": stage})))
-    assert "Items the user has seen before are left out" in text
+    assert "Items the user has seen are left out" in text
 
 
 def test_a_bundle_from_before_features_still_has_a_report(demo_outcome: Outcome) -> None:

@@ -79,7 +79,7 @@ def test_what_it_would_not_do_is_refused(work: Work) -> None:
         plan_of(work, "ml-1m", methods=("sasrec",))
     with pytest.raises(UsageError, match="takes one tie rule, not file,random"):
         plan_of(work, "ml-1m", ties=("file", "random"))
-    with pytest.raises(UsageError, match="pinfm-history is not run"):
+    with pytest.raises(UsageError, match="pinfm-history, which is not run"):
         plan_of(work, "ml-1m", overrides=("pinfm-history:model.width=8",))
     one = [cell for cell in plan_of(work, "ml-1m", overrides=("ablation-losses-all:model.width=48",)).cells
            if cell.run_config().model.width == 48]  # fmt: skip

@@ -66,7 +66,7 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
             "popularity fits nothing",
         ),
         ({"study": "ablations", "overrides": ()}, UsageError, "--study ablations takes no --methods"),
-        ({"study": "transfer", "methods": ("sasrec",), "overrides": ()}, UsageError, "allowed: one PinFM"),
+        ({"study": "transfer", "methods": ("sasrec",), "overrides": ()}, UsageError, "is not one PinFM"),
     ],
 )
 def test_names_that_do_not_exist(
