@@ -310,16 +310,14 @@ def _num_parameters(run: Path) -> str:
 
 
 def _model_words(signature: dict[str, Any]) -> str:
-    tables = "; ".join(f"{name}: {_table_words(table)}" for name, table in signature["tables"].items())
+    tables = "; ".join(
+        f"{name}: {table['shape'][0]:,} rows of {table['shape'][1]} {table['dtype']} numbers"
+        for name, table in signature["tables"].items()
+    )
     return (
         f"{signature['model']['config_class']}, {signature['id_type']} ids, up to {signature['max_history']:,} "
         f"events of a history; tables: {tables}"
     )
-
-
-def _table_words(table: dict[str, Any]) -> str:
-    rows, width = table["shape"]
-    return f"{rows:,} rows of {width} {table['dtype']} numbers"
 
 
 def _shown(path: str) -> str:

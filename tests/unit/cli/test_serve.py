@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -157,13 +156,6 @@ def test_features_are_logged_where_it_is_told_to(
     records = list(file.records())
     assert [record.user for record in records] == [user_digest(key, user) for user in (5, 6)]
     assert records[0].features["history"].to_pylist()[0]["item"] == [1, 2]
-
-
-def test_a_taken_port_is_told_before_the_bundle_is_read(app: typer.Typer, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        result = run(app, "serve", str(tmp_path / "absent"), "--port", str(other.getsockname()[1]))
-    assert isinstance(result.exception, UsageError)
-    assert "Address already in use" in str(result.exception)
 
 
 @pytest.mark.parametrize(

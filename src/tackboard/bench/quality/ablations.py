@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tackboard.bench.quality.cell import Fit, Machine, Outcome, metrics_of
 from tackboard.bench.quality.cells import Cell, Result, Work
-from tackboard.bench.quality.methods import Method, Place
+from tackboard.bench.quality.methods import Method, Place, check_overrides
 from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
 from tackboard.bench.quality.studies import mean_metrics, measure
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, SAME_SHARE, Measured, difference_cells, figures_of
@@ -184,7 +184,7 @@ def ablations(context: Context) -> Plan:
             cells[question.name, variant.name] = [
                 context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
             ]
-    context.check_overrides([method for _, method in methods])
+    check_overrides(context.options.overrides, [method.name for _, method in methods])
     # One seed of every recipe comes first, so the finished ones can be compared whenever time runs out.
     every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
     return Plan(every, lambda find: _table(context, questions, cells, find))

@@ -47,9 +47,7 @@ class Cell:
     ties: str
     """Its tie rule."""
     method: str
-    """Name of the method."""
     seed: int
-    """Seed of the run."""
     stage: str
     """Name of the stage: see STAGES in cell.py."""
     protocol: Mapping[str, Any]

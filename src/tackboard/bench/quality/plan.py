@@ -76,7 +76,7 @@ class Context:
     def methods(self, otherwise: Sequence[str]) -> list[Method]:
         """The distinct methods of the options, or else those of the study."""
         methods = [find_method(name) for name in dict.fromkeys(self.options.methods or otherwise)]
-        self.check_overrides(methods)
+        check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
         return methods
 
     def fitted_methods(self, otherwise: Sequence[str]) -> list[Method]:
@@ -89,10 +89,6 @@ class Context:
                     fix=f"use --study compare --methods {method.name}",
                 )
         return [method for method in methods if method.build is not None]
-
-    def check_overrides(self, methods: Sequence[Method]) -> None:
-        """Raises UsageError for an override that belongs to none of `methods`, the methods that run."""
-        check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
 
     def seeds(self, otherwise: int) -> range:
         """The seeds: the number in the options, or else `otherwise`; with --quick one."""

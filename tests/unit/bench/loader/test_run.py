@@ -8,7 +8,7 @@ import pytest
 
 from tackboard.bench.loader import run as loader
 from tackboard.bench.loader.run import CONTENDERS, Runner, aims, measure, memory_figures, report, speed_figures
-from tackboard.bench.report import table_lines, write_result
+from tackboard.bench.report import table_lines
 from tackboard.core.errors import TackboardError
 from tackboard.core.processes import Answer
 
@@ -147,13 +147,8 @@ def test_absent_rivals_and_a_quick_run_are_said() -> None:
     assert not any("step by step" in line or "left out" in line for line in lines)
 
 
-def test_result_file(tmp_path: Path) -> None:
-    path = write_result(report(a_result()), tmp_path / "results", "vm2")
-    assert path.name == "loader_vm2_202611.md"
+def test_the_theme_names_the_users_dataset() -> None:
     result = a_result()
+    assert report(result).theme == "loader" and report(result).versions == "Rivals: ray 2.60.0."
     result["dataset"]["name"] = "logs"
-    other = write_result(report(result), tmp_path / "results", "vm2")
-    assert other.name == "loader-logs_vm2_202611.md" and "--data datasets/logs" in other.read_text()
-    written = path.read_text()
-    for expected in ("commit abc", "some CPU", "ray 2.60.0", "| tackboard | 123,456 |", "## Ours, step by step"):
-        assert expected in written, expected
+    assert report(result).theme == "loader-logs" and report(result).command.endswith("--data datasets/logs")

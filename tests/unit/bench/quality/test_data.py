@@ -158,13 +158,6 @@ def test_broken_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     assert not list((tmp_path / "datasets").iterdir())
 
 
-def test_unknown_names_are_refused_with_the_closest() -> None:
-    with pytest.raises(UsageError, match=r"did you mean ml-1m\?"):
-        find_bench("ml1m")
-    with pytest.raises(UsageError, match="--ties random does not fit kakao-brunch"):
-        prepare(BENCHES["kakao-brunch"], ("random",), Path("nowhere"), None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("bench", [BENCHES["ml-1m"], BENCHES["deskdrop"]], ids=lambda bench: bench.name)
 def test_real_files(bench: Bench, tmp_path: Path) -> None:

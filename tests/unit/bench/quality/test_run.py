@@ -54,18 +54,6 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
         ({"ties": ("revers",)}, UsageError, r"did you mean reverse\?"),
         ({"seeds": -1}, UsageError, "--seeds is -1"),
         ({"overrides": ("model.widht=8",)}, UsageError, "unknown setting model.widht"),
-        ({"overrides": ("sasrek:model.width=8",)}, UsageError, "--set sasrek:model.width=8"),
-        ({"overrides": ("hstu:model.width=8",)}, UsageError, "hstu, which is not run"),
-        ({"overrides": ("seed=5",), "seeds": 2}, UsageError, "use --seeds"),
-        ({"overrides": ('pinfm-history:data.positive_actions=["rating_5"]',)}, UsageError, "on the same events"),
-        ({"study": "validate", "overrides": ("data.held_out=1",)}, UsageError, "which event is held out"),
-        ({"study": "validate", "methods": ("popularity",), "overrides": ()}, UsageError, "--methods popularity"),
-        (
-            {"study": "reproduce", "methods": ("hstu", "popularity"), "overrides": ()},
-            UsageError,
-            "popularity fits nothing",
-        ),
-        ({"study": "ablations", "overrides": ()}, UsageError, "--study ablations takes no --methods"),
         ({"study": "transfer", "methods": ("sasrec",), "overrides": ()}, UsageError, "is not one PinFM"),
     ],
 )
