@@ -83,14 +83,6 @@ def test_scoring_needs_the_code(own: Path, tackboard: Callable[..., Answer]) -> 
     assert len(set(scores.values())) > 30
 
 
-def test_code_of_another_model_is_refused(own: Path, tackboard: Callable[..., Answer], tmp_path: Path) -> None:
-    (tmp_path / "other.py").write_text("class SomethingElse: ...\n")
-    offline = ["score", "request.json", "--offline", "--bundle", "bundle", "--code", str(tmp_path / "other.py")]
-    refused = tackboard(*offline, cwd=own)
-    assert refused.code == 2
-    assert "no config class DecayedSumConfig" in refused.err
-
-
 def test_an_error_in_the_users_code_names_its_line(
     workspace: Path, tackboard: Callable[..., Answer], tmp_path: Path
 ) -> None:

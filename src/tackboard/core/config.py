@@ -27,7 +27,7 @@ NAMES_SHOWN = 16
 
 
 def suggest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice closest to `word`, or None when nothing is near."""
+    """The choice closest to `word`, or None if nothing is near."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return close[0] if close else None
 

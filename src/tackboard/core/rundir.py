@@ -3,9 +3,9 @@
     runs/<utc time>_<name>_<hash>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
     runs/latest                      -> the newest run
 
-Lines of the JSON-lines files are written whole and flushed one by one. A kill may cut the last one; opening the run
-again removes such a torn line, and metrics written after the checkpoint that is resumed from are cut, so each step
-stands in the file once.
+Lines of the JSON-lines files are written whole and flushed one by one. A kill may cut the last line; `clean` removes
+such a torn line. A resumed run cuts metrics that were written after its checkpoint, so each step stands in the file
+once.
 """
 
 from __future__ import annotations

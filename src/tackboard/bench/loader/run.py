@@ -6,7 +6,7 @@ at least as well as our windows, at most `tokens_per_step` events in a step, as 
 compares the batches. If they differ, the time of the contender is not reported.
 
     speed      training segments per CPU-second of all processes, one thread each, the median of several processes
-    ladder     our own loader, from the simplest way to the one that is used
+    ladder     our own loader, from the simplest way to the way that training uses
     workers    seconds on the clock for an epoch, without workers and with two
     memory     peak of the process tree over an epoch, of this dataset and of one ten times as large
     mixing     how well the order mixes users (`mixing`)

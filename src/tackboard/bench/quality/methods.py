@@ -84,7 +84,6 @@ class Place:
 
     @property
     def is_large(self) -> bool:
-        """Whether the catalogue is too large for an exact softmax."""
         return self.facts.num_items > LARGE_CATALOGUE
 
     @property
@@ -193,7 +192,7 @@ def _run(
             dataset=place.prepared,
             window_buckets=64,
             max_length=max_length or place.max_length,
-            segments=segments,  # type: ignore[arg-type]
+            segments=segments,
             tokens_per_step=tokens_per_step,
             uniform_negatives=place.drawn_items,
         ),
