@@ -1,7 +1,7 @@
-"""What the rivals in pandas and NumPy and on Feast share: the tables as frames, and one request in plain Python.
+"""What the rivals in pandas, NumPy and Feast share: the tables as frames, and one request in plain Python.
 
-In: the tables of `tackboard.bench.features.data`. Out: frames and arrays in which position -1 finds an item that nobody
-knows, and the features of one request that need no frame.
+In: the tables of `tackboard.bench.features.data`. Out: frames and arrays in which position -1 is an unknown item, and
+the features of one request that need no frame.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def frame(table: pa.Table) -> pd.DataFrame:
 
 
 def vectors(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    """Vectors as an array [n + 1, width], zeros where missing; the last one is nobody's."""
+    """Vectors as an array [n + 1, width], zeros where missing; the last vector stands for an unknown item."""
     array = column.combine_chunks()
     values = array.values.to_numpy(zero_copy_only=False).reshape(-1, WIDTH).copy()
     values[array.is_null().to_numpy(zero_copy_only=False)] = 0.0
@@ -41,12 +41,12 @@ class Frames:
         self.events, self.users, self.requests = frame(world.events), frame(world.users), frame(world.requests)
         self.rows, items = frame(world.rows), frame(world.items)
         self.item_index, self.user_index = pd.Index(items["item_id"]), pd.Index(self.users["user_id"])
-        # A last item that nobody knows: position -1 then finds missing values.
+        # A last, unknown item, so that position -1 finds missing values.
         self.items = items.reindex(range(len(items) + 1))
         self.taste, self.embedding = vectors(world.users["taste"]), vectors(world.items["embedding"])
 
     def single_requests(self) -> Iterator[tuple[dict[str, Any], pd.DataFrame, Array]]:
-        """Each request with what is known of its user, the user's events, and the ids of its candidates."""
+        """Each request with the attributes of its user, the user's events, and the ids of its candidates."""
         for number, asked in enumerate(self.requests.to_dict("records")):
             user = int(self.user_index.get_loc(asked["user_id"]))
             known = self.users.iloc[user].to_dict() | asked | {"taste": self.taste[user : user + 1]}

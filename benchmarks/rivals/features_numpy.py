@@ -242,10 +242,7 @@ def _top(of: Array, item: Array, count: int) -> tuple[Array, Array]:
 
 
 class Online:
-    """One request at a time, with the user's events and attributes; with those of the items unless `prepared`.
-
-    If `prepared`, what depends on an item alone is computed beforehand.
-    """
+    """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:
         frames = Frames(world)

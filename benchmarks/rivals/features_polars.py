@@ -277,10 +277,7 @@ def vectors(column: pl.Series) -> NDArray[np.float32]:
 
 
 class Online:
-    """One request at a time, with the user's events and attributes; with those of the items unless `prepared`.
-
-    If `prepared`, what depends on an item alone is computed beforehand.
-    """
+    """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:
         items = pl.from_arrow(world.items)

@@ -33,7 +33,6 @@ class Contender(loader_batches.Contender, torch.utils.data.IterableDataset[Seque
     number = 0
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
-        """The batches of an epoch."""
         self.number = number
         return iter(torch.utils.data.DataLoader(self, batch_size=None, num_workers=num_workers, collate_fn=_unchanged))
 

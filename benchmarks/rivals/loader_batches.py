@@ -72,7 +72,6 @@ class Contender(abc.ABC):
         """The segments of an epoch, some at a time."""
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
-        """The batches of an epoch."""
         del num_workers
         generator = np.random.default_rng([self.setting.seed, number])
         return batches(self.collate, self.setting.tokens_per_step, self.windows(number, generator))

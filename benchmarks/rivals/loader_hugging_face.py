@@ -37,13 +37,12 @@ class Contender(loader_batches.Contender):
         super().__init__(folder, variant)
         self._dataset: Any = datasets.Dataset.from_file(str(folder / "examples.arrow")).with_format(variant)
         parts = self._dataset.with_format("arrow").iter(BLOCK_ROWS) if variant == "torch" else ()
-        # How many events each row has: what a batch of so many events needs to know, looked up once.
+        # The number of events of each row, looked up once: it decides which rows make a batch.
         self._lengths = np.concatenate(
             [np.zeros(0, dtype=np.int64), *(pc.list_value_length(part["item"]).to_numpy() for part in parts)]
         )
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
-        """The batches of an epoch."""
         return super().epoch(number, num_workers) if self.variant == "arrow" else self._torch(number)
 
     def windows(self, epoch: int, generator: np.random.Generator) -> Iterator[Window]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +44,26 @@ def workspace(tackboard: Callable[..., Any], tmp_path_factory: pytest.TempPathFa
         answer = tackboard(*arguments, cwd=folder)
         assert answer.code == 0, answer.err
     return folder
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., contextlib.AbstractContextManager[str]]:
+    """`with serving(bundle, code) as url`: a server in a thread of this process, because a process costs seconds."""
+    from tackboard.scoring.scorer import Scorer
+    from tackboard.serve.server import ServeConfig, Server
+
+    @contextlib.contextmanager
+    def serve(bundle: Path, code_file: Path | None = None) -> Iterator[str]:
+        ready = threading.Event()
+        scorer = Scorer.load(bundle, code_file=code_file, num_threads=1)
+        server = Server(scorer, ServeConfig(port=0), on_ready=lambda _url: ready.set())
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        assert ready.wait(20)
+        try:
+            yield server.url
+        finally:
+            server.drain()
+            thread.join(20)
+
+    return serve

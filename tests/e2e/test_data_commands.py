@@ -8,11 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tackboard.core.manifest import MANIFEST, read_manifest, write_manifest
 from tackboard.events.dataset import open_dataset
 
 if TYPE_CHECKING:
@@ -37,17 +35,6 @@ def told(program: Program, *arguments: str, cwd: Path, code: int = 0) -> dict[st
     assert answer.code == code, answer.err
     result: dict[str, Any] = json.loads(answer.out.splitlines()[-1])
     return result
-
-
-def test_check_stats_and_drift_of_a_world(tackboard: Program, workspace: Path, tmp_path: Path) -> None:
-    report = told(tackboard, "data", "check", DATASET, cwd=workspace)
-    assert (report["num_errors"], report["num_users"]) == (0, 60)
-    page = tmp_path / "page.html"
-    stats = told(tackboard, "data", "stats", DATASET, "--out", str(page), cwd=workspace)
-    assert stats["num_events"] == report["num_events"] == sum(stats["hours"]) == sum(stats["days"]["events"])
-    assert "<svg" in page.read_text()
-    drift = told(tackboard, "data", "drift", DATASET, DATASET, "--threshold", "0", cwd=workspace)
-    assert {one["jensen_shannon_bits"] for one in drift["distances"]} == {0.0}
 
 
 def test_a_user_is_forgotten_and_nothing_that_is_made_later_holds_them(tackboard: Program, place: Path) -> None:
@@ -109,29 +96,3 @@ def test_a_snapshot_that_a_run_needs_is_not_removed(tackboard: Program, place: P
     assert old.is_dir()
     (run / "STATUS").write_text("done\n")
     assert told(tackboard, "data", "retain", DATASET, "--prune", cwd=place)["removed"] == [old.name]
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("truncated", "events.parquet"), ("missing", "items.parquet"), ("typed", "time_ms is"), ("sealed", "MANIFEST")],
-)
-def test_a_broken_dataset_is_told_in_three_lines(tackboard: Program, place: Path, name: str, says: str) -> None:
-    snapshot = open_dataset(place / DATASET).path
-    events = snapshot / "events.parquet"
-    if name == "truncated":
-        events.write_bytes(events.read_bytes()[:1000])
-    elif name == "missing":
-        (snapshot / "items.parquet").unlink()
-    elif name == "typed":
-        table = pq.read_table(events)
-        index = table.column_names.index("time_ms")
-        pq.write_table(table.set_column(index, "time_ms", table["time_ms"].cast(pa.float64())), events)
-        noted = {key: read_manifest(snapshot)[key] for key in ("name", "source")}
-        (snapshot / MANIFEST).unlink()
-        write_manifest(snapshot, "dataset", noted)
-    else:
-        (snapshot / MANIFEST).write_text((snapshot / MANIFEST).read_text().replace("tiny", "tidy"))
-    answer = tackboard("data", "check", DATASET, cwd=place)
-    assert answer.code == 3
-    assert 1 <= len(answer.err.splitlines()) <= 3 and "Traceback" not in answer.err
-    assert says in answer.out and "bug" not in answer.err

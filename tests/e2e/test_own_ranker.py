@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,32 +101,13 @@ def test_it_is_judged_on_requests_of_held_out_users(own: Path, tackboard: Callab
 
 
 @pytest.fixture(scope="module")
-def port(own: Path) -> Iterator[str]:
-    """The example's bundle, served."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    environment.pop("TACKBOARD_TOKEN", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tackboard", "serve", "own-bundle", "--port", "0", "--code", str(EXAMPLE)],
-        cwd=own,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert line.startswith("serving model on http://127.0.0.1:"), line
-        yield line.rsplit(":", 1)[1].strip()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def url(own: Path, serving: Callable[..., Any]) -> Iterator[str]:
+    with serving(own / "own-bundle", EXAMPLE) as address:
+        yield address
 
 
-def test_the_server_gives_the_offline_scores(own: Path, port: str, tackboard: Callable[..., Answer]) -> None:
-    served = scores_of(tackboard("score", "request.json", "--url", f"127.0.0.1:{port}", "--json", cwd=own))
+def test_the_server_gives_the_offline_scores(own: Path, url: str, tackboard: Callable[..., Answer]) -> None:
+    served = scores_of(tackboard("score", "request.json", "--url", url, "--json", cwd=own))
     offline = ["score", "request.json", "--offline", "--bundle", "own-bundle", "--code", str(EXAMPLE), "--json"]
     expected = scores_of(tackboard(*offline, cwd=own))
     assert set(served) == set(REQUEST["candidates"])

@@ -1,6 +1,6 @@
 """Inputs at the edge of what a log or a request may hold, through the commands and a server: what happens is defined.
 
-One log for all of it: a user of 20,000 events, one of a single event, items at both ends of 64 bits, lines in no order
+One log for all of it: a user of 3,000 events, one of a single event, items at both ends of 64 bits, lines in no order
 of time. It is imported, trained on, evaluated, exported and served; once with hashed tables and the usual decoder, once
 with a plain table (ids modulo its rows), HSTU and the request's time.
 """
@@ -8,7 +8,6 @@ with a plain table (ids modulo its rows), HSTU and the request's time.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ import numpy as np
 import pytest
 
 from tackboard.data.source import load_sequences
-from tackboard.scoring.scorer import Scorer
-from tackboard.serve.server import ServeConfig, Server
 
 if TYPE_CHECKING:
     from conftest import Answer
@@ -29,7 +26,7 @@ else:
 Tackboard = Callable[..., Answer]
 INT64 = np.iinfo(np.int64)
 ITEMS = [int(INT64.min), -7, -1, 0, 1, 2, 3, 5, 8, 13, 21, int(INT64.max)]
-LONG, START_MS, MAX_HISTORY = 20_000, 1_700_000_000_000, 12
+LONG, START_MS, MAX_HISTORY = 3_000, 1_700_000_000_000, 12
 RECIPE = f'''
 """A run of seconds."""
 
@@ -55,7 +52,7 @@ def of(method: str) -> RunConfig:
             dataset="datasets/log",
             positive_actions=("click",),
             max_length={MAX_HISTORY},
-            tokens_per_step=4096,
+            tokens_per_step=640,
             uniform_negatives=100 if is_plain else 0,
         ),
         model=PinFMConfig(
@@ -153,7 +150,9 @@ class Trained:
 
 
 @pytest.fixture(scope="module", params=["mix", "modulo"])
-def trained(folder: Path, tackboard: Tackboard, request: pytest.FixtureRequest) -> Iterator[Trained]:
+def trained(
+    folder: Path, tackboard: Tackboard, serving: Callable[..., Any], request: pytest.FixtureRequest
+) -> Iterator[Trained]:
     method = request.param
     made = Trained(tackboard, folder, method)
     answer = tackboard("train", f"recipes.py:{method}", "--json", cwd=folder)
@@ -161,16 +160,8 @@ def trained(folder: Path, tackboard: Tackboard, request: pytest.FixtureRequest) 
     assert np.isfinite(json.loads(answer.out.splitlines()[-1])["final_loss"])
     answer = tackboard("export", str(made.run), "--out", f"bundle-{method}", cwd=folder)
     assert answer.code == 0, answer.err
-    ready = threading.Event()
-    scorer = Scorer.load(folder / f"bundle-{method}", num_threads=1)
-    server = Server(scorer, ServeConfig(port=0), on_ready=lambda _url: ready.set())
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    assert ready.wait(20)
-    made.url = server.url
-    yield made
-    server.drain()
-    thread.join(20)
+    with serving(folder / f"bundle-{method}") as made.url:
+        yield made
 
 
 def history(length: int, **changes: Any) -> list[dict[str, Any]]:
@@ -199,7 +190,7 @@ def test_a_log_whose_times_go_backwards_is_the_log_in_order_of_time(
     assert np.array_equal(one.events.times, other.events.times)
 
 
-def test_a_user_of_20000_events_is_evaluated_by_the_newest_and_one_of_a_single_event_not_at_all(
+def test_a_user_of_3000_events_is_evaluated_by_the_newest_and_one_of_a_single_event_not_at_all(
     trained: Trained,
 ) -> None:
     """The long user's older events change no rank; every item is ranked, those at the ends of 64 bits too."""
@@ -213,7 +204,7 @@ def test_a_user_of_20000_events_is_evaluated_by_the_newest_and_one_of_a_single_e
     assert model[f"hr@{len(ITEMS)}"] == 1.0  # Nobody's target is outside the ranking.
 
 
-def test_a_user_of_20000_events_is_trained_on_in_segments_all_of_them(trained: Trained) -> None:
+def test_a_user_of_3000_events_is_trained_on_in_segments_all_of_them(trained: Trained) -> None:
     """Five steps are an epoch here: every event before a target, once."""
     lines = [json.loads(line) for line in (trained.run / "metrics.jsonl").read_text().splitlines()]
     assert (lines[-1]["step"], lines[-1]["tokens"]) == (5, LONG - 1 + 8 * len(ITEMS))
@@ -229,7 +220,7 @@ def test_a_history_of_any_length_is_scored_the_same_with_a_server_and_without(tr
     assert scores == pytest.approx(trained.score(history(length), how=offline), abs=1e-5)
 
 
-def test_of_a_history_of_20000_events_the_newest_count(trained: Trained) -> None:
+def test_of_a_history_of_3000_events_the_newest_count(trained: Trained) -> None:
     whole = history(LONG)
     asked = whole[-1]["time_ms"] + 5000
     scores = trained.score(whole, asked_ms=asked)

@@ -47,7 +47,8 @@ def code_running(tree: ast.AST) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in CODE_RUNNING_MODULES:
             found.append(node.module or "")
         elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
+            has_keyword = any(keyword.arg == "allow_pickle" for keyword in node.keywords)
+            name = ast.unparse(node.func) if has_keyword or isinstance(node.func, ast.Name | ast.Attribute) else ""
             if name in ("torch.load", "torch.save", "eval", "exec"):
                 found.append(name)
             found += [f"{name}(allow_pickle)" for keyword in node.keywords if keyword.arg == "allow_pickle"

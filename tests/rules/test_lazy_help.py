@@ -15,13 +15,13 @@ HEAVY = {"torch", "pyarrow", "polars", "pandas", "numpy", "uvicorn", "tritonclie
 MAX_SECONDS = 1.0
 PROGRAM = """
 import json, sys, time
-started = time.perf_counter()
+started = time.process_time()
 from tackboard.cli.main import run
 try:
     run()
 except SystemExit as stop:
     code = stop.code
-print(json.dumps({"code": code, "seconds": time.perf_counter() - started, "modules": sorted(sys.modules)}))
+print(json.dumps({"code": code, "seconds": time.process_time() - started, "modules": sorted(sys.modules)}))
 """
 
 
@@ -45,6 +45,5 @@ def test_help_is_light(arguments: list[str]) -> None:
     answer = help_of(arguments)
     assert answer["code"] in (0, None)
     assert HEAVY.isdisjoint(answer["modules"])  # type: ignore[arg-type]
-    # The best of three, because the machine may be busy with other tests.
-    seconds = min(float(answer["seconds"]), *(float(help_of(arguments)["seconds"]) for _ in range(2)))  # type: ignore[arg-type]
-    assert seconds < MAX_SECONDS
+    # CPU time, because the machine may be busy with other tests.
+    assert float(answer["seconds"]) < MAX_SECONDS  # type: ignore[arg-type]

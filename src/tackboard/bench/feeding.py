@@ -1,8 +1,9 @@
 """`tackboard bench feeding`: batches per second on the host, and what is left of a step when a GPU waits for them.
 
 A step is a number of matrix products that take about as long as a step of pretraining 8 layers of width 512 on 65,536
-tokens. Three ways of bringing the batch to the device are compared, with a loss that is read every step (the host then
-waits for the GPU, as a trainer does) and with one that is not. All take turns, and a disturbed run says so (`turns`).
+tokens. Three ways of moving the batch to the device are compared, each with and without reading the loss in every step.
+Reading the loss makes the host wait for the GPU, as a trainer does. All ways take turns, and a disturbed run says so
+(`turns`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROUNDS = 2
 
 
 def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step: int) -> dict[str, Any]:
-    """Both measurements on a dataset, or on a made-up one in `folder`."""
+    """Both measurements, on the dataset `data` or on a made-up dataset in `folder`."""
     if data is None:
         data = write_made_up(
             folder, "made-up", num_events=num_events, num_items=500_000, mean_length=200, seed=20261115
@@ -63,7 +64,7 @@ def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, fl
         next(batches)
         wall, cpu = time.perf_counter(), time.process_time()
         tokens = sum(batch.num_events for _, batch in batches)
-        # The workers are threads, so the CPU time of this process is all of it.
+        # The workers are threads, so the CPU time of this process includes them.
         return tokens / 1e6, time.perf_counter() - wall, time.process_time() - cpu
 
     turns = take_turns({str(workers): functools.partial(turn, workers) for workers in WORKERS}, ROUNDS)

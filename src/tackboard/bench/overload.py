@@ -1,16 +1,17 @@
-"""`tackboard bench overload`: what the server still answers in time when more is asked of it than it can do.
+"""`tackboard bench overload`: how many requests an overloaded server still answers in time.
 
-A folder comes in; the demo's model is made there by a short training (how well it ranks does not matter here), served
-with the default settings, and asked by clients in a process of their own (`overload_client`). One object of numbers
-goes out. Goodput is answers per second that reached a client within its deadline of 200 ms.
+A folder comes in. A short training makes the demo's model there (its quality does not matter here), a server with
+default settings serves it, and clients in another process send requests (`overload_client`). One object of numbers goes
+out. Goodput is the number of answers per second that reach a client within its deadline of 200 ms.
 
     capacity   the best goodput over a ramp of offered rates around what one request at a time allows
     loads      0.5 to 3 times the capacity, in rounds that take turns, and the mean of the rounds
     peak       the largest of these means
 
 Decided: the aim is a ratio of two means over the same rounds, because the speed of a shared machine changes from second
-to second. The ramp only sets the rates: the best of its short samples is higher than anything that lasts, so the loads
-are, if anything, above their names. The clients' CPU time is reported: on two cores they take it from the server.
+to second. The ramp only sets the rates. The best of its short samples is higher than any lasting rate, so the real
+loads are rather above their names. The CPU time of the clients is reported, because on two cores they take it from the
+server.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from tackboard.report.svg import percentile
 DEADLINE_MS = 200
 LOADS = (0.5, 0.75, 1.0, 2.0, 3.0)
 RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
-"""Offered rates of the ramp, over the rate of one request after the other."""
+"""Offered rates of the ramp, as multiples of the rate of one request after the other."""
 LEAST_GOODPUT = 0.9
-"""Aim: goodput at the highest load over the peak, at least."""
+"""Aim: goodput at the highest load is at least this share of the peak."""
 NUM_REQUESTS = 100
-"""Different requests, sent in turn; each scores as many candidates as the demo's."""
+"""Different requests, sent in turn; each scores as many candidates as a request of the demo."""
 ROUNDS, SECONDS, RAMP_SECONDS = 5, 2.0, 1.5
 QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Measures in `folder`. Raises StageError where a command of the demo fails."""
+    """Measures in `folder`. Raises StageError if a command of the demo fails."""
     require_client()
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
     config = DemoConfig(out=folder, num_users=NUM_REQUESTS)
@@ -69,7 +70,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
                 found = take_turns(turns, rounds)
     loads = {name: mean_of(runs) for name, runs in found.items()}
     disturbance = neighbours.report()
-    result = {
+    result: dict[str, Any] = {
         "bench": "overload",
         "quick": quick,
         "deadline_ms": DEADLINE_MS,
@@ -83,10 +84,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
         "loads": loads,
         **disturbance,
     }
-    return result | {
-        "aims": judged(aims(result), disturbance),
-        **where_and_when(),
-    }
+    return result | {"aims": judged(aims(result), disturbance), **where_and_when()}
 
 
 def _build(config: DemoConfig) -> tuple[Path, Path]:
@@ -112,7 +110,7 @@ class _Clients:
         try:
             metadata = client.get_model_metadata(MODEL)
             datatypes = {entry["name"]: entry["datatype"] for entry in metadata["inputs"]}
-            # The first ones warm the server up. They are also the check that what is timed are scores.
+            # The first requests warm the server up. They also check that the server answers with scores.
             send(client, MODEL, requests[:20], binary=True)
             latencies_ms = send(client, MODEL, requests, binary=True).latencies_ms
         finally:
@@ -124,13 +122,13 @@ class _Clients:
         self._num_loads = 0
 
     def load(self, rate_per_s: float, seconds: float) -> dict[str, Any]:
-        """What became of `rate_per_s` requests per second."""
+        """The figures of a load of `rate_per_s` requests per second."""
         self._num_loads += 1
         words = [self._port, self._file, rate_per_s, seconds, DEADLINE_MS, self._num_loads]
         started, cpu_seconds = time.perf_counter(), self._server.cpu_seconds()
         done = ask([sys.executable, "-m", "tackboard.bench.overload_client", *map(str, words)])
         if done.code != 0:
-            raise TackboardError(f"the clients of the overload bench failed: {done.reason}")
+            raise TackboardError(f"the process of the overload clients failed: {done.reason}")
         server_share = (self._server.cpu_seconds() - cpu_seconds) / (time.perf_counter() - started)
         return figures_of(last_json_object(done.output), rate_per_s) | {"server_cores": round(server_share, 2)}
 
@@ -194,27 +192,14 @@ def table_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, figures in result["loads"].items():
         refused = ", ".join(f"{status}: {rate:g}" for status, rate in figures["refused_per_s"].items())
-        told = figures["refused_after_p50_ms"]
-        rows.append(
-            (
-                f"{name}×",
-                f"{figures['offered_per_s']:.0f}",
-                f"{figures['in_time_per_s']:.1f}",
-                f"{figures['in_time_per_s'] / max(result['peak_per_s'], 1e-9):.0%}",
-                f"{figures['late_per_s']:g}",
-                refused or "none",
-                _shown(figures["p50_ms"]),
-                _shown(figures["p99_ms"]),
-                "" if told is None else f"{told:.0f} ms",
-                f"{figures['server_cores']:.2f}",
-                f"{figures['clients_cores']:.2f}",
-            )
-        )
+        share = figures["in_time_per_s"] / max(result["peak_per_s"], 1e-9)
+        times = ("p50_ms", "p99_ms", "refused_after_p50_ms")
+        rates = f"{figures['in_time_per_s']:.1f}", f"{share:.0%}", f"{figures['late_per_s']:g}", refused or "none"
+        p50, p99, told = ("" if figures[key] is None else f"{figures[key]:.0f}" for key in times)
+        cores = (f"{figures[key]:.2f}" for key in ("server_cores", "clients_cores"))
+        offered = f"{figures['offered_per_s']:.0f}"
+        rows.append((f"{name}×", offered, *rates, p50, p99, told and f"{told} ms", *cores))
     return rows
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
 
 
 def report(result: Mapping[str, Any]) -> Report:

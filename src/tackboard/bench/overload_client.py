@@ -5,10 +5,10 @@
 In: the port of a server on this machine, a file of whole HTTP requests (a JSON list of base64 texts), requests per
 second, seconds to count, a deadline in milliseconds and the seed of the draw. Out: one JSON object with what was
 answered, as the last line. Decided: arrivals are a Poisson process that does not wait for answers, and a latency counts
-from the instant at which its request was due, so a slow server cannot hide its delay by slowing its clients down. What
-is counted are answers in a window that begins after `WARM_S` of the same load; load goes on until the window ends, so
-that neither an empty line at the start nor a rest at the end flatters the server. One thread over raw sockets and
-requests that were built beforehand, because on a small machine the clients take their CPU time from the server.
+from the instant at which its request was due, so a slow server cannot hide its delay by slowing its clients down. Only
+answers within a window count. The window begins after `WARM_S` of the same load, and the load lasts until it ends, so
+neither an empty queue at the start nor a rest at the end flatters the server. The clients are one thread over raw
+sockets with requests built beforehand, because on a small machine they take CPU time from the server.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any
 WARM_S = 0.5
 """Seconds of load before the window."""
 MAX_CONNECTIONS = 240
-"""Most connections at a time. A request that is due when all are taken waits for one, and its latency goes on."""
+"""Most connections at a time. A request that is due when all are in use waits, and its latency keeps counting."""
 _HEADER_END = b"\r\n\r\n"
 
 
 class _Connection:
-    """One kept-alive connection with at most one request on its way; `due_s` is when that request was due."""
+    """One kept-alive connection with at most one open request; `due_s` is when that request was due."""
 
     __slots__ = ("due_s", "received", "socket", "unsent")
 
@@ -46,7 +46,7 @@ class _Connection:
 
 
 class Clients:
-    """Sends `requests` in turn to a server and notes the answers. `run` may be called once."""
+    """Sends `requests` in turn to a server and records the answers. `run` may be called once."""
 
     def __init__(self, port: int, requests: list[bytes], deadline_s: float, seed: int) -> None:
         self._port = port
@@ -65,7 +65,7 @@ class Clients:
         self._late_starts_ms: list[float] = []
 
     def run(self, rate_per_s: float, seconds: float) -> dict[str, Any]:
-        """Load of `rate_per_s` for WARM_S and then `seconds`; what was answered in the latter."""
+        """Sends `rate_per_s` requests per second for WARM_S and then `seconds`; returns the answers of the latter."""
         cpu_s = time.process_time()
         now = started = time.perf_counter()
         self._begins_s = started + WARM_S
@@ -105,7 +105,7 @@ class Clients:
         try:
             connection = _Connection(self._port)
         except OSError:
-            # The server or this machine has no room for more; the request is tried again on the next turn.
+            # The server or this machine has no room for more. The next turn tries the request again.
             self._note("not_connected", 0.0)
             return None
         self._num_connections += 1

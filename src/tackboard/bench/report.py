@@ -1,7 +1,7 @@
-"""The one way in which benches are shown: tables on the terminal, and the same tables as a Markdown file.
+"""How all benches are shown: as tables on the terminal, and as the same tables in a Markdown file.
 
-A bench gives a `Report` of its result. Out: lines of text, and `<theme>_<hardware>_<yyyymm>.md` with the command, the
-machine, the commit, the date, the tables, the notes (aims met or not among them) and, beside it, charts.
+A bench turns its result into a `Report`. Out: lines of text, and `<theme>_<hardware>_<yyyymm>.md` with the command, the
+machine, the commit, the date, the tables and the notes (such as aims and whether they were met). Charts lie beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tackboard.flow.outcome import describe_hardware, hardware_words
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a header. `words` are a sentence about the whole table; one without rows is not shown."""
+    """Rows of cells under a header. `words` is a sentence about the whole table. Without rows only titles are shown."""
 
     title: str
     header: Sequence[str]
@@ -32,7 +32,7 @@ class Report:
     """What a bench shows."""
 
     result: Mapping[str, Any]
-    """The measurement, with what `where_and_when` adds to it."""
+    """The measurement, with the entries of `where_and_when`."""
     theme: str
     title: str
     command: str
@@ -42,13 +42,13 @@ class Report:
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     versions: str = ""
-    """What else took part and where, as sentences."""
+    """Sentences about other programs that took part."""
     charts: Mapping[str, str] = field(default_factory=dict)
     """SVG documents by name."""
 
 
 def where_and_when() -> dict[str, Any]:
-    """The part of every result that says on what machine, with which versions and on which day it was taken."""
+    """The part of every result that names the machine, the versions and the day."""
     environment = describe_environment()
     return {
         "hardware": describe_hardware(),
@@ -58,7 +58,7 @@ def where_and_when() -> dict[str, Any]:
 
 
 def shown_versions(packages: Mapping[str, Any]) -> str:
-    """Packages with their versions, without those that are absent."""
+    """The installed packages with their versions."""
     return ", ".join(f"{name} {version}" for name, version in packages.items() if version)
 
 

@@ -1,7 +1,7 @@
 """Where the hand-written rivals of `tackboard bench features` and `bench loader` are, and how they are started.
 
-The rivals' code is in `benchmarks/rivals/` of a checkout, never in the package; their libraries are in `.rivals/venv`
-(`make rivals`). Where either is absent a bench says so in one line and measures Tackboard alone.
+The code of the rivals is in `benchmarks/rivals/` of a checkout, never in the package. Their libraries are in
+`.rivals/venv` (`make rivals`). If either is missing, a bench says so in one line and measures Tackboard alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tackboard.core.errors import TackboardError
 from tackboard.core.processes import ask, last_json_object
+from tackboard.core.progress import say
 
 SOURCE = Path(__file__).resolve().parents[2]
 ROOT = SOURCE.parent
@@ -21,19 +22,19 @@ NOT_INSTALLED = "not installed: make rivals"
 
 
 def environment() -> dict[str, str]:
-    """Variables of a contender's process: it finds this package, and `rivals` as a package of its own."""
+    """Environment variables of a contender's process, so that it finds this package and the package `rivals`."""
     return {"PYTHONPATH": f"{SOURCE}:{CODE.parent}", "PYTHONWARNINGS": "ignore"}
 
 
 def versions(python: Path, packages: Sequence[str]) -> dict[str, str] | str:
-    """Versions of `packages` in the rivals' environment, or why there is nobody to compare with.
+    """Versions of `packages` in the rivals' environment, or the reason why only Tackboard is measured.
 
-    Raises TackboardError where the environment is there and does not work.
+    Raises TackboardError if the environment exists and does not work.
     """
-    if not CODE.is_dir():
-        return NO_CODE
-    if not python.exists():
-        return NOT_INSTALLED
+    if not CODE.is_dir() or not python.exists():
+        reason = NOT_INSTALLED if CODE.is_dir() else NO_CODE
+        say(f"only our own figures are measured: the rivals are {reason}")
+        return reason
     code = f"import importlib.metadata as m, json\nprint(json.dumps({{n: m.version(n) for n in {tuple(packages)!r}}}))"
     done = ask([str(python), "-I", "-c", code])
     if done.code != 0:

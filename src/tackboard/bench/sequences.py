@@ -1,13 +1,14 @@
 """`tackboard bench sequences`: what the user-sequence store takes for a write and a read, embedded and on Redis.
 
-A folder comes in; each engine gets the same users there and is checked, and then the engines take turns at every case
-(`turns`). A user's events are read back and compared with what was appended before anything is timed. Each figure is of
-one client that waits for every answer; what an acknowledgement means stands beside it, because that is what an append
-pays for. Times are on the clock, since an append waits for the disk; a run that was disturbed says so.
+A folder comes in. Each engine gets the same users there. Before anything is timed, events are read back and compared
+with what was appended. Then the engines take turns at every case (`turns`). Each figure is for one client that waits
+for every answer. The report says what an acknowledgement of each engine guarantees, because this is what an append pays
+for. Times are on the clock, since an append waits for the disk; a disturbed run says so.
 
-    append    one event a call, and 100 or 1,000 events of many users a call: events per second, time of a call;
-              the work of moving events from buffers into chunks is in it
-    read      users of 256 and of 16,000 events; the last 256 or all; two columns or all: reads per second, time, bytes
+    append    one event per call, and 100 or 1,000 events of many users per call: events per second, time of a call;
+              this includes moving events from buffers into chunks
+    read      users with 256 and with 16,000 events; the last 256 or all; two columns or all: reads per second, time,
+              bytes
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ENGINES = {
 }
 SKIPPED = "skipped: no redis-server"
 ROUNDS = 4
-"""How often every engine has its turn at a case; the calls are shared out over the turns."""
+"""Number of turns of every engine at a case; the calls are spread over the turns."""
 APPENDS = {"append_1": 1, "append_100": 100, "append_1000": 1000}
 READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_256_two": (SHORT, SHORT, TWO),
@@ -54,7 +55,7 @@ READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_16000_two": (LONG, None, TWO),
     "read_16000_all": (LONG, None, None),
 }
-"""Name → events of the user, how many are read (None: all), columns (None: all nine)."""
+"""Name → (events of the user, number of events to read (None: all), columns (None: all nine))."""
 WORDS = {
     "append_1": "append one event",
     "append_100": "append 100 events of many users",
@@ -84,7 +85,7 @@ FULL, QUICK = Sizes(num_short=1000, num_long=20, num_calls=2000), Sizes(num_shor
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Measures every engine, with its files in `folder`. Raises TackboardError where one gives back other values."""
+    """Measures every engine, with its files in `folder`. Raises TackboardError if an engine returns wrong values."""
     sizes = QUICK if quick else FULL
     names = [name for name in ENGINES if not name.startswith("redis") or RedisServer.is_installed()]
     with ExitStack() as stack, Neighbours() as neighbours:
@@ -156,36 +157,35 @@ class _Reads:
         self._num_done = 0
 
     def turn(self) -> list[float]:
-        """Seconds of each call."""
         first, self._num_done = self._num_done, self._num_done + self._num_calls
         return _time(self._read, range(first, self._num_done))
 
     def bytes_per_read(self) -> int:
-        """What a call fetched from the engine, in the mean."""
+        """The mean number of bytes that a call fetched from the engine."""
         return round((self._store.num_bytes_read - self._bytes_before) / self._num_done)
 
 
 def _fill_buffers(store: SequenceStore, sizes: Sizes, draw: np.random.Generator) -> None:
-    """Fills each user's buffer to another height, as it is after a while; else all would be merged at the same time."""
+    """Fills each user's buffer to a different level, as in real use. Otherwise all would be merged at the same time."""
     users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
     if len(users):
         store.append_many(users, events(draw, len(users), 1_800_000_000_000))
 
 
 class _Appends:
-    """Appends of `size` events of as many random users, newer than all before; each turn makes its share of them."""
+    """Appends of `size` events of random users, newer than all before; each turn makes its share of the calls."""
 
     def __init__(self, store: SequenceStore, size: int, sizes: Sizes, draw: np.random.Generator) -> None:
         self._store = store
         self._size = size
         self._num_calls = -(-max(5, sizes.num_calls // (1 if size == 1 else size // 25)) // ROUNDS)
         start = 1_900_000_000_000 + size * 10**12
-        # A call's events span less than 10**8 ms, so that none is older than those of the call before.
+        # The events of a call span less than 10**8 ms, so they are newer than the events of the call before.
         self._calls = [
             (draw.integers(0, sizes.num_short, size), events(draw, size, start + number * 10**8))
             for number in range(ROUNDS * self._num_calls + 1)
         ]
-        # One event comes as a request brings it, a batch as a log does.
+        # A single event comes as in a request, a batch as in a log.
         self._plain = [(int(users[0]), _rows(columns)) for users, columns in self._calls] if size == 1 else []
         self._num_before = store.stats()["num_events"]
         self._append(0)
@@ -198,15 +198,14 @@ class _Appends:
             self._store.append_many(*self._calls[number])
 
     def turn(self) -> list[float]:
-        """Seconds of each call."""
         first, self._num_done = self._num_done, self._num_done + self._num_calls
         return _time(self._append, range(first, self._num_done))
 
     def check(self) -> None:
-        """Raises TackboardError unless everything that was appended is there."""
+        """Raises TackboardError unless the store holds everything that was appended."""
         num_added = self._store.stats()["num_events"] - self._num_before
         if num_added != self._size * self._num_done:
-            raise TackboardError(f"{num_added} of {self._size * self._num_done} appended events are there")
+            raise TackboardError(f"the store holds only {num_added} of {self._size * self._num_done} appended events")
 
 
 def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000_000_000) -> dict[str, Values]:
@@ -227,13 +226,13 @@ def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000
 
 
 def check(store: SequenceStore, user: int, columns: Mapping[str, Values]) -> None:
-    """Raises TackboardError unless the store gives back exactly what was appended, whole and in part."""
+    """Raises TackboardError unless the store returns exactly what was appended, whole and in part."""
     for last in (None, SHORT):
         for fields in (list(columns), TWO):
             found = store.read(user, fields, last=last).columns
             part = take(columns, slice(0 if last is None else -last, None))
             if not same_columns(found, {name: part[name] for name in fields}):
-                raise TackboardError("the sequence store gave back other events than were appended")
+                raise TackboardError("the sequence store returned other events than were appended")
 
 
 def _rows(columns: Mapping[str, Values]) -> list[dict[str, Any]]:

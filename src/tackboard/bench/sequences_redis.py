@@ -1,4 +1,4 @@
-"""A Redis server of one's own, for benches and tests: started on a free port of loopback, gone when it is closed."""
+"""A temporary Redis server for benches and tests, on a free port of loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RedisServer:
 
     def __init__(self, folder: Path, *, appendfsync: str = "off") -> None:
         if not RedisServer.is_installed():
-            raise UsageError("there is no redis-server", fix="apt-get install redis-server")
+            raise UsageError("redis-server is not installed", fix="apt-get install redis-server")
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.port = int(found.getsockname()[1])
@@ -32,16 +32,14 @@ class RedisServer:
 
     @staticmethod
     def is_installed() -> bool:
-        """Whether this machine has the program."""
         return shutil.which("redis-server") is not None
 
     @property
     def url(self) -> str:
-        """The server's address."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Starts it, again after `kill`, and waits until it answers."""
+        """Starts the server, also again after `kill`, and waits until it answers."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         self._process = Process([*command, "--save", "", *self._options], own_group=False)
         deadline = time.monotonic() + START_S
@@ -55,7 +53,7 @@ class RedisServer:
         raise UsageError(f"redis-server did not answer within {START_S:.0f} s")
 
     def kill(self) -> None:
-        """Ends it at once, as a crash would."""
+        """Ends the server at once, as a crash would."""
         self._process.kill()
 
     def __enter__(self) -> Self:

@@ -1,10 +1,10 @@
 """`tackboard bench skeleton`: what the whole path costs, from events to a served score.
 
-A folder comes in; the demo runs there, by the same code as `tackboard demo`, and one object of numbers goes out. All
-values were checked by the demo before they are reported: server and offline scores agree, and so do binary and JSON.
-Decided: a rate counts the whole process, start-up and imports included, wherever it is per CPU-second, so that nothing
-can be hidden in a warm-up. Tokens per second are those of the whole run from its first step to its last, with data
-loading and checkpoints; users per second are those that the model's ranking takes, of all users.
+A folder comes in; the demo runs there, by the same code as `tackboard demo`, and one object of numbers goes out. The
+demo checks its values first: server and offline scores agree, and so do binary and JSON scores. Decided: a rate per
+CPU-second counts the whole process with start-up and imports, so nothing hides in a warm-up. Tokens per second cover
+the run from its first step to its last, with data loading and checkpoints. Users per second cover the model's ranking
+of all users.
 """
 
 import time
@@ -18,7 +18,7 @@ from tackboard.flow.demo import DemoConfig, run_demo
 from tackboard.flow.outcome import Outcome
 
 NUM_USERS = 500
-"""Users to score for: a CPU clock that ticks every 10 ms then resolves 0.02 ms per request."""
+"""Users to score for. With this many, a CPU clock that ticks every 10 ms resolves 0.02 ms per request."""
 
 UNITS = {
     "events_per_cpu_s": "events per CPU-second, generated and written",
@@ -41,7 +41,7 @@ def measure(out: Path, *, quick: bool = False) -> dict[str, Any]:
 
 
 def measurement(outcome: Outcome) -> dict[str, Any]:
-    """The numbers of one demo, with where, when and on what they were taken."""
+    """The numbers of one demo, with the machine, the versions and the date."""
     data, train, evaluate = (outcome.stages[name] for name in ("data", "train", "evaluate"))
     cpu_ms = {exchange.wire: exchange.server_cpu_ms_per_request for exchange in outcome.exchanges}
     summary = outcome.summary()
@@ -62,11 +62,7 @@ def measurement(outcome: Outcome) -> dict[str, Any]:
         "num_events": data.require("num_events"),
         "gap_closed": summary["gap_closed"],
         "stages": {
-            name: {
-                "seconds": round(stage.seconds, 2),
-                "cpu_seconds": round(stage.cpu_seconds, 2),
-                "peak_rss_bytes": stage.peak_rss_bytes,
-            }
+            name: {key: round(getattr(stage, key), 2) for key in ("seconds", "cpu_seconds", "peak_rss_bytes")}
             for name, stage in outcome.stages.items()
         },
         **{name: outcome.environment[name] for name in ("hardware", "python", "packages", "commit")},

@@ -118,8 +118,7 @@ def bench_loader(
     json_output: Json = False,
 ) -> None:
     """Measure examples per CPU-second and memory of reading training batches, beside three others (make rivals)."""
-    from tackboard.bench.loader.report import report
-    from tackboard.bench.loader.run import measure
+    from tackboard.bench.loader.run import measure, report
 
     with _scratch() as scratch:
         result = measure(Path(scratch), data=data, repeats=repeats, quick=quick)

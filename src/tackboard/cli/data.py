@@ -86,7 +86,9 @@ def data_import(
         raise UsageError("no dataset was named", fix="see `tackboard data import --list`")
     public = find_public(name)
     if not files:
-        raise UsageError(f"no file of {name} was given", allowed=f"needed: {public.files}", fix=f"from {public.source}")
+        raise UsageError(
+            f"no file of {name} was given", allowed=f"needed: {public.files}", fix=f"download it from {public.source}"
+        )
     path, _ = import_public(public, files, out, as_)
     dataset = open_dataset(path)
     if json_output:
@@ -204,16 +206,10 @@ def data_check(
 
     report = check_dataset(dataset, max_user_share=max_user_share)
     if json_output:
-        answer = {
-            "dataset": str(report.path),
-            "num_events": report.num_events,
-            "num_users": report.num_users,
-            "num_items": report.num_items,
-            "num_errors": report.num_errors,
-            "num_warnings": report.num_warnings,
-            "findings": [dataclasses.asdict(finding) for finding in report.findings],
-        }
-        typer.echo(json.dumps(answer))
+        counts = ("num_events", "num_users", "num_items", "num_errors", "num_warnings")
+        answer = {"dataset": str(report.path)} | {name: getattr(report, name) for name in counts}
+        findings = [dataclasses.asdict(finding) for finding in report.findings]
+        typer.echo(json.dumps(answer | {"findings": findings}))
     else:
         typer.echo(
             f"{report.path}: {counted(report.num_events, 'event')}, {counted(report.num_users, 'user')}, "
@@ -297,7 +293,7 @@ def data_drift(
         raise DataError(
             f"{len(far)} of {len(drift.distances)} columns moved further than {threshold}: {named}",
             allowed=f"allowed: at most {threshold} bits of Jensen–Shannon divergence (--threshold)",
-            fix="look at the worst columns above; train again, or correct the log",
+            fix="look at the worst columns above; then train again, or correct the log",
         )
 
 
@@ -318,13 +314,13 @@ def data_forget(
     words = [name for word in user for name in (sys.stdin.read().splitlines() if word == "-" else [word])]
     names = list(dict.fromkeys(name.strip() for name in words if name.strip()))
     if not names:
-        raise UsageError("no user to forget", fix="tackboard data forget --user U --data datasets/NAME")
+        raise UsageError("no user was named", fix="tackboard data forget --user U --data datasets/NAME")
     if not data and not store:
         raise UsageError(
-            "nothing to forget them in", fix="name datasets with --data, sequence stores with --store, or both"
+            "no dataset and no store was named", fix="name datasets with --data, sequence stores with --store, or both"
         )
     folders = [dataset_folder(path) for path in data]
-    # The lists first: whatever stops us after them, the next snapshot is written without these users.
+    # The lists come first: if anything stops us later, the next snapshot is still written without these users.
     listed = forget_users(names, folders)
     ids_of = {name: user_ids_of(name) for name in names}
     removed = [_forget_in_store(url, [user_id for ids in ids_of.values() for user_id in ids]) for url in store]
@@ -348,18 +344,14 @@ def data_forget(
             for folder, one in zip(folders, listed, strict=True)
         ],
         "stores": [
-            {
-                "store": _without_password(url),
-                "num_found": num_found(events),
-                "num_events_removed": sum(events.values()),
-            }
-            for url, events in zip(store, removed, strict=True)
+            {"store": _without_password(url), "num_found": num_found(had), "num_events_removed": sum(had.values())}
+            for url, had in zip(store, removed, strict=True)
         ],
     }
     typer.echo(json.dumps(answer) if json_output else "\n".join(_forget_lines(answer)))
     if num_lost := len(names) - num_found(everywhere):
         given = counted(len(names), "user")
-        say(f"warning: found in none of these: {num_lost:,} of {given} given; look whether the ids are right")
+        say(f"warning: {num_lost:,} of {given} were not found; check whether the ids are right")
 
 
 def _forget_lines(answer: dict[str, Any]) -> list[str]:
@@ -373,8 +365,8 @@ def _forget_lines(answer: dict[str, Any]) -> list[str]:
     ]
     for one in answer["datasets"]:
         lines.append(
-            f"{one['dataset']}: {counted(num_users, 'user')} will be in no further snapshot; "
-            f"{one['num_found']:,} found in those there are"
+            f"{one['dataset']}: {counted(num_users, 'user')} will be left out of new snapshots; "
+            f"{one['num_found']:,} found in existing snapshots"
         )
         for rest in one["snapshots"]:
             name = rest["snapshot"].rpartition("/")[2]
@@ -382,7 +374,9 @@ def _forget_lines(answer: dict[str, Any]) -> list[str]:
                 f"  {name} still holds {rest['num_users']:,} forgotten, with {counted(rest['num_events'], 'event')}"
             )
         if one["snapshots"]:
-            lines.append(f"  make one without them, and remove these: tackboard data retain {one['dataset']} --prune")
+            lines.append(
+                f"  make a snapshot without them, and remove these: tackboard data retain {one['dataset']} --prune"
+            )
     return lines
 
 
@@ -392,7 +386,7 @@ def _without_password(url: str) -> str:
 
 
 def _forget_in_store(url: str, user_ids: list[int]) -> dict[int, int]:
-    """The users who had events in the store, each with how many were removed."""
+    """User → number of removed events, for each user who had events in the store."""
     from tackboard.events.sequence_store import open_store
 
     opened = open_store(url)
@@ -421,7 +415,7 @@ def data_retain(
 
     folder = dataset_folder(dataset)
     if prune:
-        # Before anything is written: whoever asks for both should not get one.
+        # Before anything is written: a user who asks for both must not get only one.
         retention.snapshots_in_use(folder, runs)
     result = retention.retain(open_dataset(dataset), days)
     pruned = retention.prune(folder, runs) if prune else retention.Pruned([], {})

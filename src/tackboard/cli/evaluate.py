@@ -87,11 +87,11 @@ def evaluate_run(
     code_file: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """The table of one checkpoint, kept in the run's eval folder: step-N.json for every step that was evaluated.
+    """The table of one checkpoint. The run's eval folder keeps it: step-N.json for every evaluated step.
 
-    metrics.json is the one that was evaluated last. A checkpoint that was loaded already is not verified again, nor is
-    `verified`, the snapshot that the run was trained on, where it was opened already. `code_file` is the file of a
-    user's own model, where it was named.
+    metrics.json is the table of the last evaluation. A checkpoint that is loaded already is not verified again, and
+    neither is `verified`, the opened snapshot that the run was trained on. `code_file` is the file of a user's own
+    model, if the user named it.
     """
     import torch
 
@@ -159,7 +159,7 @@ def _judge_rankings(
     max_users: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """The whole catalogue ranked for every held-out event."""
+    """Ranks the whole catalogue for every held-out event."""
     from tackboard.core.errors import UsageError
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
@@ -168,7 +168,7 @@ def _judge_rankings(
     if not can_retrieve(model):
         raise UsageError(
             f"{type(model).__name__} gives no vectors of users and items, so it cannot rank the whole catalogue",
-            allowed="a model that was trained on segments is judged so: encode_users and encode_items",
+            allowed="needed for a model that was trained on segments: encode_users and encode_items",
             fix="derive the model from RetrievalModel, or train it on labelled requests",
         )
     sequences = source.read()
@@ -197,7 +197,7 @@ def _judge_requests(
     max_users: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """The requests of the users of data.test_share scored; of another dataset than the one trained on, those of all."""
+    """Scores the requests of the users in data.test_share; on another dataset, the requests of all users."""
     import dataclasses
 
     from tackboard.core.errors import UsageError
@@ -206,7 +206,7 @@ def _judge_requests(
     data, is_other = config.data, source is not trained
     if not data.test_share and not is_other:
         raise UsageError(
-            "data.test_share = 0: the run held out nobody to test on",
+            "data.test_share is 0, so the run held out no users to test on",
             fix="name other labelled requests: --dataset DATASET, or train with --set data.test_share=0.1",
         )
     training = data.steps(trained, config.model.tables, config.seed)

@@ -38,15 +38,9 @@ def features_check(
     changes = [] if against is None else check_evolution(load_features(against), features)
     if data is not None:
         check_data(features, open_dataset(data))
+    names = ("name", "type", "level", "place", "description", "hash")
     rows = [
-        {
-            "name": feature.name,
-            "type": str(feature.type),
-            "level": feature.level,
-            "place": feature.place,
-            "description": feature.description,
-            "hash": feature.hash,
-        }
+        {name: getattr(feature, name) for name in names} | {"type": str(feature.type)}
         for feature in features.features()
     ]
     if json_output:
@@ -110,20 +104,15 @@ def features_backfill(
     features = load_features(spec)
     result = backfill(open_dataset(data), features)
     if json_output:
-        typer.echo(
-            json.dumps(
-                {
-                    "dataset": str(result.path),
-                    "set": features.name,
-                    "version": features.version,
-                    "hash": features.hash,
-                    "num_rows": result.num_rows,
-                    "computed": result.computed,
-                    "taken_over": result.taken_over,
-                    "changes": [dataclasses.asdict(change) for change in result.changes],
-                }
-            )
-        )
+        answer = {
+            "dataset": str(result.path),
+            "set": features.name,
+            "version": features.version,
+            "hash": features.hash,
+            **{name: getattr(result, name) for name in ("num_rows", "computed", "taken_over")},
+            "changes": [dataclasses.asdict(change) for change in result.changes],
+        }
+        typer.echo(json.dumps(answer))
         return
     for sentence in sentences(result.changes):
         typer.echo(sentence)
@@ -154,9 +143,9 @@ def features_docs(
         from tackboard.features.reference import refresh
 
         if spec or models:
-            raise UsageError("--reference is about the language and takes no features")
+            raise UsageError("--reference prints the operators of the language and takes no features")
         if out is not None and not out.is_file():
-            raise UsageError(f"{out} is not a file", allowed="allowed: a page with the reference's markers")
+            raise UsageError(f"--out {out} is not a file", allowed="allowed: a page with the markers of the reference")
         if out is None:
             typer.echo(operator_reference(), nl=False)
         else:
@@ -171,7 +160,7 @@ def features_docs(
     catalogue = Catalogue(load_features(spec), [read_model(folder) for folder in models])
     path = out or Path("features.html")
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is not a folder", allowed="allowed: --out in a folder that exists")
+        raise UsageError(f"{path.parent} is not a folder", allowed="allowed: --out in an existing folder")
     write_text_atomic(path, catalogue.page())
     typer.echo(f"{path}: {len(catalogue.features)} features, {len(catalogue.sources)} sources, {len(models)} models")
 
@@ -198,7 +187,7 @@ def features_replay(
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in result.mismatches.items() if count)
         others = sum(1 for other in report.features.values() if other.num_mismatches) - 1
         raise DataError(
-            f"feature {name} was served otherwise than training computes it: "
+            f"feature {name} was served with other values than training computes: "
             f"{result.num_mismatches:,} of {result.compared:,} values differ ({reasons})",
             allowed=f"{others} more features differ" if others else "",
             fix="docs/serving.md says what the reasons mean",

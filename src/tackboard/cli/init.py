@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -49,7 +49,7 @@ def init(
 
     given = [*(files or []), *(from_ or [])]
     if not given:
-        raise UsageError("no log was given", fix="name one: tackboard init clicks.csv --user … --item … --time …")
+        raise UsageError("no log was given", fix="name a log: tackboard init clicks.csv --user … --item … --time …")
     config = ImportConfig(
         files=given,
         user=user,
@@ -74,19 +74,10 @@ def init(
     folder = (out / dataset_name).as_posix()
     write_recipe(recipe, recipe_text(recipe, folder, dataset_name, dataset.statistics))
     if json_output:
-        typer.echo(_as_json(dataset, report, recipe))
+        content = {"dataset": str(dataset.path), "recipe": str(recipe), "report": dataclasses.asdict(report)}
+        typer.echo(json.dumps(content | {"statistics": dict(dataset.statistics)}))
     else:
         typer.echo("\n".join(_summary(dataset, report, recipe)))
-
-
-def _as_json(dataset: Dataset, report: ImportReport, recipe: Path) -> str:
-    content: dict[str, Any] = {
-        "dataset": str(dataset.path),
-        "recipe": str(recipe),
-        "report": dataclasses.asdict(report),
-        "statistics": dict(dataset.statistics),
-    }
-    return json.dumps(content)
 
 
 def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:

@@ -58,7 +58,7 @@ def _options(
         False, "--version", help="Print the version and stop.", is_eager=True, callback=_print_version
     ),
 ) -> None:
-    del version  # Its callback has answered already, before a command was asked for.
+    del version  # Its callback has answered before a command runs.
     if debug:
         os.environ["TACKBOARD_DEBUG"] = "1"
 
@@ -93,7 +93,7 @@ def _run_command() -> int:
     except OSError as error:
         return _report_os_error(error)
     except Exception as error:  # noqa: BLE001 - the last catch: whatever it is, a user gets a sentence.
-        # typer raises its own usage errors from a private module; they are told by this method.
+        # typer raises its own usage errors from a private module; this method identifies them.
         if hasattr(error, "format_message"):
             _print_usage_error(error)
             return UsageError.exit_code
@@ -104,13 +104,13 @@ def _run_command() -> int:
 
 
 def _drop_output() -> int:
-    """The reader of our output went away (`| head`): it has what it wanted, and nothing can be printed to it."""
+    """The reader of our output has gone (`| head`): it has what it wanted, and we cannot print to it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _print_usage_error(error: Any) -> None:
-    """A mistake on the command line, as typer tells it; a command group without a command answers with its help."""
+    """Prints a mistake on the command line in typer's words; a group without a command prints its help."""
     message = error.format_message()
     if message.startswith("Usage:"):
         print(message)
@@ -121,7 +121,7 @@ def _print_usage_error(error: Any) -> None:
 
 
 def _report_os_error(error: OSError) -> int:
-    """A full disk or a forbidden path is the machine's; any other error of the system is ours."""
+    """A full disk or a forbidden path is a fault of the machine; any other system error is our bug."""
     known = storage_error(error)
     if known is None:
         return _report_bug(error)
@@ -130,7 +130,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """An error that nobody foresaw: ours, unless it came through a file of the user's."""
+    """An unforeseen error: our bug, unless it came through a user's own file."""
     if place := line_of_user_code(error):
         _explain(error, f"{place} raised {type(error).__name__}: {one_line(str(error))[:300]}")
         if not _debugging():
@@ -145,7 +145,7 @@ def _report_bug(error: Exception) -> int:
 def _explain(error: BaseException, text: str) -> None:
     if _debugging():
         traceback.print_exception(error)
-    # A stop that was asked for is no error.
+    # A requested stop is no error.
     prefix = "" if isinstance(error, Preempted) else "error: "
     print(prefix + text.replace("\n", "\n  "), file=sys.stderr)
 

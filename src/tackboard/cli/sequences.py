@@ -36,7 +36,10 @@ def sequences_create(
     for option in field:
         name, equals, kind = option.partition("=")
         if not equals or name in fields:
-            raise UsageError(f"--field {option}", allowed="allowed: name=int, float, bool or string, each name once")
+            raise UsageError(
+                f"--field {option} is not name=TYPE, or repeats a name",
+                allowed="allowed: name=int, float, bool or string, each name once",
+            )
         fields[name] = kind
     create_store(store, StoreConfig(fields=fields, max_events=max_events)).close()
     typer.echo(f"made {store}: at most {max_events:,} events of a user")
@@ -75,7 +78,7 @@ def sequences_append(
         if str(file) != "-" and not file.is_file():
             raise UsageError(f"{file} does not exist", fix="give the path of a file with one JSON object per line")
         if is_new:
-            # JSON lines do not say which fields there will be, and a store's are fixed.
+            # JSON lines do not say which fields will come, and the fields of a store are fixed.
             raise UsageError(
                 f"{store} does not exist", fix=f"tackboard sequences create {store} --field dwell_ms=int …"
             )
@@ -181,7 +184,7 @@ def _milliseconds(option: str, text: str | None) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"{option} {text!r}", allowed="allowed: ms since 1970, or ISO 8601 such as 2026-11-15T10:00:00Z"
+            f"{option} {text!r} is no time", allowed="allowed: ms since 1970, or ISO 8601 such as 2026-11-15T10:00:00Z"
         ) from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -207,9 +210,7 @@ def sequences_correct(
             "store": store,
             "snapshot": str(dataset.path),
             "is_changed": not compare_only,
-            "horizon_ms": report.horizon_ms,
-            "num_users": report.num_users,
-            "num_changed_users": report.num_changed_users,
+            **{name: getattr(report, name) for name in ("horizon_ms", "num_users", "num_changed_users")},
             "actions": {
                 action: {kind: counts[kind] for kind in kinds} for action, counts in sorted(report.actions.items())
             },

@@ -80,9 +80,9 @@ def serve(
         ),
     )
     if port_file is not None:
-        # One that a killed server left behind would send a script to the wrong port.
+        # A file that a killed server left behind would send a script to the wrong port.
         port_file.unlink(missing_ok=True)
-    # A taken port is told before torch is imported and the model loaded, which may take long.
+    # A taken port is reported before torch is imported and the model loaded, which may take long.
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
@@ -115,7 +115,7 @@ def _announce(name: str, port_file: Path | None, url: str) -> None:
 
     from tackboard.core.files import write_text_atomic, writing
 
-    # What is loaded by now stays. Looking through all of torch for garbage would hold up the loop for 100 ms.
+    # What is loaded now stays. A garbage collection through all of torch would block the loop for 100 ms.
     gc.collect()
     gc.freeze()
     if port_file is not None:
@@ -146,11 +146,11 @@ def score(
 
     check(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
     if offline != (bundle is not None):
-        raise UsageError("--offline and --bundle go together", fix="give both, or neither to ask a server")
+        raise UsageError("--offline and --bundle go together", fix="give both, or give neither to ask a server")
     if offline and (binary or url is not None):
-        raise UsageError("--offline asks no server", fix="leave out --url and --binary")
+        raise UsageError("--offline does not ask a server", fix="leave out --url and --binary")
     if not offline and code is not None:
-        raise UsageError("--code is for --offline", fix="a server is started with its own --code")
+        raise UsageError("--code works only with --offline", fix="start the server with its own --code")
     try:
         text = sys.stdin.buffer.read() if str(request) == "-" else request.read_bytes()
     except OSError as error:
@@ -176,7 +176,9 @@ def score(
         scores = client.score(history, candidates, binary=binary, **more)
         model = client.model
     if not np.isfinite(scores).all():
-        raise TackboardError("the model gave scores that are not finite numbers", fix="was it trained to the end?")
+        raise TackboardError(
+            "the model gave scores that are not finite numbers", fix="check whether the model was trained to the end"
+        )
     order = np.argsort(-np.asarray(scores), kind="stable")[:top_k]
     ranked = [{"item": candidates[index], "score": float(scores[index])} for index in order]
     if json_output:

@@ -54,7 +54,7 @@ def train(
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
-        # What cannot fit is refused before a byte of it is allocated.
+        # A run that cannot fit is refused before anything is allocated.
         estimate = estimate_run(config, source, runs, steps)
         if dry_run:
             _report(estimate, json_output)
@@ -63,9 +63,9 @@ def train(
 
     is_new = run is None
     run = run or RunDirectory.new(runs, config.name)
-    # Settings that cannot be show here, before a run is left behind.
+    # Impossible settings fail here, before a run directory is written.
     trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
-    del checkpoint  # Its files are mapped, and take disk space for as long as somebody holds it.
+    del checkpoint  # Its files are mapped, and take disk space while this name holds them.
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)
@@ -87,14 +87,14 @@ def train(
 
 
 def _warn_of_forgotten(snapshot: Path) -> None:
-    """Says so where a snapshot still holds users who were to be forgotten."""
+    """Warns if a snapshot still holds users who must be forgotten."""
     from tackboard.core.progress import say
     from tackboard.events.privacy.forgetting import read_forgotten, remains_in
 
     held = remains_in(snapshot, read_forgotten(snapshot.resolve().parent))
     if held.num_users:
         what = f"{snapshot} holds {held.num_users:,} forgotten users"
-        say(f"warning: {what}; without them: tackboard data retain {snapshot.resolve().parent}")
+        say(f"warning: {what}; remove them: tackboard data retain {snapshot.resolve().parent}")
 
 
 def _print_settings(config: RunConfig) -> None:
@@ -143,7 +143,7 @@ def _trust_own_code(config: RunConfig) -> Path | None:
 
 
 def _after_training(run: RunDirectory, dataset: Dataset, code_file: Path | None) -> dict[str, Any]:
-    """The rest of a model's way, on a few users: load, evaluate, export."""
+    """Loads, evaluates and exports the model, on a few users."""
     from tackboard.checkpoint.store import find_checkpoint
     from tackboard.checkpoint.trained import load_trained
     from tackboard.cli.evaluate import evaluate_run

@@ -2,7 +2,7 @@
 
 A config class is a frozen, keyword-only dataclass whose every field carries a docstring (a string literal under the
 field). Decided: an unknown key is always an error with the closest known key, because a typo that silently keeps a
-default has cost everyone a training run once.
+default costs a training run.
 """
 
 from __future__ import annotations
@@ -23,19 +23,25 @@ from tackboard.core.errors import ConfigError
 
 C = TypeVar("C")
 NAMES_SHOWN = 16
-"""Settings that an error lists at most; the nearest one is suggested beside them."""
+"""An error lists at most this many settings, and suggests the nearest one."""
 
 
 def suggest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice closest to `word`, or None when nothing is near."""
+    """The choice closest to `word`, or None if nothing is near."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return close[0] if close else None
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """`did you mean …?` with the choice closest to `word`; empty when nothing is near."""
+    close = suggest(word, choices)
+    return f"did you mean {close}?" if close else ""
 
 
 def check(condition: bool, field: str, got: object, allowed: str) -> None:  # noqa: FBT001
     """Raises ConfigError naming `field` unless `condition` holds; used by `__post_init__` of config classes."""
     if not condition:
-        raise ConfigError(f"{field} = {got!r}", allowed=f"allowed: {allowed}", fix=f"set {field} to such a value")
+        raise _wrong_value(field, got, allowed)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -52,7 +58,7 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
     for key in data:
         if key not in fields:
             raise _unknown_key(path, str(key), "", fields)
-    values = {key: convert(value, hints[key], _join(path, key)) for key, value in data.items()}
+    values = {key: convert(value, hints[key], _path(path, key)) for key, value in data.items()}
     missing = [name for name, field in fields.items() if name not in values and _is_required(field)]
     if missing:
         raise ConfigError(f"{path or cls.__name__} lacks {', '.join(missing)}", fix="give a value for each")
@@ -60,11 +66,11 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
 
 
 def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
-    """`data` of an older version with its settings where they are now; what is not in `moved` stays.
+    """`data` of an older version with its settings at their present places; settings not in `moved` stay.
 
-    `moved` names a new place `a.b` for an old key. An old table joins the one at its new place. Where an old key is now
-    the name of a table, what is a table already is of today's version and stays. Where a new place lies in something
-    that is no table, all stays as it is: `from_dict` says what is wrong with it.
+    `moved` maps an old key to its new place `a.b`. An old table joins the table at its new place. If an old key is also
+    the name of a present table, a value that is a table stays, because it comes from the present version. If a new
+    place lies in something that is no table, `data` is returned unchanged, and `from_dict` says what is wrong.
     """
     if not isinstance(data, dict):
         return data
@@ -83,7 +89,7 @@ def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
 
 
 def apply_overrides(config: C, overrides: Sequence[str]) -> C:
-    """A copy of `config` with every `a.b=c` applied; the last one of a key counts. Values are JSON, or bare words.
+    """A copy of `config` with every `a.b=c` applied; for a repeated key the last counts. Values are JSON or bare words.
 
     All are applied before anything is checked, so settings that only fit together may come in any order.
     """
@@ -92,7 +98,9 @@ def apply_overrides(config: C, overrides: Sequence[str]) -> C:
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise ConfigError(
-                f"--set {override}", allowed="allowed: --set name=value", fix="e.g. --set training.steps=200"
+                f"--set {override} gives no value",
+                allowed="allowed: --set name=value",
+                fix="e.g. --set training.steps=200",
             )
         wanted[key] = text
     return _with_values(config, wanted, "")
@@ -112,24 +120,12 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Every leaf setting of a config as `a.b` -> value, in declaration order."""
-    leaves: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            leaves.update(flatten(value, _join(prefix, field.name)))
-        else:
-            leaves[_join(prefix, field.name)] = value
-    return leaves
-
-
 def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Every leaf setting as (name, value as `--set` takes it, meaning), in declaration order."""
     rows = []
     meanings = field_docs(type(config))
     for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), _join(prefix, field.name)
+        value, name = getattr(config, field.name), _path(prefix, field.name)
         if dataclasses.is_dataclass(value):
             rows += explain(value, name)
         else:
@@ -148,38 +144,30 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         choices = typing.get_args(hint)
         if value in choices:
             return value
-        raise ConfigError(
-            f"{path} = {value!r}", allowed=f"allowed: {', '.join(map(str, choices))}", fix=f"set {path} to one of these"
-        )
+        raise _wrong_value(path, value, ", ".join(map(str, choices)))
     if origin in (types.UnionType, typing.Union):
-        return _convert_union(value, hint, path)
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        return convert(value, next(option for option in options if option is not type(None)), path)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise _wrong_type(path, value, "a list, e.g. [1,5,10]")
+            raise _wrong_value(path, value, "a list, e.g. [1,5,10]")
         return tuple(convert(entry, typing.get_args(hint)[0], f"{path}[{i}]") for i, entry in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
-            raise _wrong_type(path, value, 'a table in JSON, e.g. {"name": 1}')
-        return {key: convert(entry, typing.get_args(hint)[1], _join(path, key)) for key, entry in value.items()}
+            raise _wrong_value(path, value, 'a table in JSON, e.g. {"name": 1}')
+        return {key: convert(entry, typing.get_args(hint)[1], _path(path, key)) for key, entry in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):
         return value
-    raise _wrong_type(
-        path, value, {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, hint.__name__)
-    )
-
-
-def _convert_union(value: Any, hint: Any, path: str) -> Any:
-    options = typing.get_args(hint)
-    if value is None and type(None) in options:
-        return None
-    inner = [option for option in options if option is not type(None)]
-    return convert(value, inner[0], path)
+    kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+    raise _wrong_value(path, value, kinds.get(hint, hint.__name__))
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """`config`, which stands at `path`, with settings replaced in one go; the keys of `wanted` begin here."""
+    """`config`, which stands at `path`, with all settings of `wanted` replaced; its keys begin here."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))
@@ -192,30 +180,28 @@ def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
         if head not in fields:
             if head in moved:
                 raise ConfigError(
-                    f"unknown setting {_join(path, key)}", fix=f"did you mean {_path(path, moved[head], rest)}?"
+                    f"unknown setting {_path(path, key)}", fix=f"did you mean {_path(path, moved[head], rest)}?"
                 )
-            elsewhere = [name for name in flatten(config) if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            elsewhere = [name for name, *_ in explain(config) if name.rpartition(".")[2] == key.rpartition(".")[2]]
             if path == "" and len(elsewhere) == 1:
                 raise ConfigError(f"unknown setting {key}", fix=f"did you mean {elsewhere[0]}?")
             raise _unknown_key(path, head, rest, fields)
         is_table = dataclasses.is_dataclass(getattr(config, head))
-        here = _join(path, head)
+        here = _path(path, head)
         if rest and not is_table:
             if isinstance(getattr(config, head), dict):
                 fix = f"set it as a whole, in JSON: --set '{here}={{\"{rest}\": {text}}}'"
                 raise ConfigError(f"{here} is one setting, a table", fix=fix)
-            raise ConfigError(
-                f"{here}.{rest} does not exist", allowed=f"{head} is a single value, not a table of settings"
-            )
+            raise ConfigError(f"{here}.{rest} does not exist: {head} is a single value, not a table of settings")
         if is_table and not rest:
             inside = ", ".join(field.name for field in dataclasses.fields(getattr(config, head)))
-            fix = f"did you mean {_join(path, moved[head])}?" if head in moved else f"set {here}.NAME=value"
+            fix = f"did you mean {_path(path, moved[head])}?" if head in moved else f"set {here}.NAME=value"
             raise ConfigError(f"{here} is a table of settings", allowed=f"it holds: {inside}", fix=fix)
         if rest:
             below.setdefault(head, {})[rest] = text
         else:
             values[head] = convert(_parse(text, hints[head]), hints[head], here)
-    values |= {head: _with_values(getattr(config, head), inner, _join(path, head)) for head, inner in below.items()}
+    values |= {head: _with_values(getattr(config, head), inner, _path(path, head)) for head, inner in below.items()}
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
@@ -229,7 +215,7 @@ def _parse(text: str, hint: Any) -> Any:
 
 
 def _unknown_key(before: str, key: str, after: str, known: Iterable[str]) -> ConfigError:
-    """`before` and `after` are the parts of the setting's path around `key`, the part that does not exist."""
+    """`before` and `after` are the parts of the path around `key`, the part that does not exist."""
     names = list(known)
     close = suggest(key, names)
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
@@ -244,12 +230,8 @@ def _path(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _wrong_type(path: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"{path} = {value!r}", allowed=f"allowed: {wanted}", fix=f"set {path} to such a value")
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+def _wrong_value(path: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{path} = {value!r} is not allowed", allowed=f"allowed: {allowed}", fix=f"change {path}")
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -3,9 +3,9 @@
 In: the versions of installed packages, the pins of the checkout, what torch says about itself, what the machine has.
 Out: a list of findings, each ok, absent (an optional part), note (worth knowing) or broken, with its repair line.
 
-Decided: collecting and judging are apart. `collect` looks at the machine, `examine` is a pure function of what was
-collected, so every problem can be planted in a test. torch is asked in a process of its own, because a broken build
-may kill the process that imports it. An optional part that is absent is fine; one that is installed must work.
+Decided: collecting and judging are separate. `collect` looks at the machine; `examine` is a pure function of what was
+collected, so a test can plant every problem. A separate process imports torch, because a broken build may kill the
+process that imports it. An absent optional part is fine; an installed one must work.
 """
 
 from __future__ import annotations
@@ -24,18 +24,9 @@ from tackboard.core.machine import has_nvidia_driver, total_memory_bytes, usable
 from tackboard.core.processes import ask, last_json_object
 
 NEEDED = (
-    "torch",
-    "numpy",
-    "pyarrow",
-    "safetensors",
-    "typer",
-    "rich",
-    "uvicorn",
-    "httptools",
-    "orjson",
-    "prometheus-client",
+    "torch", "numpy", "pyarrow", "safetensors", "typer", "rich", "uvicorn", "httptools", "orjson", "prometheus-client",
     "tzdata",
-)
+)  # fmt: skip
 """The packages without which the core does not work; the same list as in pyproject.toml."""
 
 SUPPORTED_PYTHON = ((3, 11), (3, 12))
@@ -258,17 +249,18 @@ def _torch(facts: Facts) -> list[Finding]:
 def _needed_packages(facts: Facts) -> list[Finding]:
     findings = []
     for name in NEEDED:
-        version = facts.installed.get(name)
-        pin = facts.pins.get(name)
-        if version is None:
+        if name not in facts.installed:
             findings.append(Finding(name, "broken", "not installed", REPAIR_CORE))
-        elif name == "torch":
-            continue  # judged by itself
-        elif pin is not None and public(version) != pin:
-            findings.append(Finding(name, "note", f"{version} is installed, {pin} is pinned", REPAIR_CORE))
-        else:
-            findings.append(Finding(name, "ok", version))
+        elif name != "torch":  # torch is judged separately
+            findings.append(_installed(facts, name, REPAIR_CORE))
     return findings
+
+
+def _installed(facts: Facts, name: str, repair: str) -> Finding:
+    version, pin = facts.installed[name], facts.pins.get(name)
+    if pin is not None and public(version) != pin:
+        return Finding(name, "note", f"{version} is installed, {pin} is pinned", repair)
+    return Finding(name, "ok", version)
 
 
 def _optional_parts(facts: Facts) -> list[Finding]:
@@ -277,13 +269,7 @@ def _optional_parts(facts: Facts) -> list[Finding]:
         present = [name for name in part.packages if name in facts.installed]
         if not present:
             findings.append(Finding(part.packages[0], "absent", part.purpose, part.repair))
-            continue
-        for name in present:
-            version, pin = facts.installed[name], facts.pins.get(name)
-            if pin is not None and public(version) != pin:
-                findings.append(Finding(name, "note", f"{version} is installed, {pin} is pinned", part.repair))
-            else:
-                findings.append(Finding(name, "ok", version))
+        findings += [_installed(facts, name, part.repair) for name in present]
     return findings
 
 
@@ -301,19 +287,16 @@ def _pairings(facts: Facts) -> list[Finding]:
         findings.append(Finding("torch + fbgemm", "broken", value, repair))
     elif fbgemm:
         findings.append(_pair("fbgemm", facts.installed[fbgemm[0]], f"1.{torch_minor - 5}", torch_version))
-    if "torchrec" in facts.installed:
-        findings.append(_torchrec(facts, fbgemm, torch_minor, torch_version))
+    if "torchrec" in facts.installed and not fbgemm:
+        value = "torchrec is installed without fbgemm"
+        findings.append(Finding("torch + torchrec", "broken", value, REPAIR_DISTRIBUTED))
+    elif "torchrec" in facts.installed:
+        findings.append(_pair("torchrec", facts.installed["torchrec"], f"1.{torch_minor - 5}", torch_version))
     if "triton" in facts.installed and torch_minor in TRITON_OF_TORCH:
         triton = facts.installed["triton"]
         repair = f".venv/bin/pip install 'triton=={TRITON_OF_TORCH[torch_minor]}.*'"
         findings.append(_pair("triton", triton, TRITON_OF_TORCH[torch_minor], torch_version, repair))
     return findings
-
-
-def _torchrec(facts: Facts, fbgemm: list[str], torch_minor: int, torch_version: str) -> Finding:
-    if not fbgemm:
-        return Finding("torch + torchrec", "broken", "torchrec is installed without fbgemm", REPAIR_DISTRIBUTED)
-    return _pair("torchrec", facts.installed["torchrec"], f"1.{torch_minor - 5}", torch_version)
 
 
 def _pair(name: str, version: str, wanted: str, torch_version: str, repair: str = REPAIR_DISTRIBUTED) -> Finding:
@@ -327,13 +310,9 @@ def _pair(name: str, version: str, wanted: str, torch_version: str, repair: str 
 def _machine(facts: Facts) -> list[Finding]:
     memory = f"{facts.memory_bytes / 2**30:.1f} GiB"
     disk = f"{facts.free_disk_bytes / 2**30:.1f} GiB free"
-    findings = [Finding("cores", "ok", str(facts.cores))]
+    found_memory, found_disk = Finding("memory", "ok", memory), Finding("disk", "ok", disk)
     if facts.memory_bytes < MIN_MEMORY_BYTES:
-        findings.append(Finding("memory", "note", f"{memory}; the demo wants {MIN_MEMORY_BYTES >> 30} GiB"))
-    else:
-        findings.append(Finding("memory", "ok", memory))
+        found_memory = Finding("memory", "note", f"{memory}; the demo needs {MIN_MEMORY_BYTES >> 30} GiB")
     if facts.free_disk_bytes < MIN_FREE_DISK_BYTES:
-        findings.append(Finding("disk", "note", f"{disk}; runs want {MIN_FREE_DISK_BYTES >> 30} GiB", "make clean"))
-    else:
-        findings.append(Finding("disk", "ok", disk))
-    return findings
+        found_disk = Finding("disk", "note", f"{disk}; runs need {MIN_FREE_DISK_BYTES >> 30} GiB", "make clean")
+    return [Finding("cores", "ok", str(facts.cores)), found_memory, found_disk]

@@ -1,8 +1,8 @@
 """JSON files of sealed folders, read strictly: a path and the fields it must have in, a checked object out.
 
-A manifest proves that a file is the one that was written, not that it makes sense. Whoever makes a folder can seal any
-content, so everything that a document says is checked before it is used, and an error names the file. Fields that this
-version does not know pass: a newer one may have added them.
+A manifest proves that a file is unchanged, not that its content makes sense. Anybody can seal a folder with any
+content, so every document is checked before it is used, and an error names the file. Unknown fields pass, because a
+newer version may have added them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _INT64 = 1 << 63
 
 
 def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object at `path`. `fields` gives the type of each field that must be there, `optional` of others.
+    """The JSON object at `path`. `fields` gives the type of each required field, `optional` of other fields.
 
-    A field of a table inside is written `table.field`. A field that is missing or of another type, and a whole number
-    of more than 64 bits, raise CorruptFileError.
+    A field of an inner table is written `table.field`. A missing field, a wrong type, and a whole number of more than
+    64 bits raise CorruptFileError.
     """
     content = read_json(path)
     with blaming(path):
@@ -45,10 +45,10 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
 
 @contextlib.contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Around the use of what a sealed file says: an error that its content causes is a CorruptFileError naming it.
+    """Wraps the use of a sealed file: an error that its content causes becomes a CorruptFileError with its name.
 
-    A plain UsageError passes, because it is about the command (its subclasses are about settings and features). So does
-    what a user's own code raises.
+    A plain UsageError passes, because it is about the command (its subclasses are about settings and features). Errors
+    of a user's own code pass too.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """The errors that users see.
 
-An error says what was given, what is allowed and what to do, in at most three lines. Its class decides the exit code:
+An error says what happened, what is allowed and what to do, in at most three lines. Its class decides the exit code:
 
     TackboardError            1   our bug
     ├── UsageError            2   wrong use
@@ -18,11 +18,11 @@ import traceback
 
 EXIT_BUG = 1
 USER_MODULE_PREFIX = "tackboard_user_code_"
-"""A user's Python file is imported under a module name that begins so."""
+"""A user's Python file is imported under a module name with this prefix."""
 
 
 class TackboardError(Exception):
-    """An error with a remedy. `got`: what was given; `allowed`: what would be right; `fix`: what to type or do."""
+    """An error with a remedy. `got`: what happened; `allowed`: what is allowed; `fix`: what to type or do."""
 
     exit_code = EXIT_BUG
 
@@ -44,7 +44,7 @@ class ConfigError(UsageError):
 
 
 class StorageError(TackboardError):
-    """The disk or its permissions stood in the way. What was complete before is complete still."""
+    """The disk or its permissions prevented a write. Everything that was complete before is still complete."""
 
     exit_code = 2
 

@@ -4,14 +4,14 @@ Everything durable goes temp file → flush → fsync → rename → fsync of th
 content or the new one. `observer` is called with the name of each point between those moves; the chaos tests set it
 to kill the process there.
 
-What a writer has not finished bears a temporary name that nobody else can have:
+Unfinished work has a temporary name that is unique:
 
     .NAME.tmp-TOKEN         a file, a link, or a folder
     .NAME.tmp-TOKEN.lock    held while that folder is being written (see locks.py)
     .NAME.gone-TOKEN        a folder that is being deleted
 
-Decided: a folder whose lock is held is left alone, in whatever container its writer runs. A temporary file or link
-needs no lock. Its writer has the content in memory and writes it again if a cleaner takes it for a leftover.
+Decided: a folder whose lock is held is left alone, whatever container its writer runs in. A temporary file or link
+needs no lock. Its writer has the content in memory and writes it again if a cleaner mistakes it for a leftover.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ observer: Callable[[str], None] | None = None
 
 CHUNK_BYTES = 1 << 20
 NUM_TRIES = 10
-"""How often a small file is written again when a cleaner takes its temporary file for a leftover."""
+"""Write a small file at most this often if a cleaner mistakes its temporary file for a leftover."""
 LOCK_SUFFIX = ".lock"
 UNLOCKED_DAYS = 1
-"""Age at which a temporary folder without a lock file, as older versions made, counts as left behind."""
+"""A temporary folder without a lock file, as older versions made, counts as left behind after this many days."""
 
 STORAGE_FAULTS = {
     errno.ENOSPC: "make room on that disk, then run the command again",
@@ -55,7 +55,7 @@ STORAGE_FAULTS = {
     errno.ELOOP: "that path is a symlink to itself; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
-"""Errors of the machine and of paths, not of ours, and what to do about each."""
+"""Errors that the machine or a path causes, and what to do about each."""
 
 
 def reach(point: str) -> None:
@@ -74,7 +74,7 @@ def fsync_path(path: Path) -> None:
 
 
 def name_path(error: BaseException, path: Path) -> None:
-    """Puts `path` into an error of the system that does not say where: neither writes nor libraries do."""
+    """Puts `path` into a system error without a path. Writes and libraries raise such errors."""
     if isinstance(error, OSError) and error.filename is None:
         error.filename = str(path)
 
@@ -150,7 +150,7 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextlib.contextmanager
 def staging_directory(final: Path) -> Iterator[Path]:
-    """An empty folder beside `final` that no cleaner touches while the block runs; it goes with the block."""
+    """An empty folder beside `final`. No cleaner touches it while the block runs; it is removed after the block."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(final)
     with try_lock(temporary.with_name(temporary.name + LOCK_SUFFIX)):
@@ -163,10 +163,10 @@ def staging_directory(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `final` when the block ends, or vanishes when it raises.
+    """A temporary folder that becomes `final` when the block ends, or is removed when the block raises.
 
-    The caller fsyncs the files it writes (`write_manifest` does so for all of them). An existing `final` is an error,
-    also one that another process made during the block.
+    The caller fsyncs the files it writes (`write_manifest` fsyncs all of them). An existing `final` is an error, also
+    if another process made it during the block.
     """
     taken = UsageError(f"{final} exists already", fix="choose another name, or remove it first")
     if final.exists():
@@ -191,7 +191,7 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Deletes a folder as if at once: it gets a temporary name first, so a kill never leaves half of it as `path`."""
+    """Renames a folder to a temporary name, then deletes it, so a kill never leaves half of it as `path`."""
     doomed = path.with_name(f".{path.name}.gone-{os.urandom(6).hex()}")
     reach(f"{path.name}:before-removal")
     os.rename(path, doomed)
@@ -200,7 +200,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> int:
-    """Deletes what killed writers of `name`, or of anything, left in `folder`; returns how many."""
+    """Deletes what killed writers left in `folder`, of `name` or of anything; returns the number of deleted entries."""
     stem = "*" if name is None else glob.escape(name)
     removed = 0
     for lock in folder.glob(f".{stem}.tmp-*{LOCK_SUFFIX}"):
@@ -217,7 +217,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> int:
 
 
 def _remove(path: Path) -> int:
-    """Deletes a file, a link or a folder, if it is there; returns how many of them."""
+    """Deletes a file, a link or a folder; returns 1, or 0 if it does not exist."""
     if _is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
         return 1
@@ -240,9 +240,9 @@ def _is_old(path: Path) -> bool:
 
 
 def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageError | None:
-    """What a user should read about `error`, or None where it is no fault of the machine or of a path.
+    """`error` as a user should read it, or None if neither the machine nor a path caused it.
 
-    `doing` says what could not be done; `advice` may hold `allowed` and `fix`.
+    `doing` says what failed; `advice` may hold `allowed` and `fix`.
     """
     if error.errno not in STORAGE_FAULTS:
         return None
@@ -253,7 +253,7 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Around the making of a file that a user asked for by `option`: an error of the system there is about the path."""
+    """Wraps the writing of a file that a user asked for by `option`: a system error becomes an error about the path."""
     try:
         yield
     except OSError as error:

@@ -70,7 +70,7 @@ def table_seed(seed: int, table: int) -> int:
 def row_ids(ids: NDArray[np.int64], num_hashes: int, num_rows: int, seed: int) -> NDArray[np.int64]:
     """Rows of `ids` [M] in each of `num_hashes` tables of `num_rows` rows: int64 [M, num_hashes] in [0, num_rows)."""
     if not 0 < num_rows <= MAX_ROWS:
-        raise DataError(f"a table of {num_rows} rows", allowed=f"allowed: 1 to {MAX_ROWS}")
+        raise DataError(f"a table cannot have {num_rows} rows", allowed=f"allowed: 1 to {MAX_ROWS}")
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     rows = np.empty((len(ids), num_hashes), dtype=np.int64)
     for table in range(num_hashes):

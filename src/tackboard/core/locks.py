@@ -1,13 +1,14 @@
-"""Who works here: a lock file in, one process at a time out, across containers and, where it can be, across hosts.
+"""Lock files: one process at a time, across containers and, if the file system allows it, across hosts.
 
-The lock is the kernel's (`lockf`) on an open file. It belongs to one process, ends with that process however it ends,
-and is seen by everybody who opens the same file, whatever their PID namespace. It is not inherited by child processes,
-which may outlive a parent that was killed.
+The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, ends with that process in every case,
+and is visible to everybody who opens the same file, in any PID namespace. Child processes do not inherit it, because
+they may outlive a killed parent.
 
-Some file systems have no locks, and some keep them on one host (NFS mounted with `nolock`). So the file also names its
-holder's host, and the holder touches it every HEARTBEAT_S. Where a lock cannot be had, or the file was left by another
-host, the lock counts as held until the file has been silent for LEASE_S. Decided: silence is the difference between the
-file's time and this host's clock, so the clocks of hosts that share a folder must agree within a few seconds.
+Some file systems have no locks, and some keep them on one host (NFS mounted with `nolock`). So the file also names the
+host of its holder, and the holder touches the file every HEARTBEAT_S. If the file system has no locks, or another host
+left the file, the lock counts as held until the file has not been touched for LEASE_S. Decided: this silence is the
+difference between the file's time and this host's clock, so the clocks of hosts that share a folder must agree within a
+few seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LEASE_S = 60.0
-"""Seconds of silence after which a lock that the kernel cannot vouch for is free."""
+"""Seconds of silence after which a lock without a kernel lock is free."""
 HEARTBEAT_S = 10.0
 """How often a holder touches its lock file."""
 POLL_S = 0.05
@@ -33,7 +34,7 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 """What a file system without locks answers."""
 
 _held: dict[str, object] = {}
-"""Lock files of this process: the kernel grants a process its own locks again, and drops them when a copy is closed."""
+"""Lock files of this process. The kernel grants a process its own locks again and drops them when a copy is closed."""
 
 
 @contextlib.contextmanager
@@ -86,10 +87,10 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """A descriptor that holds the lock file, or None where somebody else does."""
+    """A descriptor that holds the lock file, or None if another process holds it."""
     while True:
         try:
-            # A new file can only be one process's, even where there are no locks.
+            # Only one process can create the file, even on a file system without locks.
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o666)
             is_new = create
         except FileNotFoundError:
@@ -100,7 +101,7 @@ def _take(path: Path, *, create: bool) -> int | None:
             try:
                 descriptor, is_new = os.open(path, os.O_RDWR | os.O_CLOEXEC), False
             except FileNotFoundError:
-                continue  # Its holder is done with it: try again.
+                continue  # Its holder has removed it: try again.
         try:
             answer = _claim(descriptor, path, is_new=is_new)
             if answer:
@@ -118,7 +119,7 @@ def _take(path: Path, *, create: bool) -> int | None:
 
 
 def _claim(descriptor: int, path: Path, *, is_new: bool) -> bool | None:
-    """Whether the open file is ours now; None where it is no longer the one at `path`, and another try is due."""
+    """Whether the open file is ours now; None if `path` is another file by now, so the caller must try again."""
     has_locks = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +141,7 @@ def _claim(descriptor: int, path: Path, *, is_new: bool) -> bool | None:
 
 
 def _remove_silent(descriptor: int, path: Path) -> bool | None:
-    """Takes a silent file away where there are no locks. Of several processes one renames it, the others come late."""
+    """Removes a silent file on a file system without locks. Of several processes only one can rename it."""
     aside = path.with_name(f"{path.name}-{os.urandom(6).hex()}")
     try:
         os.rename(path, aside)
@@ -148,7 +149,7 @@ def _remove_silent(descriptor: int, path: Path) -> bool | None:
         return None
     try:
         if not _is_at(descriptor, aside):
-            os.link(aside, path)  # Somebody was faster, and this is the new file: it goes back.
+            os.link(aside, path)  # Another process was faster, and this is its new file: put it back.
             return False
     finally:
         aside.unlink()
@@ -182,7 +183,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """The same for all containers on one running kernel, another for every other host and after a restart."""
+    """Identifies the running kernel: the same in all its containers, different on other hosts and after a restart."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

@@ -1,10 +1,10 @@
 """MANIFEST.json: what a folder holds, provable to the last bit.
 
 Written last, it lists every file with its size and SHA-256 and ends with the SHA-256 of its own preceding bytes, so a
-flipped bit anywhere, the manifest included, is found and the file named. It is also the commit marker: a folder
-without one was never finished. safetensors, torch.save and DCP all load flipped bits silently; this does not.
-Decided: a sealed folder holds plain files and folders only. A symbolic link would let a name inside lead outside, and
-a pipe would stop whoever reads it, so both are refused by name, and nothing but a plain file is ever opened.
+flipped bit anywhere, also in the manifest, is found and the file is named. It is also the commit marker: a folder
+without a manifest was never finished. safetensors, torch.save and DCP all load flipped bits silently.
+Decided: a sealed folder holds plain files and folders only. A symbolic link could lead outside the folder, and a pipe
+would block its reader, so both are refused by name, and only plain files are opened.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def write_manifest(
 ) -> None:
     """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` is stored beside the list.
 
-    `meant` names the files that the caller wrote. If one is missing or there are others, StorageError is raised and
-    nothing is sealed: somebody else has been in the folder. None takes what is there, to seal a changed folder again.
+    `meant` names the files that the caller wrote. If a file is missing or extra, StorageError is raised and nothing is
+    sealed, because another process changed the folder. None takes all files, to seal a changed folder again.
     """
     files: list[dict[str, Any]] = []
     for path in _listed_files(folder):
@@ -119,7 +119,7 @@ def seal(content: Mapping[str, Any]) -> bytes:
 
 
 def unseal(data: bytes) -> dict[str, Any] | None:
-    """The content of sealed bytes, or None where a bit differs or what was sealed is no JSON object."""
+    """The content of sealed bytes, or None if a bit differs or the content is no JSON object."""
     body, digest = data[: -len(_END) - _HEX_DIGITS], data[-len(_END) - _HEX_DIGITS : -len(_END)]
     intact = data.endswith(_END) and body.endswith(_SEAL) and hashlib.sha256(body).hexdigest().encode() == digest
     if not intact:
@@ -140,7 +140,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _listed_files(folder: Path) -> list[Path]:
-    """Every file under `folder` but its own manifest; one of that name further down counts like any other.
+    """Every file under `folder` except its own manifest; a MANIFEST.json further down counts like any other file.
 
     Anything that is neither a plain file nor a folder raises CorruptFileError naming it.
     """
@@ -159,9 +159,9 @@ def _raise(error: OSError) -> None:
 
 
 def _require_plain(path: Path, kind: int = stat.S_IFREG) -> None:
-    """Raises CorruptFileError unless `path` is itself, not by way of a link, a file, or a folder where `kind` says so.
+    """Raises CorruptFileError unless `path` itself, not through a link, is a file, or a folder if `kind` says so.
 
-    Looking does not open: to open a pipe would wait for ever.
+    The path is not opened, because opening a pipe would wait for ever.
     """
     try:
         found = stat.S_IFMT(path.lstat().st_mode)

@@ -1,9 +1,9 @@
-"""Child processes: started, asked to stop, ended, reaped and measured, and signals as this process takes them.
+"""Child processes: start, stop, reap and measure them; and the signals that this process gets.
 
-A command comes in. A running `Process` goes out, or with `ask` the whole `Answer` of a short one. Decided: by default a
-process gets a group of its own, and the whole group ends with it, so nothing stays behind; Ctrl-C then reaches this
-process alone, which passes it on. Processes are reaped by wait4, so the kernel says what the process and its workers
-used. No other module starts a process (`tests/rules/test_processes.py`).
+A command comes in. A running `Process` goes out, or with `ask` the whole `Answer` of a short command. Decided: by
+default a process gets its own group, and the whole group ends with it, so nothing stays behind. Ctrl-C then reaches
+only this process, which passes it on. Processes are reaped by wait4, so the kernel reports what a process and its
+workers used. No other module starts a process (`tests/rules/test_processes.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLE_S = 0.05
 GRACE_S = 15.0
 WATCH_EVERY_S = 0.5
 PARENT_VARIABLE = "TACKBOARD_PARENT"
-"""The variable by which a process tells its number to the children that are to end with it; see `watch_parent`."""
+"""The variable that holds the PID of a parent whose children must end with it; see `watch_parent`."""
 TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -106,7 +106,7 @@ class Process:
 
     def send(self, number: int) -> None:
         """Sends a signal to the command, if it still runs."""
-        with self._lock:  # Nobody reaps it meanwhile, so the number cannot belong to another process.
+        with self._lock:  # Nobody reaps the process meanwhile, so the PID cannot belong to another process.
             if self.code is None:
                 os.kill(self.pid, number)
 
@@ -123,7 +123,7 @@ class Process:
             self.send(signal.SIGTERM)
             self.wait(grace_s)
         finally:
-            # Also reached by a second Ctrl-C: then nobody waits any longer, but nothing stays behind either.
+            # A second Ctrl-C also comes here: it ends the waiting, but nothing stays behind.
             code = self.kill()
         return code
 
@@ -139,7 +139,7 @@ class Process:
         try:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         except ChildProcessError:
-            self.code = 0  # Somebody made this process ignore SIGCHLD; then the kernel tells nothing about the end.
+            self.code = 0  # This process ignores SIGCHLD, so the kernel does not tell how the child ended.
         else:
             if pid == 0:
                 return
@@ -161,7 +161,7 @@ class Answer:
     output: str = ""
     errors: str = ""
     peak_bytes: int = 0
-    """Largest memory of the process tree, by the share that each process has of its pages, if it was sampled."""
+    """Largest memory of the process tree, if it was sampled; shared pages count in parts."""
 
     @property
     def reason(self) -> str:
@@ -176,7 +176,7 @@ def ask(
     timeout_s: float | None = None,
     sample_memory: bool = False,
 ) -> Answer:
-    """Runs a command to its end. Raises OSError if there is none, TimeoutError if it takes longer than `timeout_s`."""
+    """Runs a command to its end. Raises OSError if it does not exist, TimeoutError after `timeout_s`."""
     deadline, peak_bytes = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 0
     env = {**os.environ, **(environment or {})}
     with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, env=env) as process:
@@ -207,7 +207,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within it, `handler` takes these signals. Outside the main thread, which alone may do that, nothing changes."""
+    """Within the block, `handler` takes these signals. Outside the main thread nothing changes, as Python demands."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -220,15 +220,15 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
 
 
 def signals_interrupt() -> contextlib.AbstractContextManager[None]:
-    """Within it, SIGTERM and SIGHUP act like Ctrl-C, so that `finally` blocks run and children are stopped."""
+    """Within the block, SIGTERM and SIGHUP act like Ctrl-C, so `finally` blocks run and children are stopped."""
     return handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def stop_is_preemption(end: float | None = None) -> Iterator[None]:
-    """Within it, SIGTERM raises Preempted, for work that loses nothing by stopping at once.
+    """Within the block, SIGTERM raises Preempted, for work that loses nothing by stopping at once.
 
-    SIGTERM is sent at `end`, by `time.monotonic`, if that comes before the block is left.
+    If the block still runs at `end` (by `time.monotonic`), SIGTERM is sent.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -247,13 +247,13 @@ def stop_is_preemption(end: float | None = None) -> Iterator[None]:
 
 
 def watch_parent() -> None:
-    """Sends SIGTERM to this process once the process that PARENT_VARIABLE names, if any, is not its parent any more."""
+    """Sends SIGTERM to this process when the process in PARENT_VARIABLE, if any, is no longer its parent."""
     parent = int(os.environ.get(PARENT_VARIABLE, "0"))
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(WATCH_EVERY_S)
-        _stop_myself()  # A parent that was killed could not ask, and nobody waits for what this process does.
+        _stop_myself()  # A killed parent could not ask, and nobody waits for the work of this process.
 
     if parent:
         threading.Thread(target=watch, daemon=True).start()
@@ -265,7 +265,7 @@ def watch_parent() -> None:
 def process_tree(pid: int) -> list[int]:
     """A process and its live descendants; the process alone where there is no /proc."""
     found = [pid]
-    for member in found:  # It grows while it is walked.
+    for member in found:  # The list grows while the loop runs.
         for children in Path(f"/proc/{member}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 found += map(int, children.read_text().split())
@@ -279,7 +279,7 @@ def tree_rss_bytes(pid: int) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Memory of one process; a page that N processes share counts as the Nth part. 0 if it is gone or without /proc."""
+    """Memory of one process; a page that N processes share counts as 1/N. 0 if the process is gone or without /proc."""
     lines = _read(pid, "smaps_rollup").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 LOG_EVERY_S = 15.0
@@ -53,9 +52,7 @@ class Progress:
             self._last_line = time.monotonic()
             say(self._line())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_more: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif not self.quiet:

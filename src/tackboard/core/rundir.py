@@ -3,9 +3,9 @@
     runs/<utc time>_<name>_<hash>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
     runs/latest                      -> the newest run
 
-Lines of the JSON-lines files are written whole and flushed one by one. A kill may cut the last one; opening the run
-again removes such a torn line, and metrics written after the checkpoint that is resumed from are cut, so each step
-stands in the file once.
+Lines of the JSON-lines files are written whole and flushed one by one. A kill may cut the last line; `clean` removes
+such a torn line. A resumed run cuts metrics that were written after its checkpoint, so each step stands in the file
+once.
 """
 
 from __future__ import annotations
@@ -72,10 +72,12 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """An existing run, as it lies there: another process may be writing it, so nothing is changed."""
+        """An existing run. Nothing is changed, because another process may be writing it."""
         run = cls(path.resolve())
         if not (run.path / "config.json").is_file():
-            raise DataError(f"{path} is not a run", allowed="a run folder holds config.json", fix="ls runs/")
+            raise DataError(
+                f"{path} is not a run", allowed="a run folder holds config.json", fix="list your runs: ls runs/"
+            )
         return run
 
     def clean(self) -> None:
@@ -104,11 +106,9 @@ class RunDirectory:
         return text if text in STATUSES or text.startswith("failed: ") else "unknown"
 
     def set_status(self, status: str) -> None:
-        """Replaces STATUS."""
         write_text_atomic(self.path / "STATUS", status + "\n")
 
     def log_metrics(self, step: int, **values: Any) -> None:
-        """Appends one line of metrics."""
         self._append("metrics.jsonl", {"step": step, "time": round(time.time(), 3), **values})
 
     def log_event(self, event: str, **values: Any) -> None:
@@ -118,7 +118,6 @@ class RunDirectory:
         self.log_line(f"{event} {details}".strip())
 
     def log_line(self, line: str) -> None:
-        """Appends one dated line to log.txt."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         append_line(self.path / "log.txt", f"{stamp} {line}")
 

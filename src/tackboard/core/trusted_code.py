@@ -1,11 +1,11 @@
-"""Which of a user's own Python files this user has trained with: the record that lets `evaluate` and `export` run them.
+"""The record of the Python files that this user has trained with. It lets `evaluate` and `export` run these files.
 
     ${XDG_STATE_HOME:-~/.local/state}/tackboard/trusted-code/<hash of path and SHA-256>.json
 
-A run says which file its model came from, but a run may come from anybody, so its word proves nothing. `train` keeps
-the path and the SHA-256 of that file here, outside every run. Decided: one small file per entry, so that trainings at
-the same time cannot lose one; folders 0700, files 0600; a folder or file that somebody else owns or may write to counts
-for nothing. Where the record cannot be kept, training goes on and says so.
+A run names the file of its model, but a run may come from anybody, so this proves nothing. `train` keeps the path and
+the SHA-256 of the file here, outside every run. Decided: one small file per entry, so that trainings at the same time
+cannot lose an entry; folders 0700, files 0600; a folder or file that somebody else owns or may write to is refused. If
+the record cannot be kept, training continues with a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tackboard.core.progress import say
 
 
 def trust_code(path: Path, sha256: str) -> None:
-    """Records that this user has trained with a file; a record that cannot be kept is a warning."""
+    """Records that this user has trained with a file; warns if the record cannot be kept."""
     try:
         folder = _folder()
         for part in (folder.parent, folder):
@@ -38,7 +38,7 @@ def trust_code(path: Path, sha256: str) -> None:
 
 
 def check_trusted(path: Path, sha256: str) -> None:
-    """Raises UsageError unless `trust_code` recorded this file for this user, StorageError where others may write."""
+    """Raises UsageError unless `trust_code` recorded this file for this user, StorageError if others may write."""
     refusal = UsageError(
         f"this run names {path} as its model's code, and you have no record of training with it",
         allowed="code is run when you name it, or where your own `tackboard train` recorded it",

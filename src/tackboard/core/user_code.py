@@ -1,7 +1,7 @@
 """Imports a user's own Python file: a recipe, a model, a set of features. Only files that the user names are run.
 
-A file's bytes are read once: what is hashed is what is compiled and run, and cached bytecode is neither read nor
-written. So a hash that was checked is a hash of the code that runs.
+The bytes of a file are read once, then hashed, compiled and run. Cached bytecode is neither read nor written. So a
+checked hash is the hash of the code that runs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, UsageError
 
 
 def load_code(path: Path, sha256: str | None = None) -> ModuleType:
-    """Imports a user's Python file under a name of its own; the same content of the same file is imported once.
+    """Imports a user's Python file under a unique name; the same content of the same file is imported once.
 
-    A file whose SHA-256 is not `sha256` is not run: UsageError. An error of ours that the file provokes (a feature that
-    cannot be, say) comes through as it is. Any other, and `sys.exit` too, is a UsageError with the file's line.
+    A file whose SHA-256 is not `sha256` is not run and raises UsageError. An error of ours that the file causes (such
+    as an impossible feature) passes unchanged. Any other error, also `sys.exit`, is a UsageError with the file's line.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")

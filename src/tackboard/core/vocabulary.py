@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEFAULT_READS = ("history.item", "history.action", "history.surface", "history.time")
-"""What a model reads that does not say what it reads."""
+"""What a model reads if it does not say what it reads."""
 SINCE_LAST = "since_last"
 """The standard feature of a request: seconds since the newest event."""
 UNKNOWN = 0
 DEFAULT_ACTION = "event"
-"""The action of an event whose log, or whose request, has no actions."""
+"""The action of an event if its log or request has no actions."""
 DEFAULT_SURFACE = "default"
-"""The surface of an event whose log, or whose request, has no surfaces."""
+"""The surface of an event if its log or request has no surfaces."""
 UNKNOWN_NAME = "unknown"
-"""What stands for an empty name."""
+"""Replaces an empty name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,6 @@ class Vocabulary:
         return _indices(names, self.actions)
 
     def surface_indices(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Index of each surface name; `UNKNOWN` for a name that training never saw."""
         return _indices(names, self.surfaces)
 
 

@@ -1,8 +1,8 @@
 """Real requests to a running server, through the public `tritonclient`, unmodified.
 
-A dataset comes in: what is known of some of its users becomes histories, and items of its catalogue become the
-candidates. Scores and latencies go out, and the comparison with what `tackboard score --offline` says. The draw of
-users and candidates is keyed, so two runs over one dataset send the same requests.
+A dataset comes in: events of some of its users become histories, and items of its catalogue become candidates. Scores
+and latencies go out, and the comparison with `tackboard score --offline`. The draw of users and candidates is keyed, so
+two runs over one dataset send the same requests.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 
 
 class RequestError(TackboardError):
-    """A request was refused, or nobody answered."""
+    """The server refused a request or did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> l
 
 
 def require_client() -> None:
-    """Raises UsageError with the line that installs it where `tritonclient` is missing."""
+    """Raises UsageError with the install command if `tritonclient` is missing."""
     if importlib.util.find_spec("tritonclient") is None:
         raise UsageError(
             "the demo sends its requests through tritonclient, which is not installed",
@@ -169,19 +169,14 @@ def whole_request(model: str, request: UserRequest, datatypes: dict[str, str], *
 
 
 def scores_in_order(ranked: Sequence[Mapping[str, Any]], candidates: Sequence[Any]) -> NDArray[np.float32]:
-    """Scores of the candidates in their own order, from a ranking of {item, score} as `tackboard score` prints it.
-
-    A candidate without a score gets one that is not a number, so that a comparison with it fails.
-    """
+    """Scores in the order of `candidates`, from the ranking that `tackboard score` prints; NaN for a missing score."""
     by_item = {entry["item"]: entry["score"] for entry in ranked}
     return np.array([by_item.get(item, np.nan) for item in candidates], dtype=np.float32)
 
 
 def largest_difference(left: NDArray[Any], right: NDArray[Any]) -> float:
-    """The largest difference of two score vectors, as a share of the largest absolute score.
-
-    Infinite where the vectors have different shapes or hold something that is not finite.
-    """
+    """The largest difference of two score vectors, as a share of the largest absolute score; infinite if the shapes
+    differ or a score is not finite."""
     if left.shape != right.shape or not (np.isfinite(left).all() and np.isfinite(right).all()):
         return float("inf")
     scale = max(float(np.abs(left).max(initial=0.0)), float(np.abs(right).max(initial=0.0)))

@@ -45,7 +45,7 @@ from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hard
 
 MARKER = "demo.json"
 KIND = "tackboard demo"
-# Everything a demo writes. Only these are removed when a demo replaces an earlier one.
+# Everything that a demo writes. A demo that replaces an earlier demo removes only these.
 OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "served", "log.key", "port", "report.html", MARKER)
 MODEL = "demo"
 WIRES = ("binary", "JSON")
@@ -121,16 +121,14 @@ def run_demo(config: DemoConfig, *, live: bool | None = None) -> Outcome:
 
 @contextlib.contextmanager
 def claim_folder(out: Path) -> Iterator[None]:
-    """Makes `out` an empty demo folder, for this process alone.
-
-    Raises UsageError for a folder that holds something else than a demo, and while another demo runs in it.
-    """
+    """Makes `out` an empty demo folder for this process alone. Raises UsageError for a folder with other content, and
+    while another demo runs in it."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", allowed="allowed: a new or empty folder, or one that a demo made")
     content = sorted(path.name for path in out.iterdir()) if out.exists() else []
     if content and content != [".lock"] and not _is_demo(out):
         raise UsageError(
-            f"{out} holds {content[0]} and was not made by a demo",
+            f"{out} holds {content[0]}, and no demo made this folder",
             allowed="allowed: a new or empty folder, or one that a demo made",
             fix="tackboard demo --out ANOTHER_FOLDER",
         )
@@ -138,7 +136,8 @@ def claim_folder(out: Path) -> Iterator[None]:
     with try_lock(out / ".lock") as held:
         if not held:
             raise UsageError(
-                f"another demo is running in {out}", fix="wait for it, or tackboard demo --out ANOTHER_FOLDER"
+                f"another demo is running in {out}",
+                fix="wait until it ends, or use tackboard demo --out ANOTHER_FOLDER",
             )
         for name in OWN_NAMES:
             path = out / name
@@ -185,7 +184,7 @@ class TrainingWatch:
         self._num_steps: int | None = None
 
     def __call__(self) -> None:
-        """Reads what was added since the last call. A line that is not complete yet waits for the next one."""
+        """Reads what was added since the last call. An incomplete line waits for the next call."""
         if self._run is None:
             self._run = next(
                 (path.parent for path in self.runs.glob("*/metrics.jsonl") if path.parent.name != "latest"), None
@@ -210,28 +209,25 @@ class TrainingWatch:
 
 def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
     """Data, train, evaluate and export."""
-    commands = build_commands(config)
-    logs = config.out / "logs"
     stages: dict[str, Finished] = {}
-    display.begin("data")
-    data = run_command("data", commands["data"], log=logs / "data.log")
-    # The counts stand among the statistics of the dataset; the report and the bench find them at the top.
+
+    def run(name: str, trained: str = "", watch: TrainingWatch | None = None) -> Finished:
+        display.begin(name)
+        command = build_commands(config, trained)[name]
+        stages[name] = run_command(name, command, log=config.out / "logs" / f"{name}.log", watch=watch)
+        return stages[name]
+
+    data = run("data")
+    # The counts stand among the statistics of the dataset; the report and the bench look for them at the top.
     stages["data"] = data = replace(data, answer={**data.answer.get("statistics", {}), **data.answer})
     counts = {name: f"{data.require(f'num_{name}'):,} {name}" for name in ("events", "users", "items")}
     display.end(f"{counts['events']} of {counts['users']} on {counts['items']}")
-    display.begin("train")
-    watch = TrainingWatch(config.out / "runs", display)
-    stages["train"] = train = run_command("train", commands["train"], log=logs / "train.log", watch=watch)
-    run = str(train.require("run"))
-    commands = build_commands(config, run)
-    display.end(f"{train.require('step'):,} steps, loss {train.require('final_loss'):.3f}, {run}")
-    display.begin("evaluate")
-    stages["evaluate"] = evaluate = run_command("evaluate", commands["evaluate"], log=logs / "evaluate.log")
-    model = next(row for row in evaluate.require("rows") if row["name"] == "model")
-    oracle = next(row for row in evaluate.require("rows") if row["name"] == "oracle")
-    display.end(f"HR@10 {model['hr@10']:.3f}, the oracle's is {oracle['hr@10']:.3f}")
-    display.begin("export")
-    stages["export"] = export = run_command("export", commands["export"], log=logs / "export.log")
+    train = run("train", watch=TrainingWatch(config.out / "runs", display))
+    trained = str(train.require("run"))
+    display.end(f"{train.require('step'):,} steps, loss {train.require('final_loss'):.3f}, {trained}")
+    rates = {row["name"]: row["hr@10"] for row in run("evaluate", trained).require("rows")}
+    display.end(f"HR@10 {rates['model']:.3f}, the oracle's is {rates['oracle']:.3f}")
+    export = run("export", trained)
     display.end(f"{export.require('bytes') / 1e6:.1f} MB in {export.require('bundle')}")
     return stages
 

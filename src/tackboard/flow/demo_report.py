@@ -1,7 +1,7 @@
 """The demo's report: an outcome and the files it points at in, `report.html` out.
 
-The page must convince somebody who was not there: it says what was promised and whether it holds, how each number was
-measured, what lies on disk, and which commands do the same by hand.
+The page must convince somebody who did not run the demo. It says what was promised and whether it holds, how each
+number was measured, what lies on disk, and which commands do the same by hand.
 """
 
 import json
@@ -53,12 +53,17 @@ def render(outcome: Outcome) -> str:
     _add_features(page.section("Features"), outcome)
     _add_artefacts(page.section("What was built"), outcome)
     _add_time(page.section("Time and memory"), outcome)
-    _add_commands(page.section("The same by hand"), outcome)
+    by_hand = page.section("The same by hand")
+    by_hand.text(
+        "What the demo ran, with --json left out and a fixed port for the server. Nothing is overwritten: export into "
+        "another folder, or remove the bundle first."
+    )
+    by_hand.code("\n".join(commands_by_hand(outcome)))
     return page.render()
 
 
 def verdict(outcome: Outcome) -> str:
-    """The promise, and whether it was kept."""
+    """The target, and whether it was met."""
     target = f"at least {TARGET_GAP_CLOSED:.0%} of the gap between the better baseline's HR@10 and the oracle's"
     if outcome.quick:
         return f"The target is {target}. This was a quick run, which trains too little to be judged by it."
@@ -83,29 +88,21 @@ def _add_headline(lead: Section, outcome: Outcome) -> None:
     lead.figures(
         [
             Figure(
-                label="HR@10 of the model",
-                value=f"{rows['model']['hr@10']:.3f}",
-                note=f"{baseline['name']} {baseline['hr@10']:.3f}, oracle {rows['oracle']['hr@10']:.3f}",
+                "HR@10 of the model",
+                f"{rows['model']['hr@10']:.3f}",
+                f"{baseline['name']} {baseline['hr@10']:.3f}, oracle {rows['oracle']['hr@10']:.3f}",
+            ),
+            Figure("gap closed", f"{outcome.gap_closed:.0%}", f"to the oracle, target {TARGET_GAP_CLOSED:.0%}"),
+            Figure("requests scored", f"{len(latencies):,}", f"{outcome.num_candidates:,} candidates each"),
+            Figure(
+                "latency p50 / p99, ms",
+                f"{percentile(latencies, 50):.1f} / {percentile(latencies, 99):.1f}",
+                "as the client sees it",
             ),
             Figure(
-                label="gap closed",
-                value=f"{outcome.gap_closed:.0%}",
-                note=f"to the oracle, target {TARGET_GAP_CLOSED:.0%}",
-            ),
-            Figure(
-                label="requests scored",
-                value=f"{len(latencies):,}",
-                note=f"{outcome.num_candidates:,} candidates each",
-            ),
-            Figure(
-                label="latency p50 / p99, ms",
-                value=f"{percentile(latencies, 50):.1f} / {percentile(latencies, 99):.1f}",
-                note="as the client sees it",
-            ),
-            Figure(
-                label="everything took",
-                value=_duration(outcome.total_seconds),
-                note=f"with {_bytes(outcome.peak_rss_bytes)} at the peak",
+                "total time",
+                _duration(outcome.total_seconds),
+                f"with {_bytes(outcome.peak_rss_bytes)} at the peak",
             ),
         ]
     )
@@ -141,16 +138,12 @@ def _add_training(section: Section, outcome: Outcome) -> None:
 
 def _add_quality(section: Section, outcome: Outcome) -> None:
     evaluate = outcome.stages["evaluate"]
-    seen = (
-        "Items the user has seen before are left out"
-        if evaluate.require("filter_seen")
-        else "Items the user has seen stay in"
-    )
+    seen = "are left out" if evaluate.require("filter_seen") else "stay in"
     section.text(
         f"Protocol: for each of {evaluate.require('num_users'):,} users the last positive event is held out and "
-        f"predicted from all the events before it, by ranking the full catalogue. {seen}; ties count against the "
-        "method. HR@k is the share of users whose held-out item is among the first k; NDCG@k also rewards a higher "
-        "place."
+        f"predicted from all the events before it, by ranking the full catalogue. Items the user has seen {seen}; ties "
+        "count against the method. HR@k is the share of users whose held-out item is among the first k; NDCG@k also "
+        "rewards a higher rank."
     )
     section.text(ORACLE)
     rows = outcome.metrics
@@ -206,7 +199,7 @@ def _add_serving(section: Section, outcome: Outcome) -> None:
             [
                 exchange.wire,
                 len(exchange.latencies_ms),
-                *(f"{exchange.percentile_ms(percent):.2f}" for percent in (50, 90, 99)),
+                *(f"{percentile(exchange.latencies_ms, percent):.2f}" for percent in (50, 90, 99)),
                 f"{exchange.server_cpu_ms_per_request:.2f}",
             ]
             for exchange in outcome.exchanges
@@ -238,8 +231,7 @@ def _add_features(section: Section, outcome: Outcome) -> None:
         f"The server logged what it served. Computed again in batch from the dataset, seeing only what had been "
         f"received before each request: {replayed.require('num_values'):,} values of "
         f"{replayed.require('num_compared'):,} requests, of which {replayed.require('num_mismatches'):,} differ in any "
-        f"bit. {replayed.require('num_late'):,} of the requests came before an event that had happened already was "
-        "received."
+        f"bit. {replayed.require('num_late'):,} requests arrived before an earlier event had been received."
     )
     section.text(
         f"Of each event, training held {', '.join(trimming['read'])} in memory ({_bytes(trimming['bytes'])}) and left "
@@ -295,14 +287,6 @@ def _add_time(section: Section, outcome: Outcome) -> None:
     )
 
 
-def _add_commands(section: Section, outcome: Outcome) -> None:
-    section.text(
-        "What the demo ran, with --json left out and a fixed port for the server. Nothing is overwritten: export into "
-        "another folder, or remove the bundle first."
-    )
-    section.code("\n".join(commands_by_hand(outcome)))
-
-
 def commands_by_hand(outcome: Outcome) -> list[str]:
     """The commands of every stage as a user would type them, with the client beside the server."""
     lines = []
@@ -326,16 +310,14 @@ def _num_parameters(run: Path) -> str:
 
 
 def _model_words(signature: dict[str, Any]) -> str:
-    tables = "; ".join(f"{name}: {_table_words(table)}" for name, table in signature["tables"].items())
+    tables = "; ".join(
+        f"{name}: {table['shape'][0]:,} rows of {table['shape'][1]} {table['dtype']} numbers"
+        for name, table in signature["tables"].items()
+    )
     return (
         f"{signature['model']['config_class']}, {signature['id_type']} ids, up to {signature['max_history']:,} "
         f"events of a history; tables: {tables}"
     )
-
-
-def _table_words(table: dict[str, Any]) -> str:
-    rows, width = table["shape"]
-    return f"{rows:,} rows of {width} {table['dtype']} numbers"
 
 
 def _shown(path: str) -> str:

@@ -51,7 +51,6 @@ class Display:
             self._progress.stop()
 
     def begin(self, name: str) -> None:
-        """A stage starts."""
         self.index += 1
         self._name = name
         self._started = time.monotonic()
@@ -59,13 +58,13 @@ class Display:
             self._task = self._progress.add_task(self._label(), total=None, note="")
 
     def update(self, done: float | None = None, total: float | None = None, note: str | None = None) -> None:
-        """How far the stage is. Shown on a terminal only."""
+        """Shows the progress of the stage, on a terminal only."""
         if self._progress is not None:
             changes = {"completed": done, "total": total, "note": note}
             self._progress.update(self._task, **{key: value for key, value in changes.items() if value is not None})
 
     def end(self, outcome: str) -> None:
-        """The stage is over; `outcome` says in a few words what came of it."""
+        """Ends the stage; `outcome` is its result in a few words."""
         line = f"{self._label()}  {time.monotonic() - self._started:6.1f} s  {outcome}"
         if self._progress is not None:
             # The live line gives way to a plain one, which a narrow terminal wraps instead of cutting.

@@ -1,10 +1,10 @@
-"""Runs steps, several at a time, each in a process of its own: steps in; what is done, what failed, what is left out.
+"""Runs steps, several at a time, each in its own process: steps in; finished, failed and unfinished steps out.
 
-A process of its own gives each step its own peak memory, and a step that dies takes nothing with it. Steps that build
-on another wait for it. When time is up, or the program is asked to stop, processes get SIGTERM: one that trains saves
-its state and ends, and the next call goes on from there. Processes watch this one and do the same if it is gone. One
-that dies of a signal (a crash, the kernel's killer of processes) is started again, from its last checkpoint: with
-several processes on one GPU a fault of one can take all of them along. `run_step` is what such a process calls.
+Its own process gives each step its own peak memory, and a step that dies harms no other step. A step waits for the step
+that it builds on. When time is up, or the program must stop, processes get SIGTERM: a process that trains saves its
+state and ends, and the next call continues from there. Processes also end this way if this process is gone. A process
+that dies of a signal (a crash, or the kernel's out-of-memory killer) is started again from its last checkpoint, because
+several processes share a GPU and a fault of one can kill all of them. Such a process calls `run_step`.
 """
 
 from __future__ import annotations
@@ -29,50 +29,48 @@ from tackboard.core.processes import PARENT_VARIABLE, POLL_S, Process, handled, 
 from tackboard.core.progress import say
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""The folder of this package: a process must run the same one."""
+"""The folder of this package. A process must run the same package."""
 TELL_EVERY_S = 30.0
 NUM_TAIL_LINES = 50
 MAX_TRIES = 4
-"""How often a step is started in one call where its process dies of a signal."""
+"""Start a step at most this often in one call if its process dies of a signal."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""How long before the end no step is started any more, and the most that is of all the time there is: what begins then
-would have done next to nothing when it has to stop."""
+"""Start no step in the last seconds (or the last share of a short limit): it would have to stop almost at once."""
 GRACE_S = 60.0
-"""How long a process that was asked to stop may take to save; then it is killed, and loses what it did since its last
-checkpoint."""
+"""A stopped process may take this long to save. Then it is killed and loses what it did since its last checkpoint."""
 
 
 def step_name(label: str, inputs: Mapping[str, Any]) -> str:
-    """The label with the hash of everything that a step reads, so that it is the same work wherever it is done."""
+    """The label with the hash of everything that a step reads, so that the name stands for the same work everywhere."""
     text = json.dumps(inputs, sort_keys=True)
     return f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A piece of work that is done once and found again."""
+    """A piece of work that is done once; later calls find its result."""
 
     name: str
     """See `step_name`; steps of the same name are one."""
     label: str
-    """What it is, for people."""
+    """The name for people."""
     log: Path
-    """Where its process prints, behind what earlier ones printed."""
+    """Where its process prints, after the output of earlier processes."""
     command: Callable[[int], Sequence[str]]
-    """The program of its process, for a number of threads. Asked when the step starts."""
+    """The command of its process, for a number of threads. Called when the step starts."""
     run: Callable[[], object]
-    """Does the step in this process; raises Preempted where it was stopped."""
+    """Does the step in this process; raises Preempted if it was stopped."""
     is_finished: Callable[[], bool]
-    """Whether its result is there."""
+    """Whether its result exists."""
     figures: Callable[[], Sequence[str]] = tuple
-    """Words on its result, to be shown when it is done."""
+    """Words about its result, to show when it is finished."""
     after: Step | None = None
     """The step whose result this one reads."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A step whose process ended with another code than 0 and 75."""
+    """A step whose process ended with a code other than 0 and 75."""
 
     step: Step
     code: int
@@ -90,9 +88,9 @@ class Report:
     """Steps that were finished now."""
     failures: tuple[Failure, ...]
     left: tuple[Step, ...]
-    """Steps that are not finished because time was up, or that wait for one that failed."""
+    """Unfinished steps: time was up, or a step that they build on failed."""
     is_stopped: bool
-    """Whether time was up, or somebody asked to stop."""
+    """Whether time was up, or the program was asked to stop."""
 
 
 class JobRunner:
@@ -148,7 +146,7 @@ class JobRunner:
         return Report(num_found, num_done, tuple(failures), tuple(waiting), is_stopped)
 
     def _run_here(self, steps: list[Step], num_found: int) -> Report:
-        """Steps one after the other in this process, to look into one with a debugger, say; the first error ends it."""
+        """Runs steps one after the other in this process, for example in a debugger. The first error ends it."""
         for number, step in enumerate(steps):
             try:
                 with stop_is_preemption(self.end):
@@ -176,7 +174,7 @@ class JobRunner:
         return Process(step.command(threads), log=step.log, environment=environment)
 
     def _ended(self, step: Step, process: Process) -> Failure | Step | None:
-        """None where the step is finished, the step where it is to be started again."""
+        """None if the step is finished; the step itself if it must start again."""
         code, after = process.code, f"after {process.seconds:,.0f} s"
         if code == 0 and step.is_finished():
             say(f"done in {process.seconds:,.0f} s: {', '.join([step.label, *step.figures()])}")
@@ -192,14 +190,14 @@ class JobRunner:
         return Failure(step, code or 1, _reason(process))
 
     def _stop(self, running: list[tuple[Step, Process]]) -> list[Step]:
-        """Asks processes to save and end, kills those that do not; returns their steps that are not finished."""
+        """Asks processes to save and end, kills the others; returns the unfinished steps."""
         try:
             for _, process in running:
                 process.send(signal.SIGTERM)
             deadline = time.monotonic() + GRACE_S
             for step, process in running:
                 if process.wait(max(0.1, deadline - time.monotonic())) is None:
-                    say(f"killed after {GRACE_S:.0f} s: {step.label} goes on from its last checkpoint")
+                    say(f"killed after {GRACE_S:.0f} s: {step.label} will continue from its last checkpoint")
         finally:  # A second signal ends the waiting, and nobody may stay behind.
             for _, process in running:
                 process.kill()
@@ -213,9 +211,9 @@ class JobRunner:
 
 
 def run_step(work: Callable[[], object], *, lock: Path) -> int:
-    """What the process of a step does: `work`, which gives the place of the result. Returns the exit code.
+    """The process of a step: calls `work`, which returns the place of the result. Returns the exit code.
 
-    SIGTERM ends it, and so does the end of the process that started it. It waits for another process that has `lock`.
+    SIGTERM ends it, and so does the end of the process that started it. It waits while another process holds `lock`.
     """
     try:
         with stop_is_preemption():
@@ -256,6 +254,6 @@ def _lines(process: Process) -> list[str]:
 
 
 def _reason(process: Process) -> str:
-    """Why a process failed: an error of ours has its fix in the lines after it."""
+    """Why a process failed: its last line that begins with `error: `, or else its last line."""
     lines = _lines(process)
     return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")

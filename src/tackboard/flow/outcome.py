@@ -25,10 +25,6 @@ class Exchange:
     """As the client saw them, one at a time on one connection."""
     server_cpu_ms_per_request: float
 
-    def percentile_ms(self, percent: float) -> float:
-        """A percentile of the latencies."""
-        return percentile(self.latencies_ms, percent)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -58,14 +54,13 @@ class Outcome:
     def gap_closed(self) -> float:
         """Share of the gap between the better baseline's HR@10 and the oracle's that the model closes.
 
-        Not a number where there is no gap to close, which only a world too small to judge by can bring about.
+        Not a number if there is no gap, which happens only in a world that is too small to judge by.
         """
         value = self.stages["evaluate"].require("gap_closed")
         return math.nan if value is None else float(value)
 
     @property
     def target_met(self) -> bool:
-        """Whether the model closes as much of the gap as was fixed beforehand."""
         return self.gap_closed >= TARGET_GAP_CLOSED
 
     @property
@@ -74,7 +69,6 @@ class Outcome:
         return [value for exchange in self.exchanges for value in exchange.latencies_ms]
 
     def summary(self) -> dict[str, Any]:
-        """The outcome as one JSON object."""
         return {
             "report": str(self.out / "report.html"),
             "hr@10": {name: row["hr@10"] for name, row in self.metrics.items()},

@@ -88,7 +88,7 @@ footer { margin-top: 56px; padding-top: 16px; border-top: 1px solid var(--line);
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """One headline number."""
 
@@ -114,15 +114,13 @@ class Section:
     blocks: list[str] = field(default_factory=list)
 
     def text(self, text: str) -> None:
-        """A paragraph."""
         self.blocks.append(f"<p>{clean(text)}</p>")
 
     def verdict(self, text: str, *, good: bool) -> None:
-        """A sentence that says whether something that was promised is so. The words carry it, not only the colour."""
+        """A sentence that says whether a promise holds. The words must say it, not only the colour."""
         self.blocks.append(f'<p class="verdict {"good" if good else "bad"}">{clean(text)}</p>')
 
     def figures(self, figures: Sequence[Figure]) -> None:
-        """Headline numbers, side by side."""
         cells = []
         for figure in figures:
             note = f'<dd class="note">{clean(figure.note)}</dd>' if figure.note else ""
@@ -130,7 +128,6 @@ class Section:
         self.blocks.append(f'<dl class="figures">{"".join(cells)}</dl>')
 
     def chart(self, svg: Svg, caption: str = "") -> None:
-        """A chart with its caption."""
         words = f"<figcaption>{clean(caption)}</figcaption>" if caption else ""
         self.blocks.append(f"<figure>{svg.markup}{words}</figure>")
 
@@ -209,7 +206,6 @@ class Page:
         self.sections: list[Section] = []
 
     def section(self, title: str) -> Section:
-        """A new section at the end of the page."""
         section = Section(title, f"section-{len(self.sections) + 1}")
         self.sections.append(section)
         return section

@@ -99,7 +99,6 @@ class _Axis:
     ticks: list[float] = field(default_factory=list)
 
     def place(self, value: float) -> float:
-        """Pixel of a value."""
         low, high = (math.log10(self.low), math.log10(self.high)) if self.log else (self.low, self.high)
         position = math.log10(value) if self.log else value
         return self.start + (position - low) / (high - low) * (self.end - self.start)
@@ -177,20 +176,9 @@ def line_chart(
     legend_height = 26 if len(lines) > 1 else 0
     top, bottom = 14 + legend_height, height - 46
     y_axis = _axis([y for _, y in points], bottom, top, count=5, log=log_y)
-    y_texts = [format_number(tick) for tick in y_axis.ticks]
-    left = 34 + max(len(text) for text in y_texts) * FONT_SIZE * CHARACTER_WIDTH
+    left = 34 + max(len(format_number(tick)) for tick in y_axis.ticks) * FONT_SIZE * CHARACTER_WIDTH
     x_axis = _axis([x for x, _ in points], left, width - 16, count=7, log=log_x, tight=True)
-    parts = [_text(14, (top + bottom) / 2, y_label, anchor="middle", fill=MUTED, rotate=True)]
-    for tick, text in zip(y_axis.ticks, y_texts, strict=True):
-        y = y_axis.place(tick)
-        parts.append(_rule(left, y, width - 16, y, GRID))
-        parts.append(_text(left - 8, y + 4.5, text, anchor="end", fill=MUTED))
-    for tick in x_axis.ticks:
-        x = x_axis.place(tick)
-        parts.append(_rule(x, bottom, x, bottom + 5, MUTED))
-        parts.append(_text(x, bottom + 20, format_number(tick), anchor="middle", fill=MUTED))
-    parts.append(_rule(left, bottom, width - 16, bottom, MUTED))
-    parts.append(_text((left + width - 16) / 2, height - 8, x_label, anchor="middle", fill=MUTED))
+    parts = [*_grid(y_axis, left, width - 16, y_label), *_scale(x_axis, bottom, height, x_label)]
     tones = [line.tone or SERIES_TONES[index % len(SERIES_TONES)] for index, line in enumerate(lines)]
     for line, tone in zip(lines, tones, strict=True):
         path = _path(line, x_axis, y_axis)
@@ -230,11 +218,7 @@ def bar_chart(
     labels = [[value_format.format(value) for value in series.values] for series in bars]
     right = width - 10 - max(len(text) for row in labels for text in row) * FONT_SIZE * BOLD_CHARACTER_WIDTH
     axis = _axis([0.0, max(1e-12, *(value for series in bars for value in series.values))], left, right, count=6)
-    parts = []
-    for tick in axis.ticks:
-        x = axis.place(tick)
-        parts.append(_rule(x, top - 6, x, bottom, GRID))
-        parts.append(_text(x, bottom + 18, format_number(tick), anchor="middle", fill=MUTED))
+    parts = _columns(axis, top - 6, bottom)
     tones = [series.tone or SERIES_TONES[index % len(SERIES_TONES)] for index, series in enumerate(bars)]
     for group_index, group in enumerate(groups):
         start = top + group_index * group_height
@@ -286,20 +270,9 @@ def dot_chart(
     # Half of the last tick's label stands to the right of the axis.
     right = width - 24
     axis = _axis(values, left, right, count=8)
-    parts = []
-    for tick in axis.ticks:
-        x = axis.place(tick)
-        parts.append(_rule(x, top, x, bottom, GRID))
-        parts.append(_text(x, bottom + 18, format_number(tick), anchor="middle", fill=MUTED))
+    parts = _columns(axis, top, bottom)
     for number, (name, value) in enumerate(sorted(marks.items(), key=lambda mark: mark[1])):
-        x, label_y = axis.place(value), 16 + 17 * number
-        parts.append(
-            f'<line x1="{x:.1f}" y1="{label_y + 5:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{MUTED}" '
-            'stroke-width="1" stroke-dasharray="4 3"/>'
-        )
-        text = f"{name} {format_number(value)}"
-        near_edge = x + 4 + len(text) * FONT_SIZE * CHARACTER_WIDTH > right
-        parts.append(_text(x - 4 if near_edge else x + 4, label_y, text, anchor="end" if near_edge else "start"))
+        parts += _mark(axis.place(value), number, bottom, f"{name} {format_number(value)}", right=right)
     for number, row in enumerate(rows):
         y, colour = top + step * (number + 0.5), _colour(row.tone)
         mean = axis.place(sum(row.values) / len(row.values))
@@ -385,11 +358,7 @@ def histogram(
         share = (value - x_axis.low) / (x_axis.high - x_axis.low)
         counts[min(num_bins - 1, int(share * num_bins))] += 1
     y_axis = _axis([0.0, float(max(counts))], bottom, top, count=4)
-    parts = [_text(14, (top + bottom) / 2, y_label, anchor="middle", fill=MUTED, rotate=True)]
-    for tick in y_axis.ticks:
-        y = y_axis.place(tick)
-        parts.append(_rule(left, y, width - 16, y, GRID))
-        parts.append(_text(left - 8, y + 4.5, format_number(tick), anchor="end", fill=MUTED))
+    parts = _grid(y_axis, left, width - 16, y_label)
     bin_width = (width - 16 - left) / num_bins
     for index, count in enumerate(counts):
         if count:
@@ -398,25 +367,11 @@ def histogram(
                 f'<rect x="{left + index * bin_width + 0.5:.1f}" y="{y:.1f}" width="{bin_width - 1:.1f}" '
                 f'height="{bottom - y:.1f}" rx="1" fill="{_colour("accent")}"/>'
             )
-    for tick in x_axis.ticks:
-        x = x_axis.place(tick)
-        parts.append(_rule(x, bottom, x, bottom + 5, MUTED))
-        parts.append(_text(x, bottom + 20, format_number(tick), anchor="middle", fill=MUTED))
-    parts.append(_rule(left, bottom, width - 16, bottom, MUTED))
+    parts += _scale(x_axis, bottom, height, x_label)
     for row, percent in enumerate(marks):
         value = percentile(values, percent)
-        x, label_y = x_axis.place(value), 16 + 17 * row
-        # One row per label: neighbouring percentiles lie close together and would print over each other.
-        parts.append(
-            f'<line x1="{x:.1f}" y1="{label_y + 5:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{INK}" '
-            'stroke-width="1" stroke-dasharray="4 3"/>'
-        )
         text = f"p{percent:g} {format_number(float(f'{value:.3g}'))}"
-        near_edge = x + 4 + len(text) * FONT_SIZE * BOLD_CHARACTER_WIDTH > width - 16
-        parts.append(
-            _text(x - 4 if near_edge else x + 4, label_y, text, anchor="end" if near_edge else "start", weight=600)
-        )
-    parts.append(_text((left + width - 16) / 2, height - 8, x_label, anchor="middle", fill=MUTED))
+        parts += _mark(x_axis.place(value), row, bottom, text, right=width - 16, stroke=INK, weight=600)
     return _chart(parts, width, height, title, description)
 
 
@@ -429,6 +384,48 @@ def _axis(
         # An x axis ends with its data: no empty strip after the last step.
         return _Axis(low, high, start, end, log, [tick for tick in ticks if low <= tick <= high])
     return _Axis(ticks[0], ticks[-1], start, end, log, ticks)
+
+
+def _grid(axis: _Axis, left: float, right: float, label: str) -> list[str]:
+    """Horizontal lines with the numbers of a vertical axis, and its label."""
+    parts = [_text(14, (axis.start + axis.end) / 2, label, anchor="middle", fill=MUTED, rotate=True)]
+    for tick in axis.ticks:
+        y = axis.place(tick)
+        parts.append(_rule(left, y, right, y, GRID))
+        parts.append(_text(left - 8, y + 4.5, format_number(tick), anchor="end", fill=MUTED))
+    return parts
+
+
+def _scale(axis: _Axis, bottom: float, height: int, label: str) -> list[str]:
+    """A horizontal axis with ticks, numbers and its label."""
+    parts = []
+    for tick in axis.ticks:
+        x = axis.place(tick)
+        parts.append(_rule(x, bottom, x, bottom + 5, MUTED))
+        parts.append(_text(x, bottom + 20, format_number(tick), anchor="middle", fill=MUTED))
+    parts.append(_rule(axis.start, bottom, axis.end, bottom, MUTED))
+    return [*parts, _text((axis.start + axis.end) / 2, height - 8, label, anchor="middle", fill=MUTED)]
+
+
+def _columns(axis: _Axis, top: float, bottom: float) -> list[str]:
+    """Vertical lines with the numbers of a horizontal axis."""
+    parts = []
+    for tick in axis.ticks:
+        x = axis.place(tick)
+        parts.append(_rule(x, top, x, bottom, GRID))
+        parts.append(_text(x, bottom + 18, format_number(tick), anchor="middle", fill=MUTED))
+    return parts
+
+
+def _mark(
+    x: float, row: int, bottom: float, text: str, *, right: float, stroke: str = MUTED, weight: int = 400
+) -> list[str]:
+    """A dashed vertical line with a label. Each label has its own row, because close labels would overlap."""
+    y = 16 + 17 * row
+    is_near_edge = x + 4 + len(text) * FONT_SIZE * (CHARACTER_WIDTH if weight == 400 else BOLD_CHARACTER_WIDTH) > right
+    place, anchor = (x - 4, "end") if is_near_edge else (x + 4, "start")
+    line = f'<line x1="{x:.1f}" y1="{y + 5:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{stroke}" stroke-width="1" '
+    return [line + 'stroke-dasharray="4 3"/>', _text(place, y, text, anchor=anchor, weight=weight)]
 
 
 def _drawable(x: float, y: float, *, log_x: bool, log_y: bool) -> bool:

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from tackboard.bench import rivals
-from tackboard.bench.features.compare import differences
 from tackboard.bench.features.data import QUICK, batch_world, online_world, read_table
+from tackboard.bench.features.run import differences
 from tackboard.bench.loader.check import Reference
 from tackboard.bench.loader.data import POSITIVE, Setting, prepare, write_made_up
 from tackboard.bench.loader.run import Entry, Runner

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tackboard.bench.overload import aims, figures_of, mean_of, report
-from tackboard.bench.report import table_lines, write_result
+from tackboard.bench.report import table_lines
 from tackboard.bench.turns import judged
 
 FOUND = {
@@ -67,14 +66,9 @@ def test_the_aim_is_a_share_of_the_peak_and_a_disturbed_run_is_not_judged() -> N
     assert not any(line.startswith("met") for line in table_lines(report(result_of(91.0, disturbed=True))))
 
 
-def test_table_and_result_file(tmp_path: Path) -> None:
+def test_table() -> None:
     lines = table_lines(report(result_of(91.0)))
     row = next(line for line in lines if "3×" in line)
     for expected in ("3×", "91.0", "91%", "429: 50, 504: 0.5", "0.05"):
         assert expected in row, expected
     assert lines[-1].startswith("met: 0.91")
-    path = write_result(report(result_of(91.0)), tmp_path, "vm2")
-    assert path.name == "overload_vm2_202611.md"
-    text = path.read_text()
-    for expected in ("commit abc", "some CPU", "| 3× | 150 | 91.0 | 91% |", "- Met: 0.91"):
-        assert expected in text, expected

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tackboard.bench import sequences
-from tackboard.bench.report import table_lines, write_result
+from tackboard.bench.report import table_lines
 from tackboard.bench.sequences import ENGINES, SKIPPED, WORDS, Sizes, check, events, measure, report
 from tackboard.core.errors import TackboardError
 from tackboard.events.sequence_store.config import StoreConfig
@@ -44,13 +44,9 @@ def test_columns_that_are_not_asked_for_are_not_read(result: dict[str, Any]) -> 
     assert 256 * 9 <= bytes_of["read_256_two"] < 256 * 9 + 100
 
 
-def test_the_table_and_the_file_name_everything(result: dict[str, Any], tmp_path: Path) -> None:
+def test_the_table_names_everything(result: dict[str, Any]) -> None:
     text = "\n".join(table_lines(report(result)))
-    path = write_result(report(result), tmp_path, "vm2")
-    assert path.name == f"sequences_vm2_{result['date'][:4]}{result['date'][5:7]}.md"
-    for words in WORDS.values():
-        assert words in text and words in path.read_text()
-    assert "Skipped: no redis-server." in path.read_text() and SKIPPED in text
+    assert all(words in text for words in (*WORDS.values(), SKIPPED))
 
 
 def test_other_values_are_noticed(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tackboard.bench import skeleton
-from tackboard.bench.report import write_result
 from tackboard.bench.skeleton import (
     UNITS,
     measure,
@@ -72,26 +71,11 @@ def test_measurement_has_every_promised_number(outcome: Outcome) -> None:
 
 
 def test_table_has_a_unit_for_every_number(outcome: Outcome) -> None:
-    rows = report(measurement(outcome) | {"others_share": 0.0, "disturbed": False}).tables[0].rows
+    shown = report(measurement(outcome) | {"others_share": 0.4, "disturbed": True})
+    assert shown.theme == "skeleton" and shown.notes[0].startswith("disturbed: other processes used 40%")
+    rows = shown.tables[0].rows
     assert [name for name, _, _ in rows] == list(UNITS)
     assert ("train_tokens_per_s", "50,000.0", "tokens per second, training") in rows
-
-
-def test_result_file_names_machine_commit_and_date(outcome: Outcome, tmp_path: Path) -> None:
-    result = measurement(outcome) | {"date": "2026-11-15", "others_share": 0.4, "disturbed": True}
-    path = write_result(report(result), tmp_path / "results", "two-cores")
-    assert path == tmp_path / "results" / "skeleton_two-cores_202611.md"
-    text = path.read_text()
-    for expected in (
-        "2026-11-15",
-        "commit abc",
-        "some CPU, 2 usable cores, 4.0 GiB",
-        "torch 2.13.0",
-        "| events_per_cpu_s |",
-        "Disturbed: other processes used 40%",
-    ):
-        assert expected in text, expected
-    assert "absent" not in text
 
 
 def test_measure_runs_the_demo(outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ MODULES = {
     "skeleton": ("skeleton", "skeleton"),
     "features": ("features.run", "features.run"),
     "sequences": ("sequences", "sequences"),
-    "loader": ("loader.run", "loader.report"),
+    "loader": ("loader.run", "loader.run"),
     "overload": ("overload", "overload"),
     "quality": ("quality.run", "quality.report"),
 }
@@ -132,7 +132,7 @@ def test_exit_codes_of_quality(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give --data DIR or set TACKBOARD_DATA"),
+        ([], "use --data DIR or set TACKBOARD_DATA"),
         (["--seeds", "0"], "--seeds"),
         (["--jobs", "-1"], "--jobs"),
         (["--study", "x"], "allowed: reproduce"),

@@ -239,9 +239,12 @@ def test_forget_tells_of_a_user_who_occurs_nowhere(tackboard: Program, two_users
     places = ["--data", two_users, "--store", tmp_path / "store.db"]
     answer = tackboard("data", "forget", *names, *places)
     assert answer.code == 0
-    assert f"{two_users.resolve()}: 2 users will be in no further snapshot; 1 found in those there are\n" in answer.out
+    assert (
+        f"{two_users.resolve()}: 2 users will be left out of new snapshots; 1 found in existing snapshots\n"
+        in answer.out
+    )
     assert "0 events removed, of 0 of 2 users" in answer.out
-    assert answer.err == "warning: found in none of these: 1 of 2 users given; look whether the ids are right\n"
+    assert answer.err == "warning: 1 of 2 users were not found; check whether the ids are right\n"
     result = tackboard("data", "forget", *names, *places, "--json").json()
     assert (result["num_users"], result["num_found"]) == (2, 1)
     assert (result["datasets"][0]["num_found"], result["stores"][0]["num_found"]) == (1, 0)
@@ -256,8 +259,8 @@ def test_a_password_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--user", "a"], 2, "nothing to forget them in"),
-        (["--user", " ", "--data", "{dataset}"], 2, "no user to forget"),
+        (["--user", "a"], 2, "no dataset and no store was named"),
+        (["--user", " ", "--data", "{dataset}"], 2, "no user was named"),
         (["--user", SECRET, "--data", "nowhere"], 3, "nowhere is no dataset"),
     ],
 )

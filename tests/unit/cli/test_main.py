@@ -33,43 +33,38 @@ def fail_with(tackboard: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     return run
 
 
+LINES = {"allowed": "what is allowed", "fix": "what to do"}
+BUG = "error: a bug in tackboard: ValueError: something over lines\n  run again with `tackboard --debug …` and report"
+
+
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "printed"),
     [
-        (errors.UsageError, 2),
-        (errors.ConfigError, 2),
-        (errors.DataError, 3),
-        (errors.CorruptFileError, 3),
-        (errors.DivergedError, 4),
+        *(
+            (kind("what was given", **LINES), code, "error: what was given\n  what is allowed\n  what to do\n")
+            for kind, code in (
+                (errors.UsageError, 2),
+                (errors.ConfigError, 2),
+                (errors.DataError, 3),
+                (errors.CorruptFileError, 3),
+                (errors.DivergedError, 4),
+            )
+        ),
+        (
+            errors.Preempted("stopped at step 3", fix="use --resume auto"),
+            75,
+            "stopped at step 3\n  use --resume auto\n",
+        ),
+        (ValueError("something\nover\nlines"), 1, f"{BUG} the traceback\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (SystemExit(7), 7, ""),
     ],
+    ids=lambda value: type(value).__name__,
 )
-def test_our_errors_print_their_lines_and_exit_with_their_code(
-    fail_with: Callable[[BaseException], Any], error: type[errors.TackboardError], code: int
+def test_what_ends_a_command_decides_its_lines_and_its_code(
+    fail_with: Callable[[BaseException], Any], error: BaseException, code: int, printed: str
 ) -> None:
-    answer = fail_with(error("what was given", allowed="what is allowed", fix="what to do"))
-    assert answer.code == code
-    assert answer.out == ""
-    assert answer.err == "error: what was given\n  what is allowed\n  what to do\n"
-
-
-def test_a_stop_that_was_asked_for_is_not_called_an_error(fail_with: Callable[[BaseException], Any]) -> None:
-    answer = fail_with(errors.Preempted("stopped at step 3", fix="go on with --resume auto"))
-    assert answer.code == 75
-    assert answer.err == "stopped at step 3\n  go on with --resume auto\n"
-
-
-def test_a_bug_says_that_it_is_one_in_two_lines(fail_with: Callable[[BaseException], Any]) -> None:
-    answer = fail_with(ValueError("something\nover\nlines"))
-    assert answer.code == 1
-    assert answer.err.splitlines() == [
-        "error: a bug in tackboard: ValueError: something over lines",
-        "  run again with `tackboard --debug …` and report the traceback",
-    ]
-
-
-def test_an_interrupt_is_no_error_of_ours(fail_with: Callable[[BaseException], Any]) -> None:
-    answer = fail_with(KeyboardInterrupt())
-    assert (answer.code, answer.err) == (130, "interrupted\n")
+    assert fail_with(error) == (code, "", printed)
 
 
 def test_a_full_disk_is_the_machines(fail_with: Callable[[BaseException], Any]) -> None:
@@ -133,7 +128,3 @@ def test_a_reader_that_goes_away_is_no_error(tiny_dataset: Path) -> None:
         running.stdout.close()
         assert running.stderr.read() == b""
         assert running.wait() == 0
-
-
-def test_another_exit_stays(fail_with: Callable[[BaseException], Any]) -> None:
-    assert fail_with(SystemExit(7)).code == 7

@@ -72,7 +72,7 @@ def test_forgotten_users_that_are_still_there_are_told(
     add_forgotten(dataset, [103, 105])
     answer = tackboard("train", "demo", *again)
     assert answer.code == 0
-    assert "holds 2 forgotten users; without them: tackboard data retain" in answer.err
+    assert "holds 2 forgotten users; remove them: tackboard data retain" in answer.err
     assert "103" not in answer.err
 
 

@@ -12,7 +12,6 @@ from tackboard.core.config import (
     check,
     explain,
     field_docs,
-    flatten,
     from_dict,
     move_settings,
     suggest,
@@ -167,10 +166,6 @@ def test_wrong_overrides_say_what_to_do(override: str, expected: str) -> None:
 def test_field_docs_are_the_strings_under_the_fields() -> None:
     assert field_docs(Inner) == {"steps": "How many steps.", "rate": "Per step."}
     assert field_docs(Outer)["inner"] == "Nested."
-
-
-def test_flatten_names_every_leaf_in_order() -> None:
-    assert list(flatten(Outer(name="x")).items())[:3] == [("name", "x"), ("inner.steps", 10), ("inner.rate", 0.5)]
 
 
 def test_suggest_is_silent_when_nothing_is_near() -> None:

@@ -157,7 +157,3 @@ def test_torch_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(doctor, "TORCH_PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(doctor, "TORCH_TIMEOUT_S", 0.1)
     assert "took longer" in doctor.ask_torch()["error"]
-
-
-def test_pins_are_empty_outside_a_checkout() -> None:
-    assert doctor.read_pins(None) == {}

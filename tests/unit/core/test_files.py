@@ -43,12 +43,6 @@ def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return set_point
 
 
-def test_points_of_a_write_come_in_order(tmp_path: Path, points: list[str]) -> None:
-    files.write_text_atomic(tmp_path / "state", "new")
-    assert points == ["state:before-write", "state:after-write", "state:after-fsync", "state:after-rename"]
-    assert os.listdir(tmp_path) == ["state"]
-
-
 def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_end(
     tmp_path: Path, points: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,13 +209,6 @@ def test_sha256_reads_past_one_chunk(tmp_path: Path) -> None:
     data = bytes(range(256)) * (files.CHUNK_BYTES // 256) + b"tail"
     (tmp_path / "data").write_bytes(data)
     assert files.sha256_file(tmp_path / "data") == hashlib.sha256(data).hexdigest()
-
-
-def test_json_round_trip(tmp_path: Path) -> None:
-    value = {"a": [1, 2.5, None, "é"], "b": {"c": True}}
-    files.write_json_atomic(tmp_path / "x.json", value)
-    assert files.read_json(tmp_path / "x.json") == value
-    assert (tmp_path / "x.json").read_bytes().endswith(b"}\n")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xfe"])

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tackboard.core import progress
-from tackboard.core.progress import Progress, say
+from tackboard.core.progress import Progress
 
 
 @pytest.fixture
@@ -60,8 +60,3 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     err = capsys.readouterr().err
     assert "reading" in err
     assert "3/3" in err
-
-
-def test_say_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    say("one line")
-    assert capsys.readouterr() == ("", "one line\n")

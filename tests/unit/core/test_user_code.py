@@ -85,13 +85,6 @@ def test_our_own_error_comes_through_with_its_line(tmp_path: Path) -> None:
     assert line_of_user_code(error.value) == f"{path}:3"
 
 
-def test_the_file_is_named_as_the_user_named_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "\n1 / 0")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"^mine\.py:2 raised ZeroDivisionError"):
-        load_code(Path("mine.py"))
-
-
 def test_a_file_that_cannot_be_read_as_text(tmp_path: Path) -> None:
     path = write(tmp_path, "")
     path.write_bytes(b"x = '\xff'\n")

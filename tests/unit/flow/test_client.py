@@ -67,17 +67,9 @@ def test_candidates_are_distinct_items_and_differ_between_users(dataset: Path) -
     requests = draw_requests(dataset, num_requests=3, num_candidates=10)
     assert all(len(set(request.candidates)) == 10 for request in requests)
     assert requests[0].candidates != requests[1].candidates
-
-
-def test_a_small_catalogue_is_repeated(dataset: Path) -> None:
-    (request,) = draw_requests(dataset, num_requests=1, num_candidates=100)
-    assert len(request.candidates) == 100
-    assert len(set(request.candidates)) == 40
-
-
-def test_the_draw_is_the_same_every_time(dataset: Path) -> None:
-    first, second = (draw_requests(dataset, num_requests=4, num_candidates=10) for _ in range(2))
-    assert first == second
+    assert requests == draw_requests(dataset, num_requests=3, num_candidates=10), "the draw is the same every time"
+    (repeated,) = draw_requests(dataset, num_requests=1, num_candidates=100)
+    assert (len(repeated.candidates), len(set(repeated.candidates))) == (100, 40), "a small catalogue is repeated"
 
 
 def test_a_request_becomes_a_document_of_events(dataset: Path) -> None:

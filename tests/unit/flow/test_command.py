@@ -3,11 +3,9 @@
 import resource
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tackboard.core.processes import process_tree
-from tackboard.flow.command import Command, StageError, run_command, typed
+from tackboard.flow.command import Command, StageError, run_command
 
 pytestmark = pytest.mark.usefixtures("fake_commands")
 
@@ -53,19 +51,3 @@ def test_death_by_a_signal_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         error = command.failure("train")
     assert "signal SIGKILL" in str(error)
     assert error.exit_code == 1
-
-
-def test_leaving_the_block_ends_the_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_HANG", "train")
-    with pytest.raises(KeyboardInterrupt):
-        with Command(["train"], tmp_path / "train.log") as command:
-            while len(process_tree(command.pid)) < 2:
-                assert command.wait(0.01) is None
-            family = [psutil.Process(pid) for pid in process_tree(command.pid)]
-            raise KeyboardInterrupt
-    psutil.wait_procs(family, timeout=10)
-    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_a_command_is_shown_so_that_it_can_be_pasted() -> None:
-    assert typed(["train", "a b.py:run", "--json"]) == "tackboard train 'a b.py:run' --json"

@@ -68,7 +68,7 @@ def test_a_second_demo_replaces_the_first_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize("content", ["notes.txt", "demo.json", "runs"])
 def test_a_folder_that_is_not_a_demos_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / content).write_text("{}")
-    with pytest.raises(UsageError, match="not made by a demo"):
+    with pytest.raises(UsageError, match="no demo made this folder"):
         with claim_folder(tmp_path):
             pytest.fail("the folder was taken")
     assert (tmp_path / content).read_text() == "{}"
@@ -87,27 +87,24 @@ def test_two_demos_never_share_a_folder(tmp_path: Path) -> None:
             run_demo(config(tmp_path))
 
 
-@pytest.mark.parametrize("stage", ["data", "evaluate", "serve", "score", "features"])
-def test_a_stage_that_fails_ends_the_demo_with_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+@pytest.mark.parametrize(
+    ("variable", "value", "words", "code"),
+    [
+        ("FAKE_FAIL", "data:3", "broken on purpose", 3),
+        ("FAKE_FAIL", "serve:3", "broken on purpose", 3),
+        ("FAKE_FAIL", "features:3", "broken on purpose", 3),
+        ("FAKE_SKEW", "1", "server and offline scores differ by", 1),
+        ("FAKE_REFUSE", "1", "the queue is full", 1),
+    ],
+)
+def test_what_fails_ends_the_demo_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str, code: int
 ) -> None:
-    monkeypatch.setenv("FAKE_FAIL", f"{stage}:3")
-    with pytest.raises(StageError, match="broken on purpose") as caught:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StageError, match=words) as caught:
         run_demo(config(tmp_path / "demo"), live=False)
-    assert caught.value.exit_code == 3
+    assert caught.value.exit_code == code
     assert not (tmp_path / "demo" / "report.html").exists()
-
-
-def test_scores_that_differ_fail_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_SKEW", "1")
-    with pytest.raises(StageError, match="server and offline scores differ by"):
-        run_demo(config(tmp_path / "demo"), live=False)
-
-
-def test_a_refused_request_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_REFUSE", "1")
-    with pytest.raises(StageError, match="the queue is full"):
-        run_demo(config(tmp_path / "demo"), live=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

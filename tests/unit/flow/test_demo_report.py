@@ -44,16 +44,11 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "num_before",
         "What the user did before.",
         "4,321 values of 210 requests, of which 0 differ in any bit",
-        "17 of the requests came before an event",
+        "17 requests arrived before an earlier event",
         "item, action in memory (6.4 kB)",
         "surface on disk (3.2 kB saved)",
     ):
         assert expected in text, expected
-
-
-def test_files_of_the_bundle_are_listed_with_their_hash(demo_outcome: Outcome) -> None:
-    html = render(demo_outcome)
-    assert re.search(r"dense\.safetensors</td><td[^>]*>123\.5 kB</td><td[^>]*>[0-9a-f]{12}<", html)
 
 
 def test_a_target_that_was_missed_is_said(demo_outcome: Outcome) -> None:
@@ -62,17 +57,14 @@ def test_a_target_that_was_missed_is_said(demo_outcome: Outcome) -> None:
     missed = replace(demo_outcome, stages=demo_outcome.stages | {"evaluate": stage})
     assert "Not met: the model closes 12.0%" in verdict(missed)
     assert 'class="verdict bad"' in render(missed)
-
-
-def test_a_quick_run_is_not_judged(demo_outcome: Outcome) -> None:
-    assert "quick run" in verdict(replace(demo_outcome, quick=True))
+    assert "quick run" in verdict(replace(demo_outcome, quick=True)), "a quick run is not judged"
 
 
 def test_filtered_evaluation_is_said(demo_outcome: Outcome) -> None:
     evaluate = demo_outcome.stages["evaluate"]
     stage = replace(evaluate, answer=evaluate.answer | {"filter_seen": True})
     text = words(render(replace(demo_outcome, stages=demo_outcome.stages | {"evaluate": stage})))
-    assert "Items the user has seen before are left out" in text
+    assert "Items the user has seen are left out" in text
 
 
 def test_a_bundle_from_before_features_still_has_a_report(demo_outcome: Outcome) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tackboard.events.synthetic.world_config import ACTIONS, load_world_config
 from tackboard.recipes.demo import demo
-from tackboard.train.config import config_from_json, config_to_json
 
 
 def test_it_predicts_every_action_of_the_world_but_hide() -> None:
@@ -17,12 +16,3 @@ def test_its_table_is_smaller_than_it_could_be_and_collisions_of_whole_vectors_a
     num_items = load_world_config("demo").num_items
     pairs = num_items * (num_items - 1) / 2
     assert pairs / hashing.num_rows**hashing.num_hashes < 1e-3
-
-
-def test_a_checkpoint_stands_before_the_run_is_over() -> None:
-    training = demo().training
-    assert 0 < training.checkpoint_every < training.steps
-
-
-def test_it_survives_json() -> None:
-    assert config_from_json(config_to_json(demo())) == demo()

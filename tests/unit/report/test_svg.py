@@ -172,10 +172,6 @@ def test_bars_that_cannot_be_drawn_are_refused(bars: list[Bars]) -> None:
         bar_chart(["one", "two"], bars, title="t", description="d", x_label="x")
 
 
-def test_bars_of_zero_are_drawn() -> None:
-    assert "0.000" in texts(bar_chart(["g"], [Bars(name="a", values=[0.0])], title="t", description="d", x_label="x"))
-
-
 def test_histogram_counts_every_value_and_marks_percentiles() -> None:
     values = [float(value) for value in range(1, 101)]
     svg = histogram(values, title="t", description="d", x_label="ms", num_bins=10)

@@ -4,11 +4,11 @@
 
 In: the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of `data.py`,
 and how often to measure. Out: the contender's values as Arrow files in that folder, and one JSON object with the times
-as the last line. Decided: all contenders, ours too, run this way, several times in turn, so that none inherits
-another's caches or threads. Online, `prepared` contenders may do anything beforehand that depends on an item alone; the
-others are given the attributes of the items with the request, already looked up. A request's history holds what was
-received before it, so nobody filters it again. What is timed begins with tables in the contender's own form in memory
-and ends with its own columns in memory; reading files, and turning values into Arrow for the comparison, is not timed.
+as the last line. Decided: all contenders, also ours, run this way, several times in turn, so that none inherits
+another's caches or threads. Online, `prepared` contenders may compute beforehand whatever depends on an item alone. The
+others get the attributes of the items with the request, already looked up. A request's history holds what was received
+before the request, so no contender filters it again. Timing begins with tables in the contender's own form in memory
+and ends with its own columns in memory. Reading files and turning values into Arrow for the comparison is not timed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ CONTENDERS = {
 }
 """Module and variant of each contender; `rivals` is benchmarks/rivals."""
 WARM_UP = 60
-"""Requests before times are taken, at most as many as are measured."""
+"""Requests before timing begins; at most as many as are measured."""
 
 
 def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """CPU and wall seconds of each run, after one that is not counted."""
+    """CPU and wall seconds of each run, after a first run that is not counted."""
     compute()
     cpu, wall = [], []
     for _ in range(repeats):
@@ -52,7 +52,7 @@ def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
 
 
 def measure_online(compute: Callable[[int], Any], num_requests: int, repeats: int) -> dict[str, Any]:
-    """Wall and CPU µs of each request, the different ones taking turns, after a warm-up that is not counted."""
+    """Wall and CPU µs of each request, after a warm-up that is not counted. The different requests take turns."""
     for number in range(min(WARM_UP, repeats)):
         compute(number % num_requests)
     wall, cpu = [], []

@@ -1,9 +1,9 @@
 """Made-up data for `tackboard bench features`: events, items, users and requests with candidates.
 
-A seed and sizes come in; five Arrow tables go out, the same for every contender, written as uncompressed Arrow files
-because a rival runs in an environment of its own. Decided: the awkward parts of real logs are in it. Items follow a
+A seed and sizes come in; five Arrow tables go out, the same for every contender. They are written as uncompressed Arrow
+files because a rival runs in its own environment. Decided: the data has the awkward parts of real logs. Items follow a
 power law, users have 50 to 500 events, three events in a hundred are received late, attributes are missing, brands are
-spelt in several ways (case, spaces, composed and decomposed accents), and some candidates are ids nobody has seen.
+spelt in several ways (case, spaces, composed and decomposed accents), and some candidates have unknown ids.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Sizes:
     """Events in the history of each user online."""
     batch_repeats: int = 9
     online_repeats: int = 400
-    """Requests measured online, after the warm-up; the different ones take turns."""
+    """Requests measured online, after the warm-up; the different requests take turns."""
     rounds: int = 3
-    """How often every contender has its turn; what is measured is shared out over its turns."""
+    """Number of turns of every contender; its measurements are spread over the turns."""
 
 
 FULL = Sizes()
@@ -90,10 +90,7 @@ class World:
         """Writes one Arrow file per table."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in TABLES:
-            with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as file:
-                table = getattr(self, name)
-                with pa.ipc.new_file(file, table.schema) as writer:
-                    writer.write_table(table)
+            write_table(folder / f"{name}.arrow", getattr(self, name))
 
 
 def read_world(folder: Path) -> World:
@@ -131,7 +128,7 @@ def online_world(sizes: Sizes, seed: int) -> World:
     items = _items(random, sizes.num_items)
     users = _users(random, sizes.online_requests)
     lengths = np.full(sizes.online_requests, sizes.online_events, dtype=np.int64)
-    # Everything is received when the request comes; what would be received later is not in an online store yet.
+    # Every event is received before the request: an online store does not hold later events yet.
     events = _events(random, users, items, lengths, end_ms=END_MS - 3 * DAY_MS)
     requests = pa.table(
         {
@@ -280,7 +277,7 @@ def _rows(random: np.random.Generator, items: pa.Table, num_requests: int, num_c
 
 
 def _power_law(random: np.random.Generator, size: int, count: int) -> Ints:
-    """`count` numbers below `size`, the k-th of them with a chance in proportion to 1 / (k + 10) ** 0.9."""
+    """`count` numbers below `size`; number k has a chance in proportion to 1 / (k + 10) ** 0.9."""
     weights = 1.0 / (np.arange(size) + 10.0) ** 0.9
     cumulative = np.cumsum(weights)
     return np.searchsorted(cumulative, random.random(count) * cumulative[-1], side="right").astype(np.int64)

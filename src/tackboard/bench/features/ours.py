@@ -46,10 +46,8 @@ class Batch:
         )
 
     def compute(self) -> Answer:
-        """All features. This is what is timed.
-
-        With an executor of its own, because an executor keeps what it computed for each item.
-        """
+        """All features. This is what is timed."""
+        # A new executor, because an executor keeps what it computed for each item.
         executor = BatchExecutor(features.plan, events=self.events, users=self.users, items=self.items)
         return executor.compute(self.rows)
 
@@ -57,10 +55,7 @@ class Batch:
 
 
 class Online:
-    """One request at a time, with the user's events and attributes; with those of the items unless `prepared`.
-
-    If `prepared`, the items lie in memory, and the executor computes what depends on an item alone when it is made.
-    """
+    """One request at a time; if `prepared`, the executor computes what depends on an item alone when it is made."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:
         plan = features.plan
@@ -99,5 +94,5 @@ class Online:
 
 
 def _as_sent(column: Column) -> Column:
-    """A column as a request brings it: of strings, only those that occur in it."""
+    """A column as a request brings it: its dictionary holds only strings that occur in the column."""
     return column if column.dictionary is None else Column.of(column.type, column.to_pylist())

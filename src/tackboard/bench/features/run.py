@@ -1,17 +1,17 @@
 """`tackboard bench features`: the feature layer against the same 40 features written by hand.
 
-A folder comes in; made-up tables are written there, every contender computes them in a process of its own, and one
-object of numbers goes out. A rival's values are compared with ours first, and no time is reported of one whose values
-differ. The rivals are in `benchmarks/rivals/`; where they are absent (`rivals`), ours alone is measured.
+A folder comes in; made-up tables are written there, every contender computes the features in its own process, and one
+object of numbers goes out. The values of a rival are compared with ours first. If they differ, its time is not
+reported. The rivals are in `benchmarks/rivals/`; without them (`rivals`) only Tackboard is measured.
 
-    batch        rows (a request with one candidate) per CPU-second of all threads, since cores are what is paid for
-    online       µs for one request; the items are known beforehand, so everybody prepares what depends on an item
-                 alone, as the online executor does with a table of items
-    unprepared   µs for one request that brings the attributes of its candidates along
+    batch        rows (a request with one candidate) per CPU-second of all threads, because cores cost money
+    online       µs for one request; the items are known beforehand, so every contender prepares what depends on an
+                 item alone, as the online executor does with a table of items
+    unprepared   µs for one request that carries the attributes of its candidates
 
-Decided: contenders take turns and aims are judged by CPU time (`turns`); nobody here starts processes, so a process's
-own CPU time is all of it. Of several batch runs the best counts, since other work on a machine only ever adds; of
-online requests the median, and on the clock the 99th percentile too.
+Decided: contenders take turns and aims are judged by CPU time (`turns`). No contender starts processes, so the CPU time
+of its process is all of its CPU time. The best of several batch runs counts, since other work on a machine only adds
+time; for online requests the median counts, and on the clock also the 99th percentile.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from tackboard.bench import rivals
-from tackboard.bench.features.compare import TOLERANCE, differences
 from tackboard.bench.features.data import FULL, QUICK, Sizes, batch_world, online_world, read_table
 from tackboard.bench.features.set import features
 from tackboard.bench.report import Report, Table, shown_versions, where_and_when
@@ -39,7 +43,7 @@ PACKAGES = ("polars", "pandas", "feast", "numpy", "pyarrow")
 SEED = 20261115
 ONLINE_RIVALS = ("polars", "pandas", "feast_store", "feast_pandas", "feast_python", "numpy")
 RIVALS = {"batch": ("polars", "pandas", "numpy"), "online": ONLINE_RIVALS, "unprepared": ONLINE_RIVALS}
-"""Who is measured in which part; the module behind each name says how it was tuned."""
+"""Part → rivals that are measured in it; the module of each rival says how it was tuned."""
 FOLDERS = {"batch": "batch", "online": "online", "unprepared": "online"}
 ITEMS = {"online": "items known beforehand", "unprepared": "attributes of items come with the request"}
 WORDS = {
@@ -52,28 +56,28 @@ WORDS = {
     "feast_python": "Feast's transformation alone (transform_dict, Python mode, NumPy inside), inputs already fetched",
 }
 FEWER_REPEATS = {"feast_store": 20}
-"""Contenders so slow that they are measured on fewer requests: by what the number is divided."""
+"""Slow contenders → the number by which their number of requests is divided."""
 MOST_BATCH_COST = 1.5
-"""Aim: CPU time of a batch over that of hand-written Polars, at most."""
+"""Aim: CPU time of a batch is at most this many times that of hand-written Polars."""
 LEAST_SPEEDUP = 10.0
-"""Aim: a pandas or Feast request's CPU time over ours, at least."""
+"""Aim: the CPU time of a pandas or Feast request is at least this many times ours."""
 AIMED_AT = {
     "pandas": "hand-written pandas",
     "feast_store": "Feast as it is called",
     "feast_pandas": "Feast's transformation alone, pandas mode",
     "feast_python": "Feast's transformation alone, Python mode with NumPy inside",
 }
-"""Every way in which Feast was measured is judged: which of them an aim was meant for is the reader's to say."""
+"""Every way of measuring Feast is judged; the reader decides which one the aim is about."""
 AGGREGATIONS = 8
+TOLERANCE = 1e-12
+"""Largest difference of two floats that count as equal, as a share of the larger of 1 and the value."""
 
 
 def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.PYTHON) -> dict[str, Any]:
-    """Measures every contender, with its tables in `folder`. Raises TackboardError where our own side fails."""
+    """Measures every contender, with its tables in `folder`. Raises TackboardError if our own side fails."""
     sizes = QUICK if quick else FULL
     versions = rivals.versions(rivals_python, PACKAGES)
     installed = not isinstance(versions, str)
-    if not installed:
-        say(f"only our own figures are measured: the rivals are {versions}")
     batch, online = batch_world(sizes, SEED), online_world(sizes, SEED)
     batch.write(folder / "batch")
     online.write(folder / "online")
@@ -109,15 +113,11 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.P
                 for name, runs in found.items()
             }
     disturbance = neighbours.report()
-    return result | {
-        "aims": judged(aims(result), disturbance),
-        **disturbance,
-        **where_and_when(),
-    }
+    return result | {"aims": judged(aims(result), disturbance), **disturbance, **where_and_when()}
 
 
 def _contend(name: str, *, part: str, folder: Path, sizes: Sizes, python: Path) -> dict[str, Any]:
-    """The times of one turn of a contender, or why it failed; `python` is that of the rivals."""
+    """The times of one turn of a contender, or why it failed. `python` runs the rivals."""
     say(f"{part}: {WORDS[name]}")
     repeats = sizes.batch_repeats if part == "batch" else sizes.online_repeats
     repeats = max(2, repeats // FEWER_REPEATS.get(name, 1) // sizes.rounds)
@@ -126,7 +126,7 @@ def _contend(name: str, *, part: str, folder: Path, sizes: Sizes, python: Path) 
     if done.code == 0:
         return last_json_object(done.output)
     if name == OURS:
-        raise TackboardError(f"our own side of the {part} bench failed: {done.reason}")
+        raise TackboardError(f"Tackboard's own side of the {part} bench failed: {done.reason}")
     return {"failed": done.reason}
 
 
@@ -150,7 +150,7 @@ def _figures(name: str, part: str, folder: Path, runs: Sequence[Mapping[str, Any
 
 
 def batch_figures(times: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
-    """Rows per CPU-second: of the best run and of the one in the middle."""
+    """Rows per CPU-second of the best run and of the median run."""
     best, middle = min(times["cpu_seconds"]), percentile(times["cpu_seconds"], 50)
     return {
         "rows_per_cpu_s": round(num_rows / best),
@@ -172,7 +172,7 @@ def online_figures(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was aimed at and what came out, as far as it was measured."""
+    """The aims that could be measured, with their values."""
     batch, online = result["batch"]["contenders"], result["online"]["contenders"]
     found: list[dict[str, Any]] = []
     if "cpu_seconds" in batch.get("polars", {}):
@@ -185,6 +185,55 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             text = f"{words}: its CPU time for a request over ours, at least {LEAST_SPEEDUP:g}"
             found.append({"aim": text, "value": round(speedup, 2), "met": speedup >= LEAST_SPEEDUP})
     return found
+
+
+# ---- are a rival's values ours? ----
+
+
+def differences(ours: pa.Table, theirs: pa.Table) -> list[str]:
+    """A sentence for each column that differs.
+
+    Bools, ints, ids and lists must be equal. Floats may differ by TOLERANCE, because a rival takes another `log` and
+    `exp` and adds in another order. A missing value equals only a missing value.
+    """
+    if sorted(ours.column_names) != sorted(theirs.column_names):
+        odd = sorted(set(ours.column_names) ^ set(theirs.column_names))
+        return [f"columns that only one side has: {', '.join(odd)}"]
+    if ours.num_rows != theirs.num_rows:
+        return [f"{theirs.num_rows} rows instead of {ours.num_rows}"]
+    found = []
+    for name in ours.column_names:
+        wrong = differing(ours[name], theirs[name])
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            here, there = ours[name][row].as_py(), theirs[name][row].as_py()
+            found.append(f"{name} differs in {int(wrong.sum())} of {len(wrong)} rows: row {row} is {there}, not {here}")
+    return found
+
+
+def differing(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Which rows of two columns differ."""
+    if pa.types.is_large_list(ours.type) or pa.types.is_list(ours.type):
+        pairs = zip(ours.to_pylist(), theirs.to_pylist(), strict=True)
+        return np.array([one != other for one, other in pairs], dtype=np.bool_)
+    if pa.types.is_floating(ours.type) != pa.types.is_floating(theirs.type):
+        return np.ones(len(ours), dtype=np.bool_)
+    absent, absent_there = (pc.is_null(column).to_numpy() for column in (ours, theirs))
+    left, right = _values(ours), _values(theirs)
+    if pa.types.is_floating(ours.type):
+        allowed = TOLERANCE * np.maximum(1.0, np.maximum(np.abs(left), np.abs(right)))
+        finite = np.isfinite(left) & np.isfinite(right)
+        with np.errstate(invalid="ignore"):
+            close = finite & (np.abs(left - right) <= allowed)
+        same = close | (left == right) | (np.isnan(left) & np.isnan(right))
+    else:
+        same = left == right
+    return np.asarray((absent != absent_there) | ~(absent | same), dtype=np.bool_)
+
+
+def _values(column: pa.ChunkedArray) -> NDArray[Any]:
+    column = column.cast(pa.float64() if pa.types.is_floating(column.type) else pa.int64())
+    return np.asarray(pc.fill_null(column, 0).to_numpy())
 
 
 # ---- for people ----
@@ -204,7 +253,7 @@ def report(result: Mapping[str, Any]) -> Report:
         versions=f"Rivals: {versions}.",
         words=[
             f"{result['num_features']} features, {result['num_aggregations']} of them aggregations of events.",
-            "A rival's time is shown only where its values were ours: whole numbers, ids and lists exactly, floats to "
+            "A rival's time is shown only if its values equal ours: whole numbers, ids and lists exactly, floats to "
             f"{result['tolerance']:g}.",
         ],
         tables=[
@@ -237,7 +286,7 @@ def _online_table(part: Mapping[str, Any], words: str) -> Table:
 def _table(
     title: str, part: Mapping[str, Any], header: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]
 ) -> Table:
-    """A row for each contender; of one that was not timed, why."""
+    """A row for each contender; the row of a contender that was not timed says why."""
     rows = []
     for name, f in part["contenders"].items():
         failed = "values differ" if "differs" in f else "failed" if "failed" in f else ""

@@ -1,8 +1,8 @@
 """The 40 features that `tackboard bench features` computes, as a user of Tackboard writes them.
 
-Eight of them aggregate the user's events; the others are a spread over all families of operators, as a ranking model
-reads them. The rivals in `benchmarks/rivals/` compute the same from the same tables; a test compares both lists of
-names. Features of the request have one value per request, the others one per candidate.
+Eight of them aggregate the user's events. The others cover all families of operators, as a ranking model reads them.
+The rivals in `benchmarks/rivals/` compute the same features from the same tables; a test compares both lists of names.
+Features of the request have one value per request, the others one value per candidate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether a contender of `tackboard bench loader` gives the batches that ours gives.
 
-In: what `contender` wrote of an epoch, and the dataset. Out: sentences that say what differs, none where all is the
-same: every training segment once and no other, and in the batches kept every tensor, bit for bit, as `make_batch` makes
-it of the same segments.
+In: what `contender` wrote about an epoch, and the dataset. Out: a sentence for each difference. An epoch must hold
+every training segment once and no other segment. In the kept batches every tensor must equal, bit for bit, what
+`make_batch` makes of the same segments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HISTORY_COLUMNS = ("action", "surface", "time")
 
 
 def batch_arrays(batch: Any) -> dict[str, NDArray[Any]]:
-    """Every tensor of a batch by name; those in a dictionary as field/name."""
+    """Every tensor of a batch by name; a tensor in a dictionary is named field/name."""
     arrays = {}
     for field in dataclasses.fields(batch):
         value = getattr(batch, field.name)
@@ -33,7 +33,7 @@ def batch_arrays(batch: Any) -> dict[str, NDArray[Any]]:
 def digests(
     users: NDArray[np.int64], offsets: NDArray[np.int64], columns: dict[str, NDArray[Any]]
 ) -> NDArray[np.uint64]:
-    """A number for each segment [B]: of its user and of all that is known of its events, in their order."""
+    """A number for each segment [B], from its user and from all values of its events, in order."""
     state = np.zeros(int(offsets[-1]), dtype=np.uint64)
     for seed, name in enumerate(("item", *HISTORY_COLUMNS, "is_positive")):
         state = mix64(state + mix64(columns[name].astype(np.int64), seed), seed)
@@ -73,13 +73,12 @@ class Reference:
         self.segments = segments.take(order)
 
     def differences(self, path: Path) -> list[str]:
-        """What differs in the epoch of which `path` tells."""
+        """What differs in the epoch that the file `path` describes."""
         with np.load(path) as told:
             if not np.array_equal(told["digests"], self.digests):
                 missing = len(np.setdiff1d(self.digests, told["digests"]))
-                return [
-                    f"{len(told['digests'])} segments instead of {len(self.digests)}; {missing} of ours are not there"
-                ]
+                counts = f"{len(told['digests'])} segments instead of {len(self.digests)}"
+                return [f"the epoch has {counts}; {missing} of ours are missing"]
             numbers = sorted({name.partition("/")[0] for name in told.files if "/" in name})
             return [sentence for number in numbers for sentence in self._compare(number, told)]
 

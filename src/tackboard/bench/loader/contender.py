@@ -11,8 +11,8 @@ batches of an epoch as `SequenceBatch`. Tasks:
     memory     one epoch; memory is looked at from outside, see `ask` in core/processes.py
     workers2   one epoch prepared by two workers, on the clock, their start included; workers0 the same without
 
-Decided: what a contender does before its first epoch (opening, our pass over the dataset for the index, starting Ray)
-is reported as its own number, since it is paid once.
+Decided: work before the first epoch (opening files, our pass over the dataset for the index, starting Ray) is reported
+separately, since it is paid once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ MODULES = {
     "ray": "rivals.loader_ray",
 }
 LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data"), "arrow": ("pandas",)}
-"""What a contender loads beside torch and Arrow; loaded before the idle process is measured."""
+"""Libraries of a contender beside torch and Arrow. They are loaded before the idle process is measured."""
 WARM_UP_SECONDS = 1.0
-"""CPU time of the epoch that is not counted, at most."""
+"""Most CPU time of the first epoch, which is not counted."""
 LEAST_SECONDS = 0.8
-"""CPU time that is measured, at least; whole epochs."""
+"""Least CPU time that is measured; epochs are measured whole."""
 MOST_EPOCHS = 6
 KEPT_BATCHES = 3
 
@@ -94,16 +95,11 @@ def measure_once(contender: Any, num_workers: int = 0) -> dict[str, Any]:
     return counts | {"cpu_seconds": own_cpu_seconds() - start, "wall_seconds": time.perf_counter() - wall_start}
 
 
-def measure_workers(contender: Any) -> dict[str, Any]:
-    """One epoch with two workers."""
-    return measure_once(contender, 2)
-
-
 TASKS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "speed": measure_speed,
     "memory": measure_once,
     "workers0": measure_once,
-    "workers2": measure_workers,
+    "workers2": partial(measure_once, num_workers=2),
 }
 
 

@@ -7,8 +7,8 @@ In: a seed and a number of events, or a dataset of the user's. Out: a snapshot, 
     items.npz          every item's id, its rows in the tables, and its log share of the positives
     setting.json       what was asked for, and the names of actions
 
-Decided: rivals are given what ours works out while it reads: the split, the segments, actions as numbers, the hash rows
-and shares of all items. Making these files is not timed. Nobody is slow here for want of preparation.
+Decided: rivals get what our loader computes while it reads: the split, the segments, actions as numbers, the hash rows
+and shares of all items. Making these files is not timed, so no rival is slow for lack of preparation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tackboard.batch import HashConfig, item_rows
 from tackboard.core import keyed_random
 from tackboard.core.files import write_text_atomic
 from tackboard.core.hashing import mix64
-from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
+from tackboard.core.vocabulary import DEFAULT_READS
 from tackboard.data.index import index_training
 from tackboard.data.loader import DataConfig
 from tackboard.data.plan import cut_segments
@@ -36,7 +35,6 @@ from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.events.dataset import write_dataset
 from tackboard.events.schema import NAMES
 from tackboard.features.column import offsets_of, ranges
-from tackboard.features.feature_set import FeatureSet
 from tackboard.features.standard import features_for_model
 
 ACTIONS = ("click", "hide", "save", "view")
@@ -46,7 +44,7 @@ SURFACES = ("home", "related", "search")
 START_MS = 1_790_000_000_000
 MEAN_GAP_MS = 1_800_000
 SIGMA = 1.4
-"""Spread of the log of events per user: a tenth of the users has more than half of the events."""
+"""Spread of the logarithm of events per user: a tenth of the users have more than half of the events."""
 EXAMPLE_COLUMNS = ("item", "action", "surface", "time", "is_positive")
 
 
@@ -60,7 +58,7 @@ class Setting:
     tokens_per_step: int = 4096
     window_buckets: int = 8
     num_buckets: int = 1
-    """Buckets of the dataset; `prepare` fills in this and what follows."""
+    """Buckets of the dataset. `prepare` fills in this setting and the next two."""
     actions: tuple[str, ...] = ()
     surfaces: tuple[str, ...] = ()
     num_hashes: int = 8
@@ -84,16 +82,13 @@ class Setting:
         )
 
     def window_rows(self, num_examples: int) -> int:
-        """Examples in a window, for rivals that do not know of buckets; `num_examples` are those of the dataset."""
+        """Examples in a window, for rivals without buckets; `num_examples` counts the dataset."""
         return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
 
-    def features(self) -> Callable[[Vocabulary], FeatureSet]:
-        """What a model reads that does not say what it reads."""
-        return functools.partial(_standard, max_history=self.max_length)
-
     def open(self) -> SequenceSource:
-        """The dataset as our loader reads it."""
-        return open_sequences(self.dataset, self.positive_actions, features=self.features())
+        """The dataset as our loader reads it, with the features of a model that does not choose any."""
+        standard = functools.partial(features_for_model, DEFAULT_READS, max_history=self.max_length)
+        return open_sequences(self.dataset, self.positive_actions, features=standard)
 
     @classmethod
     def read(cls, folder: Path) -> Setting:
@@ -102,10 +97,6 @@ class Setting:
         for name in ("positive_actions", "actions", "surfaces"):
             content[name] = tuple(content[name])
         return cls(**content)
-
-
-def _standard(vocabulary: Vocabulary, max_history: int) -> FeatureSet:
-    return features_for_model(DEFAULT_READS, vocabulary, max_history)
 
 
 def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int) -> pa.Table:
@@ -117,12 +108,12 @@ def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int)
     lengths = np.diff(bounds)
     users = np.repeat(np.arange(num_users, dtype=np.int64), lengths)
     draws = keyed_random.bits(seed, 2, np.arange(num_events))
-    # One draw for three things: 32, 16 and 8 bits of it.
+    # One draw serves three purposes, with 32, 16 and 8 of its bits.
     item_draw = (draws >> np.uint64(32)).astype(np.float64) * 2.0**-32
     action_draw = ((draws >> np.uint64(16)) & np.uint64(0xFFFF)).astype(np.float64) * 2.0**-16
     surfaces = ((draws >> np.uint64(8)) & np.uint64(0xFF)).astype(np.int32) % len(SURFACES)
     ranks = np.minimum((np.exp(item_draw * np.log(num_items + 1)) - 1).astype(np.int64), num_items - 1)
-    # Ids without an order of their own, as real ones are.
+    # Ids in no order, like real ids.
     names = (mix64(np.arange(num_items, dtype=np.int64), 7) >> np.uint64(2)).view(np.int64)
     gaps = ((mix64(draws.view(np.int64), 3) >> np.uint64(32)) % np.uint64(2 * MEAN_GAP_MS)).astype(np.int64)
     elapsed = np.cumsum(gaps)

@@ -3,23 +3,23 @@
 A dataset with labelled requests comes in; its examples (the last N events that a request could see, a candidate, its
 labels) are written four times, read back, and, when every value is the same, the sizes of the files go out:
 
-    flat, shuffled     one row per candidate, with its history, in random order: what is usual before anything is done
-    flat, sorted       the same rows sorted by user and request: equal histories lie side by side, for the codec to find
+    flat, shuffled     one row per candidate, with its history, in random order: the usual layout
+    flat, sorted       the same rows sorted by user and request, so that the codec finds equal histories side by side
     grouped            one row per request with its history once, candidates in lists
-    ours               requests without histories, and the events once; the history is assembled when it is read
+    ours               requests without histories, and the events once; a reader assembles the history
 
-Decided: the same codec for all four, snappy and zstd, and for each column of each layout the smaller of Parquet's two
-usual encodings, with a dictionary or plain, chosen on its first rows. Flat rows are made a row group at a time; the
+Decided: all four layouts use the same codec, snappy or zstd. Each column uses the smaller of Parquet's two usual
+encodings, with a dictionary or plain, chosen on its first rows. Flat rows are made one row group at a time; the
 requests with their histories are in memory. A dataset is cut to its first users, up to a limit of flat history values.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,8 @@ MAX_HISTORY = 256
 MAX_VALUES = 60_000_000
 """History values of the flat rows, 20 bytes each before they are compressed."""
 ROWS_PER_GROUP = 65_536
+Parts = Callable[[], Iterator[pa.Table]]
+"""Makes the rows of a table, one row group at a time."""
 EVENT_COLUMNS = ("user_id", "item_id", "action", "surface", "time_ms", "received_ms")
 """What a history is assembled from."""
 HISTORY = ("history_item_id", "history_action", "history_surface", "history_time_ms")
@@ -72,17 +74,16 @@ def compare_layouts(
 ) -> dict[str, Any]:
     """Bytes of each layout and codec, and how many times smaller than flat and shuffled it is.
 
-    Writes below `folder` and removes it again. A layout that does not give back the same examples raises DataError.
+    Writes files below `folder` and removes them. A layout that does not return the same examples raises DataError.
     """
     requests, events = _whole_users(dataset, max_history, max_values)
     grouped = assemble(requests, events, max_history)
     num_candidates = len(_request_of(grouped))
-    rows = np.arange(num_candidates)
-    layouts: dict[str, dict[str, Source]] = {
-        "flat, shuffled": {"rows": _Flat(grouped, permutation(num_candidates, 1))},
-        "flat, sorted": {"rows": _Flat(grouped, rows)},
-        "grouped": {"rows": _Whole(grouped)},
-        "ours": {"requests": _Whole(requests), "events": _Whole(events)},
+    layouts: dict[str, dict[str, Parts]] = {
+        "flat, shuffled": {"rows": partial(_exploded_parts, grouped, permutation(num_candidates, 1))},
+        "flat, sorted": {"rows": partial(_exploded_parts, grouped, np.arange(num_candidates))},
+        "grouped": {"rows": partial(_parts, grouped)},
+        "ours": {"requests": partial(_parts, requests), "events": partial(_parts, events)},
     }
     sizes: dict[str, dict[str, int]] = {}
     for codec in CODECS:
@@ -158,35 +159,19 @@ def explode(grouped: pa.Table, rows: NDArray[np.int64] | None = None) -> pa.Tabl
     return flat
 
 
-class Source(Protocol):
-    """A table that is made and written a part at a time."""
-
-    def parts(self) -> Iterator[pa.Table]:
-        """The rows, one row group after the other."""
+def _exploded_parts(grouped: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
+    for first in range(0, len(order), ROWS_PER_GROUP):
+        yield explode(grouped, order[first : first + ROWS_PER_GROUP])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Flat:
-    grouped: pa.Table
-    order: NDArray[np.int64]
-
-    def parts(self) -> Iterator[pa.Table]:
-        for first in range(0, len(self.order), ROWS_PER_GROUP):
-            yield explode(self.grouped, self.order[first : first + ROWS_PER_GROUP])
+def _parts(table: pa.Table) -> Iterator[pa.Table]:
+    for first in range(0, table.num_rows, ROWS_PER_GROUP):
+        yield table.slice(first, ROWS_PER_GROUP)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Whole:
-    table: pa.Table
-
-    def parts(self) -> Iterator[pa.Table]:
-        for first in range(0, self.table.num_rows, ROWS_PER_GROUP):
-            yield self.table.slice(first, ROWS_PER_GROUP)
-
-
-def _write(source: Source, path: Path, codec: str) -> None:
+def _write(parts: Parts, path: Path, codec: str) -> None:
     """Writes the parts as row groups, each column in the encoding that is smaller for the first part."""
-    first = next(source.parts())
+    first = next(parts())
     smaller: dict[str, tuple[int, bool]] = {}
     for dictionary in (True, False):
         pq.write_table(first, path, compression=codec, use_dictionary=dictionary, row_group_size=ROWS_PER_GROUP)
@@ -197,18 +182,18 @@ def _write(source: Source, path: Path, codec: str) -> None:
             smaller[column.path_in_schema] = min(size, smaller.get(column.path_in_schema, size))
     encoded = [name for name, (_, dictionary) in smaller.items() if dictionary]
     with pq.ParquetWriter(path, first.schema, compression=codec, use_dictionary=encoded) as writer:
-        for part in source.parts():
+        for part in parts():
             writer.write_table(part, row_group_size=ROWS_PER_GROUP)
 
 
 def _check(
-    layout: str, paths: Mapping[str, Path], sources: Mapping[str, Source], grouped: pa.Table, max_history: int
+    layout: str, paths: Mapping[str, Path], sources: Mapping[str, Parts], grouped: pa.Table, max_history: int
 ) -> None:
     """Raises DataError unless the files hold the examples of `grouped`."""
     if layout in ("flat, shuffled", "flat, sorted"):
         with pq.ParquetFile(paths["rows"]) as file:
             found = (file.read_row_group(group) for group in range(file.num_row_groups))
-            pairs = itertools.zip_longest(found, sources["rows"].parts())
+            pairs = itertools.zip_longest(found, sources["rows"]())
             same = all(one is not None and one.equals(other) for one, other in pairs)
     elif layout == "grouped":
         same = pq.read_table(paths["rows"]).equals(grouped)
@@ -216,11 +201,11 @@ def _check(
         read = {name: pq.read_table(path) for name, path in paths.items()}
         same = assemble(read["requests"], read["events"], max_history).equals(grouped)
     if not same:
-        raise DataError(f"the layout {layout!r} does not give back the same examples")
+        raise DataError(f"the layout {layout!r} does not return the same examples")
 
 
 def _whole_users(dataset: Dataset, max_history: int, max_values: int) -> tuple[pa.Table, pa.Table]:
-    """The requests and events of the first users, as many as make no more than `max_values` flat history values."""
+    """The requests and events of the first users, with at most `max_values` flat history values."""
     requests, events = read_requests(dataset), dataset.read_events(list(EVENT_COLUMNS))
     users, event_users = numpy_column(requests, "user_id"), numpy_column(events, "user_id")
     # An upper bound: every request sees all of its user's events.
@@ -228,7 +213,7 @@ def _whole_users(dataset: Dataset, max_history: int, max_values: int) -> tuple[p
     values = np.cumsum(np.minimum(lengths, max_history) * _lengths(requests["item_id"]))
     num_rows = int(np.searchsorted(values, max_values, side="right"))
     if num_rows < len(users):
-        # The user at the border is left out, unless there is no other.
+        # The user at the border is left out, unless it is the only user.
         num_rows = int(np.searchsorted(users, users[num_rows])) or int(np.searchsorted(users, users[0], side="right"))
     last = users[num_rows - 1]
     num_events = int(np.searchsorted(event_users, last, side="right"))
@@ -246,7 +231,7 @@ def _request_of(grouped: pa.Table) -> NDArray[np.int64]:
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int16]:
-    """Names as their places in the sorted list of those that occur."""
+    """Each name as its position in the sorted list of names that occur."""
     encoded = encode(column)
     names = np.array(encoded.dictionary.to_pylist())
     return np.argsort(np.argsort(names)).astype(np.int16)[encoded.indices.to_numpy()]

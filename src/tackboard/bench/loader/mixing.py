@@ -1,12 +1,12 @@
 """How well the order of training mixes users, for windows of several sizes, against a permutation of everything.
 
-In: sizes of a dataset. Out: for each size of window two ratios, 1 where the order is as good as a full permutation.
+In: sizes of a dataset. Out: two ratios for each size of window; 1 means as good as a full permutation.
 
-    spread       how much the mean position of a step's segments in the sorted dataset varies from step to step, as a
-                 variance over that of a full permutation: what a gradient sees of an order in the users' ids
-    neighbours   how often two segments of one bucket meet in one step, over the same for a full permutation
+    spread       variance from step to step of the mean position of a step's segments in the sorted dataset, divided by
+                 that of a full permutation: how much a gradient sees of the order of user ids
+    neighbours   how often two segments of one bucket meet in one step, divided by the same for a full permutation
 
-Only the plan is asked, no event is read: segments are of one length, buckets of equal size.
+Only the plan is used and no event is read: all segments have one length, all buckets one size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our side of `tackboard bench loader`: the loader of training, and the steps of the ladder that led to it.
+"""Our side of `tackboard bench loader`: the loader of training, and the simpler loaders that led to it.
 
 memory    the whole dataset in memory, every batch by `make_batch`: the slow twin
 streamed  a window of buckets at a time, every batch by `make_batch`
@@ -39,7 +39,6 @@ class Contender:
         self._sequences = self._steps.source.read() if variant == "memory" else None
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
-        """The batches of an epoch."""
         if self._sequences is not None:
             return self._in_memory(self._sequences, number)
         steps = range(self._steps.plan.first_step(number), self._steps.plan.first_step(number + 1))
@@ -59,7 +58,7 @@ class Contender:
 
 
 class PlainWindow:
-    """A window whose batches are made from nothing, each by itself."""
+    """A window that prepares nothing: each batch is made from the sequences."""
 
     def __init__(
         self, sequences: Sequences, segments: Segments, bounds: NDArray[np.int64], steps: TrainingSteps
@@ -87,7 +86,7 @@ class StreamedSteps(TrainingSteps):
 
 
 class ColumnWindow:
-    """A window with its columns ready; distinct items are found by sorting, and hashed, in each batch."""
+    """A window with its columns ready; each batch finds distinct items by sorting and hashes them."""
 
     def __init__(
         self, sequences: Sequences, segments: Segments, bounds: NDArray[np.int64], steps: TrainingSteps

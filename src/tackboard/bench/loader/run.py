@@ -1,20 +1,20 @@
 """`tackboard bench loader`: how fast and in how much memory training batches come, against three other ways.
 
-A folder comes in, and a dataset or none; one object of numbers goes out. Without a dataset one is made up. Every
-contender gives the same batches: the segments of `data.max_length` events before each user's held-out one, shuffled at
-least as our windows are, at most `tokens_per_step` events in a step, as the tensors of `SequenceBatch`. That is checked
-too (`check`); of one that differs no time is reported.
+A folder comes in, and optionally a dataset; one object of numbers goes out. Without a dataset one is made up. Every
+contender gives the same batches: the segments of `data.max_length` events before each user's held-out event, shuffled
+at least as well as our windows, at most `tokens_per_step` events in a step, as the tensors of `SequenceBatch`. `check`
+compares the batches. If they differ, the time of the contender is not reported.
 
     speed      training segments per CPU-second of all processes, one thread each, the median of several processes
-    ladder     our own loader, from the simplest way to the one that is used
+    ladder     our own loader, from the simplest way to the way that training uses
     workers    seconds on the clock for an epoch, without workers and with two
     memory     peak of the process tree over an epoch, of this dataset and of one ten times as large
     mixing     how well the order mixes users (`mixing`)
     layouts    bytes of the same examples in four layouts (`layouts`)
 
-The rivals are in `benchmarks/rivals/`, where each module says how it was tuned; where they are absent (`rivals`), ours
-alone is measured. Contenders take turns, so that what else the machine does falls on all, and a run that was disturbed
-is not judged (`turns`).
+The rivals are in `benchmarks/rivals/`, where each module says how it was tuned; without them (`rivals`) only Tackboard
+is measured. Contenders take turns, so that other work on the machine affects all of them, and a disturbed run is not
+judged (`turns`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from tackboard.bench.loader.check import Reference
 from tackboard.bench.loader.data import POSITIVE, Setting, prepare, write_made_up
 from tackboard.bench.loader.layouts import measure_layouts
 from tackboard.bench.loader.mixing import measure_mixing
-from tackboard.bench.report import where_and_when
-from tackboard.bench.turns import Neighbours, judged, take_turns
+from tackboard.bench.report import Report, Table, shown_versions, where_and_when
+from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
 from tackboard.core.errors import TackboardError
 from tackboard.core.machine import THREAD_VARIABLES
 from tackboard.core.processes import ask, last_json_object
@@ -44,17 +44,17 @@ OURS = "tackboard"
 PACKAGES = ("datasets", "ray", "pandas", "numpy", "pyarrow", "torch")
 """What the rivals are written with."""
 MADE_UP = "made up"
-"""Name of the dataset where the user gives none."""
+"""Name of the dataset if the user gives none."""
 LEAST_SPEEDUP = 2.0
-"""Aim: our examples per CPU-second over those of the fastest other."""
+"""Aim: our examples per CPU-second are at least this many times those of the fastest rival."""
 MOST_GROWTH = 1.1
-"""Aim: our peak memory on a dataset ten times as large over that on the smaller one, at most."""
+"""Aim: our peak memory on a dataset ten times as large is at most this many times the peak on the smaller one."""
 GROWTH = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A contender: which module of the bench it is in (`contender.MODULES`), and what it is."""
+    """A contender: its module (`contender.MODULES`), its variant and a description."""
 
     module: str
     variant: str
@@ -73,13 +73,17 @@ LADDER = {
     "streamed": "windows from disk, each batch by make_batch",
     "columns": "columns of the history once per window, distinct items by sorting",
 }
-PRODUCT = "distinct items by a scratch table: what training uses"
 WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
-"""Of whom memory is measured."""
+"""Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""Events above which batches are not checked, since that needs all of them, and the slowest contender is left out."""
+"""With more events than this, batches are not checked, since a check needs all of them, and SLOWEST is left out."""
 SLOWEST = "hugging_face_torch"
+SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
+MIB = 2**20
+WORDS = {name: entry.words for name, entry in CONTENDERS.items()} | LADDER
+WORDS["product"] = "distinct items by a scratch table: what training uses"
+Rows = list[tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,10 +91,10 @@ class Sizes:
     """How much data, and how often each thing is measured."""
 
     num_events: int = 1_040_000
-    """Two windows of 8 buckets; of the larger dataset twenty."""
+    """Two windows of 8 buckets; the larger dataset has twenty windows."""
     num_items: int = 100_000
     mean_length: int = 80
-    """Events of a user, in the mean."""
+    """Mean number of events of a user."""
     repeats: int = 3
 
 
@@ -106,13 +110,11 @@ def measure(
     quick: bool = False,
     rivals_python: Path = rivals.PYTHON,
 ) -> dict[str, Any]:
-    """Measures every contender, with its files in `folder`. Raises TackboardError where our own side fails."""
+    """Measures every contender, with its files in `folder`. Raises TackboardError if our own side fails."""
     sizes = QUICK if quick else FULL
     repeats = repeats or sizes.repeats
     versions = rivals.versions(rivals_python, PACKAGES)
     installed = not isinstance(versions, str)
-    if not installed:
-        say(f"only our own figures are measured: the rivals are {versions}")
     runner = Runner(folder / "small", rivals_python)
     dataset = prepare(setting_of(folder, sizes, data, 1), runner.folder)
     large = dataset["num_events"] > LARGE_EVENTS
@@ -126,7 +128,7 @@ def measure(
         "left_out": left_out if installed else [],
         "checked": not large,
         "dataset": dataset | {"name": MADE_UP if data is None else open_dataset(data, verify=False).name},
-        "setting": _asked(Setting.read(runner.folder)),
+        "setting": {name: getattr(Setting.read(runner.folder), name) for name in SHOWN_SETTINGS},
     }
     entries = {name: CONTENDERS[name] for name in names}
     ladder = {} if quick else {variant: Entry(OURS, variant, words) for variant, words in LADDER.items()}
@@ -145,15 +147,11 @@ def measure(
         result["layouts"] = measure_layouts(folder / "layouts", quick=quick)
     result["mixing"] = measure_mixing(num_orders=1) if quick else measure_mixing()
     disturbance = neighbours.report()
-    return result | {
-        "aims": judged(aims(result), disturbance),
-        **disturbance,
-        **where_and_when(),
-    }
+    return result | {"aims": judged(aims(result), disturbance), **disturbance, **where_and_when()}
 
 
 def setting_of(folder: Path, sizes: Sizes, data: Path | None, growth: int) -> Setting:
-    """What is asked of every contender, of the user's dataset or of a made-up one, `growth` times as large."""
+    """The setting for every contender, on the user's dataset or on a made-up one that is `growth` times as large."""
     if data is not None:
         return Setting(dataset=str(data), positive_actions=())
     say(f"making up {growth * sizes.num_events:,} events")
@@ -176,7 +174,7 @@ class Runner:
         self._rivals_python = rivals_python
 
     def run(self, entry: Entry, tasks: str, *, watch: bool = False) -> dict[str, Any]:
-        """What a contender's process says, or why it failed; `peak_bytes` of its process tree with `watch`."""
+        """The answer of a contender's process, or why it failed; with `watch` also `peak_bytes` of its process tree."""
         python = sys.executable if entry.module == OURS else str(self._rivals_python)
         command = [python, "-m", "tackboard.bench.loader.contender", entry.module, entry.variant]
         quiet = {"HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
@@ -185,11 +183,11 @@ class Runner:
         if done.code == 0:
             return last_json_object(done.output) | ({"peak_bytes": done.peak_bytes} if watch else {})
         if entry.module == OURS:
-            raise TackboardError(f"our own side of the loader bench failed: {done.reason}")
+            raise TackboardError(f"Tackboard's own side of the loader bench failed: {done.reason}")
         return {"failed": done.reason}
 
     def speed(self, entries: Mapping[str, Entry], repeats: int, *, checked: bool = True) -> dict[str, Any]:
-        """The figures of contenders, which take turns; of one whose batches are not ours, how they differ."""
+        """The figures of contenders, which take turns; for wrong batches, how they differ."""
         reference = Reference(Setting.read(self.folder)) if checked else None
         wrong: dict[str, dict[str, Any]] = {}
         begun: set[str] = set()
@@ -210,14 +208,14 @@ class Runner:
         return {name: wrong.get(name) or speed_figures(found) for name, found in runs.items()}
 
     def _differences(self, reference: Reference, entry: Entry, found: Mapping[str, Any]) -> list[str]:
-        """What is not as in our batches. Raises TackboardError where it is our own side."""
+        """How the batches differ from ours. Raises TackboardError if our own batches are wrong."""
         if "failed" in found:
             return []
         differences = reference.differences(self.folder / f"{entry.module}_{entry.variant}_check.npz")
         if found["most_tokens"] > reference.setting.tokens_per_step:
-            differences.append(f"a step of {found['most_tokens']} events")
+            differences.append(f"a step has {found['most_tokens']} events")
         if differences and entry.module == OURS:
-            raise TackboardError(f"our own batches are not those of make_batch: {differences[0]}")
+            raise TackboardError(f"our own batches differ from those of make_batch: {differences[0]}")
         return differences
 
     def workers(self, names: list[str]) -> dict[str, Any]:
@@ -242,7 +240,7 @@ class Runner:
 
 
 def speed_figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of several processes the one in the middle."""
+    """The median of several processes."""
     failed = [run for run in runs if "failed" in run]
     if failed:
         return failed[0]
@@ -258,7 +256,7 @@ def speed_figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def memory_figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Peak bytes, and those above the process that has loaded its libraries and nothing else."""
+    """Peak bytes, and bytes above an idle process that has only loaded its libraries."""
     return {
         "peak_bytes": found["peak_bytes"],
         "above_idle_bytes": found["peak_bytes"] - found["idle_bytes"],
@@ -270,7 +268,7 @@ def memory_figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was aimed at and what came out, as far as it was measured."""
+    """The aims that could be measured, with their values."""
     contenders, found = result["contenders"], []
     rates = {name: f["examples_per_cpu_s"] for name, f in contenders.items() if "examples_per_cpu_s" in f}
     others = {name: rate for name, rate in rates.items() if name != OURS}
@@ -280,7 +278,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         text = f"examples per CPU-second over those of the fastest other ({fastest}), at least {LEAST_SPEEDUP:g}"
         found.append({"aim": text, "value": round(value, 2), "met": value >= LEAST_SPEEDUP})
     peaks = [result["memory"].get(growth, {}).get(OURS, {}).get("peak_bytes") for growth in ("1", str(GROWTH))]
-    # A dataset smaller than a window is in memory as a whole, so it grows until there is one.
+    # A dataset smaller than a window lies in memory as a whole, so its memory grows with it.
     if all(peaks) and result["dataset"]["num_buckets"] >= result["setting"]["window_buckets"]:
         value = peaks[1] / peaks[0]
         text = f"peak memory on {GROWTH} times the dataset over that on the smaller one, at most {MOST_GROWTH:g}"
@@ -288,6 +286,106 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _asked(setting: Setting) -> dict[str, Any]:
-    names = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
-    return {name: getattr(setting, name) for name in names}
+# ---- for people ----
+
+
+def report(result: Mapping[str, Any]) -> Report:
+    """The measurement for people."""
+    rivals, setting, name = result["rivals"], result["setting"], result["dataset"]["name"]
+    versions = rivals if isinstance(rivals, str) else shown_versions(rivals)
+    data = "" if name == MADE_UP else f" --data datasets/{name}"
+    return Report(
+        result=result,
+        theme="loader" if name == MADE_UP else f"loader-{name}",
+        title="Loader: training batches against three other ways to read them",
+        command=f"bench loader{' --quick' if result['quick'] else ''}{data}",
+        versions=f"Rivals: {versions}.",
+        words=[
+            f"Segments of at most {setting['max_length']} events, at most {setting['tokens_per_step']:,} events in a "
+            f"step, {setting['num_hashes']} table rows per item, windows of {setting['window_buckets']} buckets.",
+            f"{result['repeats']} processes each, the median.",
+        ],
+        tables=[Table(title, rows[0], rows[1:]) for title, rows in tables(result)],
+        notes=[*remarks(result), *aim_lines(result)],
+    )
+
+
+def remarks(result: Mapping[str, Any]) -> list[str]:
+    """What a reader must know beside the numbers."""
+    found = [f"rivals: {result['rivals']}"] if isinstance(result["rivals"], str) else []
+    if result["left_out"]:
+        found.append(f"left out in this run: {', '.join(result['left_out'])}")
+    if not result["checked"]:
+        found.append("batches of a dataset of this size are not compared; those of the made-up dataset are")
+    for name, figures in result["contenders"].items():
+        for sentence in [figures["failed"]] if "failed" in figures else figures.get("differs", []):
+            found.append(f"{name}: {sentence}")
+    return found
+
+
+def tables(result: Mapping[str, Any]) -> list[tuple[str, Rows]]:
+    """(title, rows) of each table; the first row names the columns."""
+    data = result["dataset"]
+    found = [
+        (
+            f"speed: {data['num_examples']:,} training segments of {data['num_events']:,} events, {data['name']}",
+            _speed_rows(result["contenders"].items()),
+        )
+    ]
+    if result["ladder"]:
+        found.append(("ours, step by step", _speed_rows(result["ladder"].items())))
+    if result["workers"]:
+        found.append(("one epoch on the clock, from a cold start", _worker_rows(result["workers"])))
+    for growth, memory in result["memory"].items():
+        size = result["larger_dataset" if growth != "1" else "dataset"]["num_events"]
+        found.append((f"peak memory over one epoch of {size:,} events", _memory_rows(memory)))
+    found.append((f"mixing, over {result['mixing']['num_buckets']} buckets", _mixing_rows(result["mixing"])))
+    for name, world in result.get("layouts", {}).get("worlds", {}).items():
+        sizes = f"{world['candidates_per_request']:g} per request, histories of {world['mean_history']:g} events"
+        found.append((f"layouts: {name}, {sizes}", _layout_rows(world)))
+    return found
+
+
+def _speed_rows(figures: Iterable[tuple[str, Mapping[str, Any]]]) -> Rows:
+    rows: Rows = [("", "examples per CPU-second", "of each run", "events per CPU-second", "CPU s before", "")]
+    for name, f in figures:
+        if "examples_per_cpu_s" not in f:
+            rows.append((name, "batches differ" if "differs" in f else "failed", "", "", "", WORDS[name]))
+            continue
+        runs = " ".join(f"{rate:,}" for rate in f["examples_per_cpu_s_runs"])
+        rate, tokens = f"{f['examples_per_cpu_s']:,}", f"{f['tokens_per_cpu_s']:,}"
+        rows.append((name, rate, runs, tokens, f"{f['setup_cpu_seconds']:.2f}", WORDS[name]))
+    return rows
+
+
+def _worker_rows(workers: Mapping[str, Mapping[str, float]]) -> Rows:
+    rows: Rows = [("", "s without workers", "s with two", "")]
+    return rows + [(name, f"{f['0']:.2f}", f"{f['2']:.2f}", WORDS[name]) for name, f in workers.items()]
+
+
+def _memory_rows(memory: Mapping[str, Mapping[str, Any]]) -> Rows:
+    rows: Rows = [("", "MiB", "above idle", "CPU s", "")]
+    for name, f in memory.items():
+        if "failed" in f:
+            rows.append((name, "failed", "", "", WORDS[name]))
+            continue
+        peak, above = (f"{f[key] / MIB:,.0f}" for key in ("peak_bytes", "above_idle_bytes"))
+        rows.append((name, peak, above, f"{f['cpu_seconds']:.2f}", WORDS[name]))
+    return rows
+
+
+def _mixing_rows(mixing: Mapping[str, Any]) -> Rows:
+    rows: Rows = [("buckets in a window", "spread", "neighbours", "")]
+    for window, f in mixing["windows"].items():
+        words = "a full permutation" if window == str(mixing["num_buckets"]) else ""
+        rows.append((window, f"{f['spread']:.2f}", f"{f['neighbours']:.2f}", words))
+    return rows
+
+
+def _layout_rows(world: Mapping[str, Any]) -> Rows:
+    rows: Rows = [("", "bytes per candidate", "times smaller", "")]
+    return rows + [
+        (layout, f"{f['bytes_per_candidate']:.2f}", f"{f['times_smaller']:.2f}", codec)
+        for codec, layouts in world["codecs"].items()
+        for layout, f in layouts.items()
+    ]

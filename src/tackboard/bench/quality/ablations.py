@@ -1,18 +1,17 @@
 """The study `ablations` of `tackboard bench quality`: the publication's ablations, each beside its published direction.
 
 In: the recipes of recipes/ablations.py. Out: one table per question. Recipes are judged on the validation event at the
-end of their schedule, with three seeds or more; the test event is seen by nobody, because these tables are there to
-choose by. A difference is shown with the interval of paired draws of users and the error by seeds, and counts only if
-it stands out from both (verdict.py).
+end of their schedule, with three seeds or more. No recipe sees the test event, because these tables help to choose. A
+difference is shown with the interval of the paired bootstrap over users and the error by seeds. It counts only if it
+stands out from both (verdict.py).
 
-Published lifts are of saves in a ranker that was fine-tuned on top; here the next item is judged, which is what the
-next-token loss trains. So a loss that looks further ahead has a harder time here, and a disagreement is about that too.
+The publication measured saves in a ranker that was fine-tuned; here the next item is judged, which is what the
+next-token loss trains. So a loss that looks further ahead is at a disadvantage here.
 
-Positives need a dataset of several actions, and a judgement that does not change with them (stage
-`ablation-positives`): whatever a recipe's loss predicts, the article of the last save but one is ranked among those
-that the user has not met, from what the user did before meeting it, and training ends there too. Decided: before
-meeting it, not before saving it, because people open an article and then save it, and to guess the article that is
-open is no test.
+Positives need a dataset with several actions, and a judgement that is the same for all of them (stage
+`ablation-positives`): the article of the user's last save but one is ranked among the articles that the user has not
+met, from what the user did before meeting it. Training ends there too. Decided: before meeting the article, not before
+saving it, because people open an article and then save it, and guessing the open article is no test.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from tackboard.bench.quality.cell import Fit, Machine, Outcome, metrics_of
 from tackboard.bench.quality.cells import Cell, Result, Work
-from tackboard.bench.quality.methods import Method, Place
+from tackboard.bench.quality.methods import Method, Place, check_overrides
 from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
 from tackboard.bench.quality.studies import mean_metrics, measure
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, SAME_SHARE, Measured, difference_cells, figures_of
@@ -44,24 +43,30 @@ from tackboard.train.config import RunConfig, features_for
 
 JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
-"""The event that is judged, from the last: the one that settings are chosen by."""
+"""The judged event, counted from the last: the validation event, which is used to choose settings."""
 AHEAD = (5, 10)
-"""How many events after the end of the history the ranked one comes, beside 1, where losses are compared: one that
-looks further ahead should be better there, if anywhere."""
+"""Losses are also compared on events this far after the end of the history. A loss that looks further ahead should be
+better there, if anywhere."""
 QUICK_STEPS, QUICK_TOKENS = 20, 2_048
+NOTES = [
+    "Recipes are judged at the end of their schedule. No method saw the test event.",
+    "The publication measured saves in a ranker after fine-tuning; here the next item is ranked. So directions can be "
+    "compared, but sizes cannot.",
+    f"If the publication found next to no difference, agree means: within {SAME_SHARE:.0%}, by users and by seeds.",
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A recipe, and what is asked of it."""
+    """A recipe, and what it is compared with."""
 
     name: str
-    """Of the recipe, after `ablation-` and its question."""
+    """Name of the recipe, without `ablation-` and the question."""
     title: str
     against: str = ""
-    """The recipe it is compared with; empty: it is one that others are compared with."""
+    """The recipe to compare with; empty: others are compared with this recipe."""
     published: int | None = None
-    """Sign of the published difference, 0: next to none, None: not published."""
+    """Sign of the published difference; 0: next to none; None: not published."""
     words: str = ""
     """What was published."""
 
@@ -150,21 +155,18 @@ QUESTIONS = (
 )
 
 
-def recipe_name(question: Question, name: str) -> str:
-    """The recipe of a variant, as it is registered."""
-    return f"ablation-{question.name}-{name}"
-
-
 def ablations(context: Context) -> Plan:
     """Every question that the dataset can answer."""
     questions = [question for question in QUESTIONS if question.dataset == context.bench.name]
     if not questions:
         allowed = ", ".join(dict.fromkeys(question.dataset for question in QUESTIONS))
-        raise UsageError(f"--study ablations --dataset {context.bench.name}", allowed=f"allowed: {allowed}")
+        raise UsageError(
+            f"--study ablations does not support --dataset {context.bench.name}", allowed=f"allowed: {allowed}"
+        )
     if context.options.methods:
         raise UsageError(
-            f"--study ablations --methods {','.join(context.options.methods)}",
-            allowed="its methods are the recipes named ablation-…, all of them",
+            f"--study ablations takes no --methods, but got {','.join(context.options.methods)}",
+            allowed="this study runs all recipes named ablation-…",
             fix="leave --methods out",
         )
     rule = context.one_rule()
@@ -172,7 +174,7 @@ def ablations(context: Context) -> Plan:
     cells: dict[tuple[str, str], list[Cell]] = {}
     methods: list[tuple[RunConfig, Method]] = []
     for question in questions:
-        # For every question, though one asks: the base answers several, and is the same cell only if judged alike.
+        # For every question: the base answers several questions and must be the same cell in all of them.
         stage = "validate"
         protocol: dict[str, Any] = {"ahead": list(AHEAD)}
         if question.name == "positives":
@@ -182,15 +184,15 @@ def ablations(context: Context) -> Plan:
             cells[question.name, variant.name] = [
                 context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
             ]
-    context.check_overrides([method for _, method in methods])
-    # A seed of everything first: what is finished can be compared, wherever time runs out.
+    check_overrides(context.options.overrides, [method.name for _, method in methods])
+    # One seed of every recipe comes first, so the finished ones can be compared whenever time runs out.
     every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
     return Plan(every, lambda find: _table(context, questions, cells, find))
 
 
 def _method(question: Question, variant: Variant, place: Place, known: list[tuple[RunConfig, Method]]) -> Method:
-    """The recipe as a method of the harness. The base answers several questions: it is run once, by its first name."""
-    name = recipe_name(question, variant.name)
+    """The recipe as a method of the harness. The base answers several questions and runs once, by its first name."""
+    name = f"ablation-{question.name}-{variant.name}"
     config = _at(place, find_recipe(name))
     for other, method in known:
         if dataclasses.replace(other, name=name) == config:
@@ -201,7 +203,7 @@ def _method(question: Question, variant: Variant, place: Place, known: list[tupl
 
 
 def _at(place: Place, config: RunConfig) -> RunConfig:
-    """A recipe on a prepared dataset; a quick one is short."""
+    """A recipe on a prepared dataset, shortened with --quick."""
     data = dataclasses.replace(config.data, dataset=place.prepared, window_buckets=64)
     if not place.quick:
         return dataclasses.replace(config, data=data)
@@ -223,7 +225,7 @@ def _at(place: Place, config: RunConfig) -> RunConfig:
 
 
 def _saves_protocol(context: Context, place: Place) -> dict[str, Any]:
-    """How positives are judged, with the dataset that ends before what is judged."""
+    """How positives are judged. Also writes the dataset that ends before the judged events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-before-saved"
     if not target.exists() and not context.is_trial:
@@ -233,7 +235,7 @@ def _saves_protocol(context: Context, place: Place) -> dict[str, Any]:
 
 
 def when_met(sequences: Sequences) -> Sequences:
-    """The same with each user's first event of the item that is held out in the place of the held-out one."""
+    """`sequences` that hold out each user's first event with the held-out item, instead of the original event."""
     targets = sequences.targets.copy()
     for user in np.flatnonzero(targets >= 0):
         begin, target = int(sequences.offsets[user]), int(targets[user])
@@ -243,15 +245,14 @@ def when_met(sequences: Sequences) -> Sequences:
 
 
 class JudgedFit(Fit):
-    """A fit whose loss and whose judgement have positives of their own: training reads what comes before the event
-    that is judged, all of it, and the judgement is the same for every set of positives."""
+    """A fit whose loss and judgement have different positives. Training reads everything before the judged event. The
+    judgement is the same for every set of positives."""
 
     def trained_on(self, work: Work, cell: Cell) -> Path:
-        """The dataset that ends before what is judged."""
         return work.datasets / str(cell.protocol["trained_on"])
 
     def open_source(self, work: Work, cell: Cell) -> SequenceSource:
-        """All of it, in the words of the whole dataset."""
+        """All events that come before the judged ones, with the vocabulary of the whole dataset."""
         whole = open_dataset(work.dataset(cell), verify=False)
         return open_sequences(
             self.trained_on(work, cell),
@@ -262,7 +263,7 @@ class JudgedFit(Fit):
         )
 
     def judged(self, work: Work, cell: Cell) -> Sequences:
-        """The whole dataset, with the event that is judged held out."""
+        """The whole dataset, with the judged event held out."""
         whole = open_sequences(
             work.dataset(cell),
             tuple(cell.protocol["judged_actions"]),
@@ -274,7 +275,7 @@ class JudgedFit(Fit):
 
 
 def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with the recipe's positives and ranks what is saved, the last but one, before it is met."""
+    """Fits with the recipe's positives and ranks the article of the last save but one, before the user met it."""
     fit = JudgedFit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
@@ -305,17 +306,7 @@ def _table(
             section(
                 f"{question.title}: differences, beside what was published",
                 ["", "against", "metric", *DIFFERENCE_COLUMNS, "published", ""],
-                [
-                    [
-                        one["variant"],
-                        one["against"],
-                        one["metric"],
-                        *difference_cells(one),
-                        one["published"],
-                        one["verdict"],
-                    ]
-                    for one in differences
-                ],
+                [_difference_row(one) for one in differences],
             ),
         ]
         if question.name == "losses":
@@ -323,7 +314,7 @@ def _table(
     return {
         "sections": sections,
         "protocol": _protocol(context, [result for group in groups.values() for result in group]),
-        "notes": _notes() if groups else [],
+        "notes": NOTES if groups else [],
         "figures": {
             "comparisons": comparisons,
             "rows": [
@@ -337,34 +328,25 @@ def _table(
 
 
 def _protocol(context: Context, results: Sequence[Result]) -> str:
-    """How the recipes are judged, in the words of the table."""
+    """How the recipes are judged, for the table."""
     users = f" of {results[0].values['num_ranked_users']:,} users" if results else ""
     if context.bench.name == "deskdrop":
         saves = " or ".join(SAVES)
         return (
-            f"the article of the last {saves} but one{users} is ranked among all that the user has not met, from what "
-            "the user did before meeting it; training ends there too, and whatever a recipe counts as a positive, the "
-            "judgement is the same; equal scores count against the held-out article"
+            f"the article of the last {saves} but one{users} is ranked among all articles that the user has not met, "
+            "from what the user did before meeting it; training ends there too; the judgement does not depend on a "
+            "recipe's positives; equal scores count against the held-out article"
         )
     seen = "items of the history taken out" if context.bench.filter_seen else "items of the history kept"
     return (
         f"validation: the last event but one{users} is ranked among the whole catalogue, {seen}, at the end of each "
-        f"schedule; the last event is seen by nobody; equal scores count against the held-out item; ties: "
+        f"schedule; no method sees the last event; equal scores count against the held-out item; ties: "
         f"{context.one_rule()}. {context.bench.note}"
     )
 
 
-def _notes() -> list[str]:
-    return [
-        "Judged at the end of each schedule; the test event was seen by nobody.",
-        "Published lifts are of saves after fine-tuning, in a ranker; here the next item is ranked. Directions can be "
-        "compared, sizes cannot.",
-        f"Where next to no difference was published, agree means: within {SAME_SHARE:.0%}, by users and by seeds.",
-    ]
-
-
 def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """How well each loss ranks an event that lies further ahead, beside its difference to the first one."""
+    """How well each loss ranks an event further ahead, and its difference to the first loss."""
     rows = []
     header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", *DIFFERENCE_COLUMNS[1:], ""]
     for variant in question.variants:
@@ -386,7 +368,7 @@ def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -
 
 
 def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """A dot for each seed of each variant; of losses also how far ahead they see."""
+    """A dot for each seed of each variant; for losses also the quality by how far ahead the event lies."""
     mine = [
         (variant.title, groups[question.name, variant.name])
         for variant in question.variants
@@ -436,10 +418,7 @@ def _gains(group: Sequence[Result], name: str) -> NDArray[np.float64]:
 def compare(
     question: Question, groups: Mapping[str, Sequence[Result]], *, is_quick: bool = False
 ) -> list[dict[str, Any]]:
-    """Each variant against the one it is compared with, by metric, where both are finished.
-
-    A few quick steps are not held against what was published.
-    """
+    """Each variant against its counterpart, by metric, if both are finished. Quick runs ignore what was published."""
     found = []
     for variant in question.variants:
         if variant.name not in groups or variant.against not in groups:
@@ -451,6 +430,10 @@ def compare(
             figures = figures_of(measure(ours, theirs, metric), None if is_quick else variant.published)
             found.append(names | figures | {"published": "" if is_quick else variant.words})
     return found
+
+
+def _difference_row(one: Mapping[str, Any]) -> list[str]:
+    return [one["variant"], one["against"], one["metric"], *difference_cells(one), one["published"], one["verdict"]]
 
 
 def _row(variant: Variant, group: Sequence[Result]) -> list[str]:

@@ -6,21 +6,21 @@ In: the description of a cell. Out: its result under WORK/cells. The stages:
     baseline   counts, scores, ranks the test event; nothing is fit
     validate   fits with the last two events held out, ranks the second last at every checkpoint, and chooses the number
                of steps with the best NDCG@10
-    test       fits with the last event held out for the number of steps that `after` chose, on the same schedule of
-               rates; ranks the test event once, at the end
-    published  fits with the last event held out and ranks it at every checkpoint, as published figures of SASRec and
-               HSTU came about; both the last and the best are kept, and the best is not an honest one
+    test       fits with the last event held out, for the number of steps that the cell `after` chose, on the same
+               schedule of rates; ranks the test event once, at the end
+    published  fits with the last event held out and ranks it at every checkpoint, as the published figures of SASRec
+               and HSTU were made; keeps the last figure and the best one, which is not honest
 
-Ranks at a checkpoint are files of the run, so a run that was killed anywhere goes on without ranking again what was
-ranked, and a checkpoint that was saved but not yet ranked is ranked before training goes on. Exit codes are those of
-the program: 75 says that the state is saved and the cell is not done.
+The run keeps the ranks of each checkpoint as files. A run that was killed ranks nothing twice, and it ranks a saved
+checkpoint that has no ranks before training continues. Exit codes are those of the program: 75 means that the state is
+saved and the cell is not finished.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
+import pkgutil
 import re
 import sys
 import time
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from tackboard.bench.quality.cells import Cell, Result, Work, save_array
 from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
 from tackboard.core import keyed_random
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import read_json, remove_directory, write_json_atomic
 from tackboard.core.machine import peak_rss_bytes
@@ -63,33 +63,26 @@ Outcome = tuple[dict[str, Any], Arrays]
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What a cell may use; no part of its description."""
+    """What a cell may use. It is not part of the description of a cell."""
 
     device: str = "auto"
     num_threads: int = 0
-    quiet: bool = True
 
 
 def run_cell(work: Work, cell: Cell, machine: Machine | None = None) -> Result:
-    """The result of a cell: the one that is there, or what its stage finds. Raises Preempted where it was stopped."""
+    """The result of a cell: the stored result, or else what its stage finds. Raises Preempted if it is stopped."""
     if (found := work.find(cell)) is not None:
         return found
     if cell.after is not None and work.find(cell.after) is None:
-        raise DataError(f"{cell.label} comes after {cell.after.label}, which is not finished")
-    values, arrays = find_stage(cell.stage)(work, cell, machine or Machine())
-    return work.save(cell, values, arrays)
-
-
-def find_stage(name: str) -> Callable[[Work, Cell, Machine], Outcome]:
-    """The function that does the work of a stage."""
-    if name not in STAGES:
-        close = suggest(name, STAGES)
+        raise DataError(f"{cell.label} builds on {cell.after.label}, which is not finished")
+    if cell.stage not in STAGES:
         raise UsageError(
-            f"stage {name!r}", allowed=f"allowed: {', '.join(STAGES)}", fix=f"did you mean {close}?" if close else ""
+            f"there is no stage {cell.stage!r}",
+            allowed=f"allowed: {', '.join(STAGES)}",
+            fix=did_you_mean(cell.stage, STAGES),
         )
-    module, _, function = STAGES[name].partition(":")
-    found: Callable[[Work, Cell, Machine], Outcome] = getattr(importlib.import_module(module), function)
-    return found
+    stage: Callable[[Work, Cell, Machine], Outcome] = pkgutil.resolve_name(STAGES[cell.stage])
+    return work.save(cell, *stage(work, cell, machine or Machine()))
 
 
 # ---- how a ranking is judged ----
@@ -130,9 +123,9 @@ class Judge:
         return self.rank(score, skip_newest=skip_newest)
 
     def facts(self) -> dict[str, Any]:
-        """What was ranked, for the result."""
+        """What was ranked, for the result: counts and a hash of the held-out events."""
         begins, targets = self.sequences.offsets[self.users], self.sequences.targets[self.users]
-        # Who, the how manieth of the user's events, and which item.
+        # The user, the index of the event within the user's events, and the item.
         parts = (self.sequences.user_ids[self.users], targets - begins, self.sequences.item_ids[targets])
         identities = np.stack([part.astype(np.int64) for part in parts])
         return {
@@ -153,7 +146,7 @@ class Judge:
 
 
 def _with_newest(sequences: Sequences, count: int) -> Sequences:
-    """The sequences as if histories held only their newest `count` events, for the filter alone; 0: all."""
+    """`sequences` with histories cut to their newest `count` events, for the filter alone; 0: all."""
     if not count:
         return sequences
     starts = np.maximum(sequences.offsets[:-1], sequences.train_ends - count)
@@ -161,7 +154,7 @@ def _with_newest(sequences: Sequences, count: int) -> Sequences:
 
 
 def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
-    """The users that are ranked: all that can be, or `max_users` of them, drawn by their ids alone."""
+    """The users that are ranked: all who can be ranked, or `max_users` of them, drawn by their ids alone."""
     users = evaluated_users(sequences)
     if not max_users or len(users) <= max_users:
         return users
@@ -189,7 +182,7 @@ class RecentlySeen:
             begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]
             recent = self.sequences.item_ids[max(begin, end - NUM_RECENT) : end]
             places = np.searchsorted(self.sequences.catalogue, recent)
-            # Assigned from old to new: of an item that was seen twice the newer time counts.
+            # Assigned from old to new, so the newer time of an item that was seen twice counts.
             scores[row, places] = 1.0 / np.arange(len(recent), 0, -1, dtype=np.float32)
         return scores
 
@@ -229,7 +222,7 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best, values = fit.best_step(), fit.values()
     ranks = fit.ranks_at(best)
     chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
-    # From further back: histories that end some events before the held-out one, ranked by the last step's parameters.
+    # From further back: histories that end some events before the held-out event, ranked with the last parameters.
     with fit.trainer.uncompiled():
         ahead = {
             f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
@@ -239,10 +232,10 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with one event held out for the number of steps that was chosen, and ranks it once."""
+    """Fits with one event held out, for the chosen number of steps, and ranks the event once."""
     before = work.find(cell.after) if cell.after is not None else None
     if before is None:
-        raise DataError(f"{cell.label} has no validation to take its number of steps from")
+        raise DataError(f"{cell.label} needs a number of steps, but its validation is not finished")
     config = cell.run_config()
     planned = config.optimizer.schedule_steps or config.training.steps
     config = dataclasses.replace(
@@ -258,7 +251,7 @@ def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_published(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with one event held out and ranks it all along, as published figures came about."""
+    """Fits with one event held out and ranks it at every checkpoint, as published figures were made."""
     config = cell.run_config()
     fit = Fit(work, cell, dataclasses.replace(config, data=dataclasses.replace(config.data, held_out=1)), machine)
     fit.train(judge_always=True)
@@ -284,14 +277,14 @@ STAGES = {
     "transfer-means": "tackboard.bench.transfer.fit:run_means",
     "ablation-positives": "tackboard.bench.quality.ablations:run_positives",
 }
-"""Stage → module:function of (work, cell, machine). Studies with stages of their own add them here."""
+"""Stage → module:function of (work, cell, machine). A study with stages of its own adds them here."""
 
 
 class Fit:
-    """A run that is judged at its checkpoints. What was ranked lies in the run directory, by step."""
+    """A run that is judged at its checkpoints. The ranks of each judged step lie in the run directory."""
 
     def __init__(self, work: Work, cell: Cell, config: RunConfig, machine: Machine) -> None:
-        """Opens the cell's run, or makes it; nothing is trained yet."""
+        """Opens or makes the run of the cell. Trains nothing yet."""
         training = dataclasses.replace(config.training, device=machine.device, num_threads=machine.num_threads)
         data = dataclasses.replace(config.data, dataset=str(self.trained_on(work, cell)))
         self.config = dataclasses.replace(config, training=training, data=data)
@@ -306,15 +299,14 @@ class Fit:
         self.judge = Judge(self.judged(work, cell), cell.protocol)
         self.trainer = Trainer(self.config, self.run, self.source, quiet=True, on_checkpoint=self._at_checkpoint)
         self._every = True
-        self._spent = self._read_spent()
+        spent = self.run.path / "spent.json"
+        self._spent = dict(read_json(spent)) if spent.exists() else {"train_seconds": 0.0, "evaluation_seconds": 0.0}
         self._started = time.perf_counter()
 
     def trained_on(self, work: Work, cell: Cell) -> Path:
-        """The dataset that is trained on."""
         return work.dataset(cell)
 
     def open_source(self, work: Work, cell: Cell) -> SequenceSource:
-        """What is trained on."""
         data = self.config.data
         return open_sequences(
             self.trained_on(work, cell),
@@ -336,10 +328,11 @@ class Fit:
             torch.cuda.reset_peak_memory_stats(self.trainer.device)
         self._rank_saved_checkpoint()
         try:
-            self.trainer.train(quiet=self.machine.quiet)
+            self.trainer.train(quiet=True)
         finally:
             self._write_spent()
-        self._keep_only_the_last_checkpoint()
+        for path in CheckpointStore(self.run.checkpoints).complete()[:-1]:
+            remove_directory(path)
 
     def curve(self) -> list[dict[str, Any]]:
         """The metrics at every step that was ranked."""
@@ -350,11 +343,9 @@ class Fit:
         return int(max(self.curve(), key=lambda point: (point[CHOOSE_BY], -point["step"]))["step"])
 
     def last_step(self) -> int:
-        """The last step that was ranked."""
         return self._ranked()[-1]
 
     def ranks_at(self, step: int) -> NDArray[np.int64]:
-        """The ranks that were found at a step."""
         return np.asarray(np.load(self._path(step), allow_pickle=False), dtype=np.int64)
 
     def values(self) -> dict[str, Any]:
@@ -382,7 +373,7 @@ class Fit:
         self._write_spent()
 
     def _is_due(self, step: int) -> bool:
-        """Whether a step is to be ranked and was not; one at which somebody asked to stop is mostly none of these."""
+        """Whether a step must be ranked and has no ranks yet. A step at which the run was stopped is mostly not one."""
         every, total = self.config.training.checkpoint_every, self.config.training.steps
         is_point = step == total or (self._every and step % every == 0)
         return step > 0 and is_point and not self._path(step).exists()
@@ -395,7 +386,7 @@ class Fit:
         say(f"step {step:,}: HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f}")
 
     def _rank_saved_checkpoint(self) -> None:
-        """Ranks the checkpoint that the run goes on from, if it was to be ranked and was not."""
+        """Ranks the checkpoint that the run continues from, if it must be ranked and has no ranks yet."""
         path = CheckpointStore(self.run.checkpoints).find_latest()
         if path is None:
             return
@@ -406,10 +397,6 @@ class Fit:
             model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
             self._judge(model.to(choose_device(self.machine.device)), step)
 
-    def _keep_only_the_last_checkpoint(self) -> None:
-        for path in CheckpointStore(self.run.checkpoints).complete()[:-1]:
-            remove_directory(path)
-
     def _ranked(self) -> list[int]:
         files = (self.run.path / "ranks").glob("step-*.npy")
         return sorted(int(match[1]) for file in files if (match := re.fullmatch(r"step-(\d+)\.npy", file.name)))
@@ -417,12 +404,8 @@ class Fit:
     def _path(self, step: int) -> Path:
         return self.run.path / "ranks" / f"step-{step:08d}.npy"
 
-    def _read_spent(self) -> dict[str, float]:
-        path = self.run.path / "spent.json"
-        return dict(read_json(path)) if path.exists() else {"train_seconds": 0.0, "evaluation_seconds": 0.0}
-
     def _write_spent(self) -> None:
-        """Adds the time since the last call; what a kill takes away is lost from the account, not from the result."""
+        """Adds the time since the last call. A kill loses time from this account, and nothing from the result."""
         now = time.perf_counter()
         self._spent["evaluation_seconds"] += self.judge.seconds
         self._spent["train_seconds"] += now - self._started - self.judge.seconds

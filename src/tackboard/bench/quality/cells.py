@@ -1,18 +1,18 @@
-"""The table of cells of `tackboard bench quality`: what is to be known, described in full, and what is known already.
+"""The table of cells of `tackboard bench quality`: complete descriptions of work, and the results of finished work.
 
-A cell is one figure's worth of work: a method with a seed on a prepared dataset, at one stage of the protocol. Its
-description is complete (the run's whole config, the protocol, the cell it builds on) and free of the machine, so its
-hash names the work wherever it is done:
+A cell is the work behind one figure: a method with a seed on a prepared dataset, at one stage of the protocol. Its
+description is complete (the whole config of the run, the protocol, the cell that it builds on) and names no machine, so
+its hash identifies the work on every machine:
 
     WORK/quality.json                     says that the folder is ours
     WORK/datasets/<prepared>/             see data.py
     WORK/cells/<label>-<hash>/            cell.json · result.json · ranks.npy …       finished, never touched again
-    WORK/runs/<label>-<hash>/             the run directory of a cell that trains: what an unfinished one goes on from
+    WORK/runs/<label>-<hash>/             the run directory of a cell that trains: an unfinished cell continues there
     WORK/logs/<label>-<hash>.log          what its process printed
 
-`cells` is small and all that has to be carried to go on elsewhere. Decided: a finished cell of an older version counts
-if its description, read with today's defaults for settings that it does not have, is today's description; else a new
-setting somewhere would throw away days of results. The commit that made a result stands in it.
+`cells` is small, and copying it is enough to continue on another machine. Decided: a finished cell of an older version
+counts if its description, completed with today's defaults for missing settings, is today's description. Otherwise a new
+setting would throw away days of results. Each result records the commit that made it.
 """
 
 from __future__ import annotations
@@ -47,21 +47,18 @@ class Cell:
     ties: str
     """Its tie rule."""
     method: str
-    """Name of the method."""
     seed: int
-    """Seed of the run."""
     stage: str
-    """What is done: see STAGES of cell.py."""
+    """Name of the stage: see STAGES in cell.py."""
     protocol: Mapping[str, Any]
-    """How it is judged, and whatever else the stage reads."""
+    """How the cell is judged, and what else the stage reads."""
     config: Mapping[str, Any] | None = None
-    """The run, as `config_to_json` writes it, with the prepared dataset's name as its dataset; None: nothing is fit."""
+    """The run, as `config_to_json` writes it, with the name of the prepared dataset; None: nothing is fit."""
     after: Cell | None = None
-    """The cell whose result this one reads: the number of steps is chosen there, say."""
+    """The cell whose result this cell reads, for example to get the chosen number of steps."""
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
         return f"{self.prepared}_{self.method}_seed{self.seed}_{self.stage}"
 
     @property
@@ -82,13 +79,12 @@ class Cell:
         return cls(**{**description, "after": cls.from_description(after) if after else None})
 
     def run_config(self) -> RunConfig:
-        """The config of its run."""
         if self.config is None:
-            raise DataError(f"{self.label} has no run")
+            raise DataError(f"{self.label} fits nothing and has no run")
         return config_from_json(dict(self.config))
 
     def in_todays_words(self) -> Cell:
-        """The cell with settings that its description lacks at today's defaults."""
+        """The cell with today's defaults for settings that its description lacks."""
         return dataclasses.replace(
             self,
             config=None if self.config is None else config_to_json(self.run_config()),
@@ -112,7 +108,7 @@ class Result:
             return np.asarray(np.load(path, allow_pickle=False))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{path} cannot be read: {error}", fix="remove its folder, and the cell runs again"
+                f"{path} cannot be read: {error}", fix="remove its folder, then the cell runs again"
             ) from None
 
 
@@ -126,7 +122,7 @@ class Work:
 
     @classmethod
     def open(cls, root: Path) -> Work:
-        """The folder `root`, made if it does not exist; a folder or file of somebody else's raises UsageError."""
+        """Opens the folder `root`, or makes it. A file, or a folder with other content, raises UsageError."""
         work = cls.check(root)
         for folder in (work.datasets, work.cells, work.runs, work.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +133,7 @@ class Work:
 
     @classmethod
     def check(cls, root: Path) -> Work:
-        """The folder `root`, which may not exist yet; one that `open` would refuse raises UsageError."""
+        """The folder `root`, which may not exist yet. A folder that `open` would refuse raises UsageError."""
         work = cls(root)
         marker = root / MARKER
         if root.exists() and not root.is_dir():
@@ -154,25 +150,22 @@ class Work:
         return work
 
     def dataset(self, cell: Cell) -> Path:
-        """The prepared dataset of a cell."""
         return self.datasets / cell.prepared
 
     def run(self, cell: Cell) -> Path:
-        """The run directory of a cell that trains."""
         return self.runs / cell.name
 
     def log(self, cell: Cell) -> Path:
-        """Where the process of a cell prints."""
         return self.logs / f"{cell.name}.log"
 
     def spec(self, cell: Cell) -> Path:
-        """Writes the description of a cell for the process that will run it; returns the file."""
+        """Writes the description of a cell for the process that runs the cell; returns the file."""
         path = self.logs / f"{cell.name}.json"
         write_json_atomic(path, cell.describe())
         return path
 
     def find(self, cell: Cell) -> Result | None:
-        """The result of a cell, or None where it is not finished."""
+        """The result of a cell, or None if the cell is not finished."""
         exact = self.cells / cell.name
         if (exact / "result.json").is_file():
             return Result(exact, cell, read_json(exact / "result.json"))
@@ -182,9 +175,9 @@ class Work:
         return None
 
     def save(self, cell: Cell, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | Path]) -> Result:
-        """Writes a result, whole or not at all. Where another process wrote it first, that one counts.
+        """Writes a result, whole or not at all. If another process was first, its result counts.
 
-        Of `arrays`, one that is a folder is copied, under its name.
+        An entry of `arrays` that is a folder is copied under its name.
         """
         final = self.cells / cell.name
         values = {
@@ -215,9 +208,9 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
 
 
 def _means(path: Path, cell: Cell) -> bool:
-    """Whether a finished cell of an older version is `cell`."""
+    """Whether the finished cell of an older version at `path` is `cell`."""
     try:
         older = Cell.from_description(read_json(path / "cell.json")).in_todays_words()
     except (TackboardError, KeyError, TypeError):
-        return False  # A setting that is gone: another cell.
+        return False  # It has a setting that no longer exists, so it is another cell.
     return older.describe() == cell.describe()

@@ -1,10 +1,10 @@
-"""The datasets of `tackboard bench quality`: a publisher's files in, a dataset whose order is settled out.
+"""The datasets of `tackboard bench quality`: a publisher's files in, a dataset with a fixed order of events out.
 
-A leave-one-out figure depends on which event of a user is the last, and in MovieLens-1M 42% of users have several in
-their last second. So the rule for ties is part of the data here: events of one user and one instant get 0, 1, 2, … ms
-more, in the order of the file (`file`), in the reverse of it (`reverse`) or in a seeded random one (`random`), and
-nothing that reads the dataset can order them differently. A prepared dataset is one snapshot under WORK/datasets whose
-name says what it is, so that a run that was begun on it goes on wherever the same files were prepared the same way.
+A leave-one-out figure depends on which event of a user is the last. In MovieLens-1M 42% of users have several events
+in their last second. So the tie rule is part of the data here: events of one user at one instant get 0, 1, 2, … ms
+more, in file order (`file`), in reverse file order (`reverse`) or in a seeded random order (`random`). No reader of the
+dataset can order them differently. A prepared dataset is one snapshot under WORK/datasets. Its name says what it holds,
+so a run can continue wherever the same files were prepared in the same way.
 
 Decided: items are renumbered from 1 where the publisher's ids are not small numbers, so that every method may use a
 plain table of one row per item; the publisher's id stays in the item table.
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tackboard.core import keyed_random
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import staging_directory
 from tackboard.core.progress import say
@@ -38,7 +38,7 @@ TIE_SEED = 20261115
 TIE_STREAM = 31
 """Keeps the random numbers of the tie rule apart from every other use of a seed."""
 SPARSE_IDS = 4
-"""Ids are renumbered where the largest is above so many times their number."""
+"""Ids are renumbered when the largest id is more than this many times the number of ids."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,21 +49,20 @@ class Bench:
     filter_seen: bool
     """Whether items of the history are taken out of the ranking."""
     max_length: int
-    """Events of a history that a method reads at most."""
+    """A method reads at most this many events of a history."""
     max_users: int = 0
-    """Users that are ranked at most, drawn once and the same for every method; 0: all."""
+    """Rank at most this many users, drawn once and the same for every method; 0: all."""
     ties: tuple[str, ...] = TIE_RULES
-    """Tie rules that make sense for it, the default first."""
+    """Tie rules that make sense for the dataset, the default first."""
     quick_stride: int = 1
-    """`--quick` takes every so manieth user."""
+    """`--quick` takes every n-th user, with this n."""
     quick_max_users: int = 0
     """`max_users` of `--quick`."""
     note: str = ""
-    """What a reader of the table must know of the protocol."""
+    """What a reader of the table must know about the protocol."""
 
     @property
     def public(self) -> PublicDataset:
-        """Where it comes from, and how it is read."""
         return listing.find_public(self.name)
 
 
@@ -105,48 +104,45 @@ class Facts:
 
     path: Path
     num_items: int
-    """Of the catalogue, items without events included."""
+    """Items of the catalogue, including items without events."""
     num_rows: int
-    """Rows of a table with one row per id: the largest id and 1."""
+    """Rows of a table with one row per id: the largest id plus 1."""
     events_per_user: NDArray[np.int64]
     actions: tuple[str, ...]
     last_tied_share: float
-    """Share of users whose last instant holds several events: for them the tie rule chooses the last one."""
+    """Share of users with several events in their last instant. For these users the tie rule chooses the last event."""
 
     @property
     def num_users(self) -> int:
-        """Users with events."""
         return len(self.events_per_user)
 
     @property
     def num_events(self) -> int:
-        """Events of all users."""
         return int(self.events_per_user.sum())
 
     def newest_tokens(self, max_length: int, held_out: int = 1) -> int:
-        """Training events where only a user's newest `max_length` are read."""
+        """Number of training events if only the newest `max_length` events of each user are read."""
         return int(np.clip(self.events_per_user - held_out, 0, max_length).sum())
 
 
 def find_bench(name: str) -> Bench:
     """The dataset of that name; another name raises UsageError with the closest."""
     if name not in BENCHES:
-        close = suggest(name, BENCHES)
         raise UsageError(
-            f"--dataset {name}",
+            f"--dataset {name} does not exist",
             allowed=f"allowed: {', '.join(BENCHES)}",
-            fix=f"did you mean {close}?" if close else "",
+            fix=did_you_mean(name, BENCHES),
         )
     return BENCHES[name]
 
 
 def prepared_name(bench: Bench, ties: str, stride: int = 1) -> str:
-    """The name of a prepared dataset: what it is of, its tie rule, and the share of users if not all."""
+    """The name of a prepared dataset: its source, its tie rule, and which users it has if not all."""
     return f"{bench.name}-{ties}" + (f"-every{stride}" if stride > 1 else "")
 
 
 def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | None, stride: int = 1) -> dict[str, Path]:
-    """Tie rule → prepared dataset under `datasets`, made from the publisher's files in `data` where it is not there.
+    """Tie rule → prepared dataset under `datasets`. Missing ones are made from the publisher's files in `data`.
 
     Nothing is written, not even the folder `datasets`, before the files were read and found to be as published.
     """
@@ -178,19 +174,18 @@ def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | Non
 
 
 def check_ties(bench: Bench, rules: Sequence[str]) -> None:
-    """Raises UsageError for a tie rule that does not exist, or makes no sense for the dataset."""
+    """Raises UsageError for a tie rule that does not exist or makes no sense for the dataset."""
     for rule in rules:
         if rule not in bench.ties:
-            close = suggest(rule, bench.ties)
             raise UsageError(
-                f"--ties {rule} for {bench.name}",
+                f"--ties {rule} does not fit {bench.name}",
                 allowed=f"allowed: {', '.join(bench.ties)}",
-                fix=f"did you mean {close}?" if close else "",
+                fix=did_you_mean(rule, bench.ties),
             )
 
 
 def expected_facts(bench: Bench, stride: int = 1) -> Facts:
-    """About what `read_facts` will find, from the publisher's counts: to plan with before anything is prepared."""
+    """Roughly what `read_facts` will find, from the publisher's counts: to plan before anything is prepared."""
     counts = bench.public.counts
     lengths = np.full(max(1, counts.users // stride), max(1, counts.events // counts.users), dtype=np.int64)
     return Facts(Path(), counts.items, counts.items + 1, lengths, (), 0.0)
@@ -212,10 +207,10 @@ def read_facts(path: Path) -> Facts:
 
 
 def find_files(public: PublicDataset, data: Path | None) -> list[Path]:
-    """What was downloaded: `data` is the dataset's own folder, a folder that has one of its name, or a file."""
+    """The downloaded files: `data` is the folder of the dataset, a folder that holds it by name, or a file."""
     where = {"allowed": f"needed: {public.files}", "fix": f"download it from {public.source}"}
     if data is None:
-        raise UsageError(f"no folder with the files of {public.name}: give --data DIR or set TACKBOARD_DATA", **where)
+        raise UsageError(f"the files of {public.name} are not given: use --data DIR or set TACKBOARD_DATA", **where)
     if not data.exists():
         raise UsageError(f"--data {data} does not exist", **where)
     if data.is_file():
@@ -242,7 +237,7 @@ def every_nth_user(content: PublicData, stride: int) -> PublicData:
 
 
 def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
-    """The ids of a column, each once, rising."""
+    """The distinct ids of a column, sorted."""
     if pa.types.is_integer(column.type):
         found: list[Any] = np.unique(column.to_numpy()).tolist()
         return found
@@ -251,7 +246,7 @@ def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
 
 
 def settle_ties(events: pa.Table, rule: str) -> pa.Table:
-    """Events with times that rise within each user: those of one instant get 0, 1, 2, … ms more, by the tie rule."""
+    """Events with rising times within each user: events at one instant get 0, 1, 2, … ms more, by the tie rule."""
     users = _codes(events["user"])
     times, order = numpy_column(events, "time_ms"), numpy_column(events, "order")
     by_time = np.lexsort((order, times, users))
@@ -268,7 +263,10 @@ def settle_ties(events: pa.Table, rule: str) -> pa.Table:
     settled = times.copy()
     settled[by_rule] += np.arange(len(users)) - starts[group]
     if len(users) and not (np.diff(settled[by_rule]) > 0)[same_user].all():
-        raise DataError("a user has more events in one instant than fit before the next", allowed="at most one per ms")
+        raise DataError(
+            "a user has more events at one instant than fit before the next instant",
+            allowed="allowed: one event per ms",
+        )
     column = pa.array(settled)
     for name in ("time_ms", "received_ms"):
         events = events.set_column(events.schema.get_field_index(name), name, column)
@@ -276,7 +274,7 @@ def settle_ties(events: pa.Table, rule: str) -> pa.Table:
 
 
 def renumber_items(events: pa.Table, items: pa.Table | None) -> tuple[pa.Table, pa.Table | None]:
-    """Both tables with items numbered from 1, unless their ids are small numbers already; see the module."""
+    """Both tables with items numbered from 1, unless their ids are small numbers already."""
     listed = [] if items is None else items["item"].to_pylist()
     published = sorted({*distinct_ids(events["item"]), *listed})
     if not published or (
@@ -290,7 +288,7 @@ def renumber_items(events: pa.Table, items: pa.Table | None) -> tuple[pa.Table, 
 
 
 def _renumbered(table: pa.Table, ids: pa.Array) -> pa.Table:
-    """`table` with the place of its items in `ids`, from 1, in their stead."""
+    """`table` with each item replaced by its position in `ids`, counted from 1."""
     column = table["item"]
     plain = column if pa.types.is_integer(column.type) else column.cast(pa.string())
     places = pc.add(pc.index_in(plain, value_set=ids).cast(pa.int64()), 1)
@@ -298,7 +296,7 @@ def _renumbered(table: pa.Table, ids: pa.Array) -> pa.Table:
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Numbers that are equal where the ids are."""
+    """Numbers that are equal where the ids are equal."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     return np.asarray(encode(column).indices.to_numpy(), dtype=np.int64)

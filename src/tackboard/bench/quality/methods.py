@@ -3,22 +3,23 @@
 A method says what it reads, because only methods with the same inputs may be compared:
 
     items      which items, in which order
-    times      also when, and the time of the request, as HSTU was published
-    history    what was done with each item (the rating, say) and the time between events, not that of the request
+    times      also when, and the request time, as HSTU was published
+    history    what was done with each item (the rating, say) and the time between events, without the request time
     request    all of these
 
-Rivals that are named as published (sasrec, hstu, hstu-large) have the published sizes and loss. Sizes are
-chosen on validation, never on the test event; how far that has come is in docs/log.md.
+The rivals sasrec, hstu and hstu-large have the published sizes and loss. Sizes of other methods are chosen on
+validation, never on the test event; docs/log.md says how far this has come.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tackboard.bench.quality.data import Bench, Facts
-from tackboard.core.config import apply_overrides, suggest
+from tackboard.core.config import apply_overrides, did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.data.loader import DataConfig
 from tackboard.models.backbone import BackboneConfig
@@ -43,19 +44,19 @@ QUICK_RATE = 3e-3
 """Learning rate of `--quick`, which has few steps."""
 PUBLISHED_EPOCHS = 101
 EPOCHS, LARGE_EPOCHS = 60, 3
-"""Passes over the data at most; the number that is used is chosen on validation. The second where there is much."""
+"""Largest number of passes over the data, and the same for a large catalogue. Validation chooses the number."""
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
-"""Items drawn for each step from a large catalogue; the second where it shall be quick."""
+"""Items drawn for each step from a large catalogue, and the same with `--quick`."""
 LARGE_CATALOGUE = 50_000
-"""Above so many items a softmax over all of them is not computed at every step."""
+"""With more items than this, a step does not compute a softmax over the whole catalogue."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
-"""Learning rates of rivals that have the inputs of ours, where other than 1e-3."""
+"""Learning rates of rivals that have the inputs of our model, if not 1e-3."""
 RIVAL_STEPS = {"ml-1m": 3_700}
-"""Steps of rivals of PinFM's size, where other than PinFM's: they learn for longer."""
+"""Steps of rivals of PinFM's size, if not PinFM's: these rivals learn for longer."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
-"""Dropout of rivals of PinFM's size, where other than PinFM's."""
+"""Dropout of rivals of PinFM's size, if not PinFM's."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
-"""Sizes of the SASRec that has the inputs of ours."""
+"""Sizes of the SASRec that has the inputs of our model."""
 FIXED = {
     "seed": "use --seeds",
     "data.dataset": "use --dataset",
@@ -64,12 +65,12 @@ FIXED = {
     "training.device": "use --device",
     "training.num_threads": "use --jobs",
 }
-"""Settings that are the harness's, and what to do instead."""
+"""Settings that the harness decides, and what to do instead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a method runs: its sizes may depend on it."""
+    """Where a method runs. Its sizes may depend on the place."""
 
     bench: Bench
     facts: Facts
@@ -78,17 +79,16 @@ class Place:
 
     @property
     def max_length(self) -> int:
-        """Events of a history that a method reads at most."""
+        """A method reads at most this many events of a history."""
         return min(self.bench.max_length, QUICK_LENGTH) if self.quick else self.bench.max_length
 
     @property
     def is_large(self) -> bool:
-        """Whether the catalogue is too large for an exact softmax."""
         return self.facts.num_items > LARGE_CATALOGUE
 
     @property
     def drawn_items(self) -> int:
-        """Items drawn as negatives for each step: the catalogue, or some where it is large."""
+        """Number of items drawn as negatives for each step: all items, or fewer if the catalogue is large."""
         if not self.is_large:
             return self.facts.num_items
         return QUICK_DRAWN_ITEMS if self.quick else DRAWN_ITEMS
@@ -103,24 +103,24 @@ class Method:
     inputs: str
     is_ours: bool = False
     build: Callable[[Place], RunConfig] | None = None
-    """The config of its run; None where nothing is fit."""
+    """Builds the config of the run; None if the method fits nothing."""
 
     @property
     def reads(self) -> str:
-        """What it reads, for people."""
         return ", ".join(INPUTS[self.inputs])
 
     def reads_no_more_than(self, other: Method) -> bool:
-        """Whether the other one reads all that this one does."""
+        """Whether the other method reads everything that this method reads."""
         return set(INPUTS[self.inputs]) <= set(INPUTS[other.inputs])
 
 
 def find_method(name: str) -> Method:
-    """The method of that name; another name raises UsageError with the closest."""
+    """The method with this name; an unknown name raises UsageError with the closest one."""
     if name not in METHODS:
-        close = suggest(name, METHODS)
         raise UsageError(
-            f"--methods {name}", allowed=f"allowed: {', '.join(METHODS)}", fix=f"did you mean {close}?" if close else ""
+            f"--methods {name} does not exist",
+            allowed=f"allowed: {', '.join(METHODS)}",
+            fix=did_you_mean(name, METHODS),
         )
     return METHODS[name]
 
@@ -128,44 +128,44 @@ def find_method(name: str) -> Method:
 def config_of(method: Method, place: Place, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of a method's run. `overrides` are `a.b=c` for every method, or `METHOD:a.b=c` for one."""
     if method.build is None:
-        raise UsageError(f"{method.name} has no settings")
+        raise UsageError(f"{method.name} fits nothing and has no settings")
     config = dataclasses.replace(method.build(place), seed=seed)
     parts = [split_override(override) for override in overrides]
     return apply_overrides(config, [setting for name, setting in parts if name in ("", method.name)])
 
 
 def split_override(override: str) -> tuple[str, str]:
-    """(method, or nothing where it is for every one, and `a.b=c`) of an override."""
+    """An override as (method, `a.b=c`); the method is empty if the override is for every method."""
     name, separator, setting = override.partition(":")
     return (name, setting) if separator and "=" not in name else ("", override)
 
 
 def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
-    """Raises UsageError for an override that would do nothing, or harm: `names` are the methods that are run."""
+    """Raises UsageError for an override that does nothing or is not allowed. `names` are the methods that run."""
     for override in overrides:
         name, setting = split_override(override)
         if name and name not in names:
-            close = suggest(name, names) or suggest(name, METHODS)
+            close = did_you_mean(name, names) or did_you_mean(name, METHODS)
             raise UsageError(
-                f"--set {override}",
-                allowed=f"{name} is not run; these are: {', '.join(names) or 'none that has settings'}",
-                fix=f"add it to --methods: {name}" if name in METHODS else f"did you mean {close}?" if close else "",
+                f"--set {override} names {name}, which is not run",
+                allowed=f"methods that are run: {', '.join(names) or 'none that has settings'}",
+                fix=f"add it to --methods: {name}" if name in METHODS else close,
             )
         key = setting.partition("=")[0].strip()
         for fixed, instead in FIXED.items():
             if key == fixed or fixed.startswith(f"{key}."):
-                raise UsageError(f"--set {override}", allowed=f"{fixed} cannot be set here", fix=instead)
+                raise UsageError(f"--set {override} is refused: {fixed} cannot be set here", fix=instead)
         if not names:
-            raise UsageError(f"--set {override}", allowed="no method that is run has settings")
+            raise UsageError(f"--set {override} is refused: no method that is run has settings")
 
 
 # ---- sizes of a run ----
 
 
 def newest_steps(place: Place, epochs: int) -> tuple[int, int]:
-    """(tokens of a step, steps) where each user's newest events are read once an epoch, about 128 users a step."""
+    """(tokens of a step, steps) to read each user's newest events once per epoch, about 128 users per step."""
     facts = place.facts
-    # Of a large catalogue every step moves a large table, so that few steps are quick.
+    # With a large catalogue every step moves a large table, so a quick run needs few steps.
     few = place.quick and not place.is_large
     users = min(QUICK_USERS if few else USERS_PER_STEP, max(1, facts.num_users // 4))
     tokens = facts.newest_tokens(place.max_length) * users / max(1, facts.num_users)
@@ -179,14 +179,23 @@ def _run(
     name: str,
     model: Any,
     *,
-    data: dict[str, Any],
     steps: int,
     optimizer: OptimizerConfig,
+    tokens_per_step: int,
+    max_length: int = 0,
+    segments: str = "newest",
 ) -> RunConfig:
-    """A run of `steps` steps, judged at about 12 checkpoints, or 4 where it shall be quick."""
+    """A run of `steps` steps, judged at about 12 checkpoints, or at 4 with --quick."""
     return RunConfig(
         name=name,
-        data=DataConfig(dataset=place.prepared, window_buckets=64, **data),
+        data=DataConfig(
+            dataset=place.prepared,
+            window_buckets=64,
+            max_length=max_length or place.max_length,
+            segments=segments,
+            tokens_per_step=tokens_per_step,
+            uniform_negatives=place.drawn_items,
+        ),
         model=model,
         optimizer=optimizer,
         training=TrainingConfig(
@@ -209,131 +218,101 @@ def _sequential(place: Place, name: str, model: SequentialConfig, epochs: int, *
         weight_decay=0.0,
         warmup_steps=0 if published else min(200, steps // 20),
         final_share=1.0 if published else 0.1,
-        # Nothing is clipped where it was not when the figures were published.
+        # The published figures were made without clipping.
         clip_norm=1e9 if published else 1.0,
     )
-    data = {
-        "max_length": place.max_length,
-        "segments": "newest",
-        "tokens_per_step": tokens,
-        "uniform_negatives": place.drawn_items,
-    }
-    return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
+    return _run(place, name, model, steps=steps, optimizer=optimizer, tokens_per_step=tokens)
 
 
-def _as_published(name: str, make: Callable[..., SequentialConfig]) -> Callable[[Place], RunConfig]:
+def _as_published(name: str, make: Callable[..., SequentialConfig], place: Place) -> RunConfig:
     """Sizes, loss and rates as published."""
-
-    def build(place: Place) -> RunConfig:
-        model = make(place.facts.num_rows, max_history=place.max_length)
-        return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
-
-    return build
+    model = make(place.facts.num_rows, max_history=place.max_length)
+    return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
 
 
 def rival_rate(place: Place) -> float:
-    """The rate at which rivals learn, chosen on validation as ours is."""
+    """The learning rate of rivals, chosen on validation like the rate of our model."""
     return RIVAL_RATES.get(place.bench.name, 1e-3)
 
 
+def _rival_settings(place: Place, inputs: str) -> dict[str, Any]:
+    """The inputs of our model, and the exact softmax if the catalogue is small enough."""
+    return {
+        "loss": {"kind": "mixed" if place.is_large else "full"},
+        "use_actions": "actions" in INPUTS[inputs],
+        "use_time_gap": "times" in INPUTS[inputs],
+        "use_request_time": "request's time" in INPUTS[inputs],
+    }
+
+
 def _rival(
-    name: str, inputs: str, make: Callable[..., SequentialConfig], sizes: dict[str, Any]
-) -> Callable[[Place], RunConfig]:
-    """The published architecture with the exact softmax where the catalogue allows it, and the inputs of ours."""
-
-    def build(place: Place) -> RunConfig:
-        model = make(
-            place.facts.num_rows,
-            max_history=place.max_length,
-            loss={"kind": "mixed" if place.is_large else "full"},
-            use_actions="actions" in INPUTS[inputs],
-            use_time_gap="times" in INPUTS[inputs],
-            use_request_time="request's time" in INPUTS[inputs],
-            **sizes,
-        )
-        return _sequential(place, name, model, LARGE_EPOCHS if place.is_large else EPOCHS)
-
-    return build
+    name: str, inputs: str, make: Callable[..., SequentialConfig], sizes: dict[str, Any], place: Place
+) -> RunConfig:
+    """The published architecture with the inputs of our model."""
+    settings = _rival_settings(place, inputs) | sizes
+    model = make(place.facts.num_rows, max_history=place.max_length, **settings)
+    return _sequential(place, name, model, LARGE_EPOCHS if place.is_large else EPOCHS)
 
 
-def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialConfig]) -> Callable[[Place], RunConfig]:
-    """A rival with the width, depth, dropout, events and steps of the PinFM beside it: what is left is the design."""
-
-    def build(place: Place) -> RunConfig:
-        recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
-        ours = recipe.model
-        # HSTU has no pointwise network, and heads of a width of their own.
-        special = {"ffn_width": ours.backbone.mlp_ratio * ours.width} if make is sasrec else {"head_width": 0}
-        sizes = {"num_layers": ours.backbone.num_layers, "num_heads": ours.backbone.num_heads}
-        model = make(
-            place.facts.num_rows,
-            max_history=min(ours.max_history, place.max_length),
-            loss={"kind": "mixed" if place.is_large else "full"},
-            width=ours.width,
-            backbone=sizes | special,
-            dropout=ours.dropout if place.quick else RIVAL_DROPOUT.get(place.bench.name, ours.dropout),
-            use_actions="actions" in INPUTS[inputs],
-            use_time_gap="times" in INPUTS[inputs],
-            use_request_time="request's time" in INPUTS[inputs],
-            request_vector="input",
-        )
-        optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=rival_rate(place))
-        steps = recipe.training.steps if place.quick else RIVAL_STEPS.get(place.bench.name, recipe.training.steps)
-        return _like(recipe, place, name, model, optimizer, steps)
-
-    return build
+def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialConfig], place: Place) -> RunConfig:
+    """A rival with the width, depth, dropout, events and steps of our PinFM, so that only the design differs."""
+    recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
+    ours = recipe.model
+    # HSTU has no pointwise network, and its heads have their own width.
+    special = {"ffn_width": ours.backbone.mlp_ratio * ours.width} if make is sasrec else {"head_width": 0}
+    sizes = {"num_layers": ours.backbone.num_layers, "num_heads": ours.backbone.num_heads}
+    model = make(
+        place.facts.num_rows,
+        max_history=min(ours.max_history, place.max_length),
+        width=ours.width,
+        backbone=sizes | special,
+        dropout=ours.dropout if place.quick else RIVAL_DROPOUT.get(place.bench.name, ours.dropout),
+        request_vector="input",
+        **_rival_settings(place, inputs),
+    )
+    optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=rival_rate(place))
+    steps = recipe.training.steps if place.quick else RIVAL_STEPS.get(place.bench.name, recipe.training.steps)
+    return _like(recipe, place, name, model, optimizer, steps)
 
 
 # ---- PinFM ----
 
 
-def _pinfm(name: str, inputs: str) -> Callable[[Place], RunConfig]:
-    """The recipe that ships for the dataset; a small model where it shall be quick."""
-
-    def build(place: Place) -> RunConfig:
-        recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
-        max_history = min(recipe.model.max_history, place.max_length)
-        model = dataclasses.replace(recipe.model, request_time=inputs == "request", max_history=max_history)
-        return _like(recipe, place, name, model, recipe.optimizer, recipe.training.steps)
-
-    return build
+def _pinfm(name: str, inputs: str, place: Place) -> RunConfig:
+    """The recipe that we ship for the dataset; a small model with --quick."""
+    recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
+    max_history = min(recipe.model.max_history, place.max_length)
+    model = dataclasses.replace(recipe.model, request_time=inputs == "request", max_history=max_history)
+    return _like(recipe, place, name, model, recipe.optimizer, recipe.training.steps)
 
 
 def _quick_pinfm(place: Place) -> RunConfig:
-    facts, max_length = place.facts, place.max_length
     tokens, steps = newest_steps(place, QUICK_EPOCHS)
-    return RunConfig(
-        name="quick",
-        data=DataConfig(
-            dataset=place.prepared,
-            max_length=max_length,
-            segments="newest",
-            tokens_per_step=tokens,
-            uniform_negatives=place.drawn_items,
-        ),
-        model=PinFMConfig(
-            tables=TableConfig(num_hashes=4, num_rows=1 << (facts.num_items - 1).bit_length()),
-            backbone=BackboneConfig(positions="rotary"),
-            loss=LossConfig(in_batch_negatives=place.is_large),
-            max_history=max_length,
-            dropout=0.2,
-        ),
-        optimizer=OptimizerConfig(
-            dense_learning_rate=QUICK_RATE, table_learning_rate=0.3, warmup_steps=max(1, steps // 20)
-        ),
-        training=TrainingConfig(steps=steps),
+    model = PinFMConfig(
+        tables=TableConfig(num_hashes=4, num_rows=1 << (place.facts.num_items - 1).bit_length()),
+        backbone=BackboneConfig(positions="rotary"),
+        loss=LossConfig(in_batch_negatives=place.is_large),
+        max_history=place.max_length,
+        dropout=0.2,
     )
+    optimizer = OptimizerConfig(
+        dense_learning_rate=QUICK_RATE, table_learning_rate=0.3, warmup_steps=max(1, steps // 20)
+    )
+    return _run(place, "quick", model, steps=steps, optimizer=optimizer, tokens_per_step=tokens)
 
 
 def _like(recipe: RunConfig, place: Place, name: str, model: Any, optimizer: OptimizerConfig, steps: int) -> RunConfig:
     """A run of `model` on the data of a recipe."""
-    data = {
-        "max_length": min(recipe.data.max_length, place.max_length),
-        "segments": recipe.data.segments,
-        "tokens_per_step": recipe.data.tokens_per_step,
-        "uniform_negatives": place.drawn_items,
-    }
-    return _run(place, name, model, data=data, steps=steps, optimizer=optimizer)
+    return _run(
+        place,
+        name,
+        model,
+        steps=steps,
+        optimizer=optimizer,
+        tokens_per_step=recipe.data.tokens_per_step,
+        max_length=min(recipe.data.max_length, place.max_length),
+        segments=recipe.data.segments,
+    )
 
 
 METHODS = {
@@ -342,25 +321,20 @@ METHODS = {
         Method(name="popularity", title="popularity", inputs="items"),
         Method(name="item-to-item", title="item-to-item, cosine", inputs="items"),
         Method(name="recently-seen", title="recently seen items", inputs="items"),
-        Method(
-            name="sasrec",
-            title="SASRec, sampled softmax, as published",
-            inputs="items",
-            build=_as_published("sasrec", sasrec),
-        ),
-        Method(name="hstu", title="HSTU, as published", inputs="times", build=_as_published("hstu", hstu)),
-        Method(
-            name="hstu-large",
-            title="HSTU-large, as published",
-            inputs="times",
-            build=_as_published("hstu-large", hstu_large),
+        *(
+            Method(name=name, title=f"{title}, as published", inputs=inputs, build=partial(_as_published, name, make))
+            for name, title, inputs, make in (
+                ("sasrec", "SASRec, sampled softmax", "items", sasrec),
+                ("hstu", "HSTU", "times", hstu),
+                ("hstu-large", "HSTU-large", "times", hstu_large),
+            )
         ),
         *(
             Method(
                 name=f"{name}-{inputs}",
                 title=f"{title}, cross-entropy",
                 inputs=inputs,
-                build=_rival(f"{name}-{inputs}", inputs, make, sizes),
+                build=partial(_rival, f"{name}-{inputs}", inputs, make, sizes),
             )
             for name, title, make, sizes, all_inputs in (
                 ("sasrec", "SASRec", sasrec, SASREC_SIZES, ("items", "history", "request")),
@@ -373,7 +347,7 @@ METHODS = {
                 name=f"{name}-wide-{inputs}",
                 title=f"{title} of PinFM's size, cross-entropy",
                 inputs=inputs,
-                build=_rival_of_our_size(f"{name}-wide-{inputs}", inputs, make),
+                build=partial(_rival_of_our_size, f"{name}-wide-{inputs}", inputs, make),
             )
             for name, title, make in (("sasrec", "SASRec", sasrec), ("hstu", "HSTU", hstu))
             for inputs in ("history", "request")
@@ -384,7 +358,7 @@ METHODS = {
                 title="PinFM",
                 inputs=inputs,
                 is_ours=True,
-                build=_pinfm(f"pinfm-{inputs}", inputs),
+                build=partial(_pinfm, f"pinfm-{inputs}", inputs),
             )
             for inputs in ("history", "request")
         ),

@@ -1,13 +1,13 @@
-"""What a study of `tackboard bench quality` is: options in; cells, and how to read those that are finished, out.
+"""What a study of `tackboard bench quality` is: options in; cells, and how to read the finished ones, out.
 
-A study is a function of a `Context` that gives a `Plan`. Studies are named in `STUDIES` and imported when they are
-asked for, so another module adds one by one line there; stages of its own it adds to STAGES of cell.py.
+A study is a function that takes a `Context` and returns a `Plan`. `STUDIES` names the studies and imports each one when
+it is needed, so a new study adds one line there. Stages of its own go to STAGES in cell.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from tackboard.bench.quality.cells import Cell, Result, Work
 from tackboard.bench.quality.data import Bench, check_ties, expected_facts, prepare, prepared_name, read_facts
 from tackboard.bench.quality.methods import Method, Place, check_overrides, config_of, find_method
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.train.config import config_to_json
 
@@ -37,13 +37,13 @@ class Options:
     study: str = "compare"
     """Name of the study."""
     quick: bool = False
-    """Few users, few steps: shows that it works."""
+    """Few users and few steps, to see that everything works."""
     methods: tuple[str, ...] = ()
-    """Names of methods; empty: those of the study."""
+    """Names of methods; empty: the methods of the study."""
     seeds: int = 0
-    """How many seeds; 0: those of the study."""
+    """Number of seeds; 0: the number that the study wants."""
     ties: tuple[str, ...] = ()
-    """Tie rules; empty: those of the study."""
+    """Tie rules; empty: the tie rules of the study."""
     overrides: tuple[str, ...] = ()
     """Settings to change, see `config_of`."""
 
@@ -58,43 +58,40 @@ class Context:
     data: Path | None = None
     """Where the publisher's files lie."""
     is_trial: bool = False
-    """Whether only the options are to be checked: nothing is read or written, sizes are about what they will be."""
+    """Check the options only: nothing is read or written, and sizes are estimates."""
 
     def ties(self, otherwise: Sequence[str]) -> tuple[str, ...]:
-        """The tie rules that were asked for, each once, or those of the study."""
+        """The distinct tie rules of the options, or else those of the study."""
         return tuple(dict.fromkeys(self.options.ties)) or tuple(otherwise)
 
     def one_rule(self) -> str:
-        """The tie rule of a study that takes only one; more raise UsageError."""
+        """The tie rule of a study that takes one rule; several rules raise UsageError."""
         rules = self.ties(self.bench.ties[:1])
         if len(rules) > 1:
-            raise UsageError(f"--study {self.options.study} --ties {','.join(rules)}", allowed="allowed: one of them")
+            raise UsageError(
+                f"--study {self.options.study} takes one tie rule, not {','.join(rules)}", fix=f"use --ties {rules[0]}"
+            )
         return rules[0]
 
     def methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """The methods that were asked for, each once, or those of the study."""
+        """The distinct methods of the options, or else those of the study."""
         methods = [find_method(name) for name in dict.fromkeys(self.options.methods or otherwise)]
-        self.check_overrides(methods)
+        check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
         return methods
 
     def fitted_methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """The same for a study that only fits: one that was asked for and is not fit raises UsageError."""
+        """`methods` for a study that only fits. A named method that fits nothing raises UsageError."""
         methods = self.methods(otherwise)
         for method in methods if self.options.methods else ():
             if method.build is None:
                 raise UsageError(
-                    f"--study {self.options.study} --methods {method.name}",
-                    allowed=f"{method.name} counts and fits nothing: this study is about fits",
+                    f"--study {self.options.study} only fits models, and {method.name} fits nothing",
                     fix=f"use --study compare --methods {method.name}",
                 )
         return [method for method in methods if method.build is not None]
 
-    def check_overrides(self, methods: Sequence[Method]) -> None:
-        """Raises UsageError for an override that does not belong to one of `methods`, all that are run."""
-        check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
-
     def seeds(self, otherwise: int) -> range:
-        """The seeds: as many as were asked for, or as the study wants; one where it shall be quick."""
+        """The seeds: the number in the options, or else `otherwise`; with --quick one."""
         return range(self.options.seeds or (1 if self.options.quick else otherwise))
 
     def places(self, ties: Sequence[str]) -> dict[str, Place]:
@@ -113,14 +110,14 @@ class Context:
         }
 
     def protocol(self) -> dict[str, Any]:
-        """How cells are judged."""
+        """How cells are judged: what is filtered, and how many users are ranked."""
         quick_users = self.bench.quick_max_users if self.options.quick else 0
         return {"filter_seen": self.bench.filter_seen, "max_users": quick_users or self.bench.max_users}
 
     def cell(
         self, place: Place, ties: str, method: Method, seed: int, stage: str, after: Cell | None = None, **protocol: Any
     ) -> Cell:
-        """The cell of a method with a seed at a stage; `protocol` adds to how it is judged."""
+        """The cell of a method with a seed at a stage; `protocol` adds to `self.protocol()`."""
         config = None
         if method.build is not None:
             config = config_to_json(config_of(method, place, seed, self.options.overrides))
@@ -144,21 +141,19 @@ report.py."""
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Cells, and how to read those that are finished."""
+    """Cells, and a function that makes a table of the finished ones."""
 
     cells: Sequence[Cell]
     table: Callable[[Find], Table]
 
 
 def find_study(name: str) -> Callable[[Context], Plan]:
-    """The study of that name; another name raises UsageError with the closest."""
+    """The study with this name; an unknown name raises UsageError with the closest one."""
     if name not in STUDIES:
-        close = suggest(name, STUDIES)
         raise UsageError(
-            f"--study {name}", allowed=f"allowed: {', '.join(STUDIES)}", fix=f"did you mean {close}?" if close else ""
+            f"--study {name} does not exist", allowed=f"allowed: {', '.join(STUDIES)}", fix=did_you_mean(name, STUDIES)
         )
-    module, _, function = STUDIES[name].partition(":")
-    found: Callable[[Context], Plan] = getattr(importlib.import_module(module), function)
+    found: Callable[[Context], Plan] = pkgutil.resolve_name(STUDIES[name])
     return found
 
 

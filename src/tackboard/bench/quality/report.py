@@ -1,12 +1,12 @@
 """What `tackboard bench quality` found, as a report with charts.
 
-In: the object that `quality.measure` gives, whose `table` a study made. So every study is shown alike.
+In: the result of `quality.run.measure`, whose `table` a study made. So every study is shown in the same way.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tackboard.report.svg import Dots, Line, Svg, dot_chart, line_chart
 
 DOTS_DESCRIPTION = "A dot for each seed and tie rule, a stroke at their mean; dashed: published figures."
 MOST_LINES = 5
-"""Lines of one chart; more could not be told apart."""
+"""Most lines in one chart; a reader cannot tell more apart."""
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -28,7 +28,8 @@ def report(result: Mapping[str, Any]) -> Report:
         result=result,
         theme=f"quality-{result['dataset']}-{result['study']}",
         title=f"Quality: {result['study']} on {result['dataset']}{', quick' if result['quick'] else ''}",
-        command=_shown(result["command"]),
+        # Without the paths of one machine: an absolute path is cut to its last part.
+        command=shlex.join([Path(word).name if Path(word).is_absolute() else word for word in result["command"]]),
         versions=f"Models were fitted on: {', '.join(result['devices']) or 'none'}. "
         f"Commits of the cells: {', '.join(commits) or 'unknown'}.",
         words=[f"{headline(result)}.", protocol(result)],
@@ -39,7 +40,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """What this is a table of; a quick one says so."""
+    """The study and the dataset in one line. With --quick the line warns that figures mean nothing."""
     quick = "QUICK, says nothing about quality: " if result["quick"] else ""
     data = result["data"]
     return (
@@ -49,7 +50,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def protocol(result: Mapping[str, Any]) -> str:
-    """How it was judged, in a sentence or two: those of the study, where it judges otherwise."""
+    """How methods were judged; a study that judges differently gives its own sentences."""
     if words := result["table"].get("protocol"):
         return str(words)
     how = result["protocol"]
@@ -64,11 +65,13 @@ def protocol(result: Mapping[str, Any]) -> str:
 
 
 def unfinished(result: Mapping[str, Any]) -> list[str]:
-    """What failed and what is left, if anything."""
+    """One line for each failed cell, and one if cells are left."""
     lines = [f"FAILED ({one['code']}): {one['cell']}: {one['reason']}; see {one['log']}" for one in result["failures"]]
     if result["num_left"]:
         are = "is" if result["num_left"] == 1 else "are"
-        lines.append(f"{counted(result['num_left'], 'cell')} {are} not finished: run the same command again to go on")
+        lines.append(
+            f"{counted(result['num_left'], 'cell')} {are} not finished: run the same command again to continue"
+        )
     return lines
 
 
@@ -96,8 +99,3 @@ def charts(result: Mapping[str, Any]) -> dict[str, Svg]:
                 y_label=chart.get("y_label", "NDCG@10"),
             )
     return drawn
-
-
-def _shown(command: Sequence[str]) -> str:
-    """A command without the paths of one machine: of an absolute one its last part."""
-    return shlex.join([Path(word).name if Path(word).is_absolute() else word for word in command])

@@ -1,8 +1,8 @@
-"""`tackboard bench quality`: how well methods rank on public data, by one protocol, beside what was published.
+"""`tackboard bench quality`: how well methods rank on public data, by one protocol, beside published figures.
 
-In: a publisher's files and a study. Out: one object with a table. The work is a table of cells (cells.py), each
-done once and kept, so a study can be spread over many calls and machines: plan.py says what a study is,
-cell.py what a cell does, flow/jobs.py runs them, report.py shows what came out.
+In: a publisher's files and a study. Out: one object with a table. The work is a table of cells (cells.py). Each cell is
+done once and kept, so many calls and machines can share a study. plan.py says what a study is, cell.py what a cell
+does; flow/jobs.py runs the cells and report.py shows the result.
 """
 
 from __future__ import annotations
@@ -37,43 +37,40 @@ def measure(
     device: str = "auto",
     time_limit: float | None = None,
 ) -> dict[str, Any]:
-    """Finishes the cells of a study, as far as time allows, and gives its table and what is left of it.
+    """Finishes the cells of a study, as far as time allows; returns its table and what is left to do.
 
-    What cannot be is refused before anything is written: unknown names raise UsageError, files that are not the
-    dataset DataError.
+    Wrong input is refused before anything is written: unknown names raise UsageError, files that are not the dataset
+    raise DataError.
     """
     end = None if time_limit is None else time.monotonic() + time_limit
     bench = find_bench(dataset)
     study = find_study(options.study)
-    check_options(options)
+    for name in options.methods:
+        find_method(name)
+    if options.seeds < 0:
+        raise UsageError(f"--seeds is {options.seeds}", allowed="allowed: 1 or more")
     check_device(device)
     context = Context(Work.check(work), bench, options, data)
     study(dataclasses.replace(context, is_trial=True))
     if data is not None:
-        find_files(bench.public, data)  # A mistyped one is told also where the files are not needed any more.
+        find_files(bench.public, data)  # A mistyped --data is an error also when the files are not needed any more.
     plan = study(context)
     folder = Work.open(work)
-    # Chosen once: a process that finds the GPU out of reach must fail, not go on for days without it.
+    # Chosen once: a process that cannot reach the GPU must fail, not continue for days without it.
     chosen = str(choose_device(device))
     steps = [step_of(folder, cell, chosen) for cell in plan.cells]
     report = JobRunner(jobs=jobs, end=end, noun="cell").run(steps)
     return describe(context, plan, report)
 
 
-def check_options(options: Options) -> None:
-    """Raises UsageError for a name that does not exist and a number that cannot be."""
-    for name in options.methods:
-        find_method(name)
-    if options.seeds < 0:
-        raise UsageError(f"--seeds {options.seeds}", allowed="allowed: 1 or more")
-
-
 def check_device(device: str) -> None:
-    """Raises UsageError for a device that cannot be."""
+    """Raises UsageError for a device that does not exist."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise UsageError(f"--device {device}", allowed="allowed: auto, cpu, cuda", fix="use --device auto")
+        raise UsageError(
+            f"--device {device} does not exist", allowed="allowed: auto, cpu, cuda", fix="use --device auto"
+        )
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"--device {device}", allowed="torch sees no GPU here", fix="use --device cpu")
+        raise UsageError(f"--device {device} needs a GPU, and torch sees none here", fix="use --device cpu")
 
 
 def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
@@ -83,7 +80,7 @@ def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
     stride = context.bench.quick_stride if context.options.quick else 1
     facts = read_facts(context.work.datasets / prepared_name(context.bench, ties[0], stride))
     table = plan.table(context.work.find)
-    own_words = table.get("protocol")  # Of a study that judges otherwise than others on the same dataset.
+    own_words = table.get("protocol")  # A study may judge differently from others on the same dataset.
     return {
         "bench": "quality",
         "study": context.options.study,

@@ -1,11 +1,11 @@
 """The studies of `tackboard bench quality`: options in, the cells that answer a question out, and how to read them.
 
     reproduce  SASRec, HSTU and HSTU-large as published, under every tie rule: is this harness right?
-    validate   one fit of each method, judged on the validation event alone: what to tune with
-    compare    everything chosen on validation, refit, tested once; ours against the strongest baseline that reads no
-               more, paired over users
+    validate   one fit of each method, judged on the validation event alone: used for tuning
+    compare    everything is chosen on validation, refit and tested once; each of our methods is compared with the
+               strongest baseline that reads no more, paired over users
 
-Tables are made of what is finished, so that a study that is spread over days can be looked at in between.
+Tables show the finished cells, so a study that takes days can be read in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tackboard.metrics.paired import gains, hits, paired_bootstrap
 
 METRICS = ("hr@10", "ndcg@10", "hr@50", "ndcg@50", "hr@200", "ndcg@200")
 TOLERANCE = 0.015
-"""How far outside of our spread over tie rules a published figure may lie."""
+"""A published figure may lie this far outside our spread over tie rules."""
 NUM_RESAMPLES = 1000
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
@@ -37,8 +37,8 @@ PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
         "gsasrec": ("gSASRec", "asash/gSASRec-pytorch, README", (0.3003, 0.1726)),
     }
 }
-"""Dataset → method of ours that it corresponds to → (name, where, the metrics in order). The first three were tested
-during training; all of them under tie rules of their own."""
+"""Dataset → our corresponding method → (name, source, metrics in order). The first three were tested during training.
+Each was measured under its own tie rule."""
 
 
 # ---- reproduce ----
@@ -48,14 +48,14 @@ def reproduce(context: Context) -> Plan:
     """The published rivals under every tie rule."""
     if context.bench.name not in PUBLISHED:
         raise UsageError(
-            f"--study reproduce --dataset {context.bench.name}",
-            allowed=f"figures were published for: {', '.join(PUBLISHED)}",
+            f"--study reproduce does not support --dataset {context.bench.name}",
+            allowed=f"allowed: datasets with published figures: {', '.join(PUBLISHED)}",
             fix="use --study compare",
         )
     methods = context.fitted_methods(("sasrec", "hstu", "hstu-large"))
     places = context.places(context.ties(context.bench.ties))
     cells = [
-        # Published code filters only what the model reads of a history.
+        # Published code filters only the part of a history that the model reads.
         context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
         for seed in context.seeds(1)
         for method in methods
@@ -95,9 +95,9 @@ def _reproduce_table(context: Context, methods: list[Method], cells: Sequence[Ce
             ),
         ],
         "notes": [
-            "Published figures were read off the test event during training, and so is our best: this shows that the "
-            "harness is right, not how good a method is. Of the history only what the model reads is taken out of the "
-            "ranking, as in the published code.",
+            "Published figures are the best on the test event during training, and so is our best. The table shows "
+            "that the harness is right, not how good a method is. As in the published code, only the part of the "
+            "history that the model reads is taken out of the ranking.",
         ],
         "figures": {"rows": figures, "agreement": agreement},
         "charts": [*_curves(results, "test"), *_dots(context, results, "best_metrics")],
@@ -105,15 +105,15 @@ def _reproduce_table(context: Context, methods: list[Method], cells: Sequence[Ce
 
 
 def published_for(context: Context) -> dict[str, tuple[str, str, tuple[float, ...]]]:
-    """What was published for the dataset; nothing beside a quick table, which is of other users and few steps."""
+    """What was published for the dataset; empty with --quick, which has other users and few steps."""
     return {} if context.options.quick else PUBLISHED.get(context.bench.name, {})
 
 
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
-    """Whether a published figure lies near enough to our spread over tie rules, each counted by its mean over seeds."""
+    """Whether a published figure is near our spread over tie rules. Each rule counts by its mean over seeds."""
 
     def spread(kind: str) -> tuple[float, float]:
-        rules = sorted({result.cell.ties for result in results})
+        rules = {result.cell.ties for result in results}
         means = [
             float(np.mean([result.values[kind][metric] for result in results if result.cell.ties == rule]))
             for rule in rules
@@ -122,12 +122,7 @@ def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str
 
     low, high = spread("best_metrics")
     is_near = low - TOLERANCE <= published <= high + TOLERANCE
-    return {
-        "published": published,
-        "best_spread": (low, high),
-        "last_spread": spread("metrics"),
-        "agrees": bool(is_near),
-    }
+    return {"published": published, "best_spread": (low, high), "last_spread": spread("metrics"), "agrees": is_near}
 
 
 # ---- validate ----
@@ -151,7 +146,7 @@ def _validation_table(cells: Sequence[Cell], find: Find) -> Table:
     header = ["", "reads", "ties", "seed", *METRICS[:2], "steps", "of", "parameters", "s", "tokens/s"]
     return {
         "sections": [section("Validation: the event before the last", header, [_validation_row(r) for r in results])],
-        "notes": ["The test event was seen by nobody."] if results else [],
+        "notes": ["No method saw the test event."] if results else [],
         "figures": {"rows": [_figures(result) for result in results]},
         "charts": _curves(results, "validation"),
     }
@@ -159,9 +154,9 @@ def _validation_table(cells: Sequence[Cell], find: Find) -> Table:
 
 def _validation_row(result: Result) -> list[str]:
     cell, values = result.cell, result.values
-    planned = result.cell.run_config().training.steps
+    planned = cell.run_config().training.steps
     return [
-        *(METHODS[cell.method].title, METHODS[cell.method].reads, cell.ties, str(cell.seed)),
+        *(*_names(cell), str(cell.seed)),
         *_numbers(values["metrics"], METRICS[:2]),
         *(f"{values['chosen_steps']:,}", f"{planned:,}", f"{values['parameters']:,}"),
         *(f"{values['seconds']:,.0f}", f"{values['tokens_per_s']:,}"),
@@ -180,7 +175,7 @@ def compare(context: Context) -> Plan:
             if method.build is None:
                 cells.append(context.cell(place, rule, method, 0, "baseline"))
                 continue
-            # Everything is chosen once, with the first seed; the others show what chance does.
+            # Everything is chosen once, with the first seed; the other seeds show the effect of chance.
             chosen = context.cell(place, rule, method, 0, "validate")
             cells += [context.cell(place, rule, method, seed, "test", chosen) for seed in context.seeds(3)]
     return Plan(cells, lambda find: _compare_table(context, cells, find))
@@ -222,13 +217,13 @@ def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table
         section("What it cost", ["", "reads", "ties", "parameters", "train s", "tokens/s", "ranking s", "GPU MiB",
                                  "host MiB"], [_cost_row(group[0]) for group in groups.values()]),
     ]  # fmt: skip
-    validations = [cell.after for cell in cells if cell.after is not None]
-    fits = [result for cell in _distinct(validations) if (result := find(cell)) is not None]
+    validations = {cell.after.name: cell.after for cell in cells if cell.after is not None}
+    fits = [result for cell in validations.values() if (result := find(cell)) is not None]
     notes = []
     if any(result.cell.config for result in results):
         notes.append(
-            "The number of steps was chosen on the event before the last with the first seed; then refit on all but "
-            "the last event and tested once."
+            "The number of steps was chosen on the event before the last, with the first seed. Then each method was "
+            "refit on all events but the last and tested once."
         )
     losses = {_loss_of(result.cell): result.cell.config for result in results}
     if config := losses.get("mixed"):
@@ -269,7 +264,7 @@ def per_user(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
 
 
 def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Each of our methods against the baseline with the highest mean among those that read no more, by metric."""
+    """Each of our methods against the baseline with the highest mean that reads no more, by metric."""
     found = []
     for (ties, name), ours in groups.items():
         if not METHODS[name].is_ours:
@@ -288,7 +283,7 @@ def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> 
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """The difference of two groups of seeds, paired over users; both must have been judged on the same events."""
+    """The difference of two groups of seeds, paired over users. Groups judged on different events raise DataError."""
     check_same_targets([*ours, *theirs])
     drawn = paired_bootstrap(per_user(ours, metric), per_user(theirs, metric), num_resamples=NUM_RESAMPLES)
     mine, other = ([float(one.values["metrics"][metric]) for one in group] for group in (ours, theirs))
@@ -296,18 +291,18 @@ def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Me
 
 
 def check_same_targets(results: Sequence[Result]) -> None:
-    """Raises DataError where results were judged on different users, or on different events of them."""
+    """Raises DataError if results were judged on different users or on different events."""
     for one in results[1:]:
         if one.values["targets_sha256"] != results[0].values["targets_sha256"]:
             raise DataError(
                 f"{results[0].cell.label} and {one.cell.label} were judged on different events",
                 allowed="needed: the same held-out events of the same users",
-                fix=f"remove {one.path} and run again, if it is of an older version",
+                fix=f"if {one.path} comes from an older version, remove it and run again",
             )
 
 
 def _returning(context: Context, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Where the history stays in the ranking: the metric of users who come back to an item, and of the others."""
+    """If the history stays in the ranking: the metric of users who return to an item, and of other users."""
     if context.bench.filter_seen or not groups:
         return []
     rows = []
@@ -325,12 +320,8 @@ def _returning(context: Context, groups: Mapping[tuple[str, str], Sequence[Resul
 
 
 def _loss_of(cell: Cell) -> str:
-    """Which loss a rival has; empty for other methods."""
+    """The kind of loss of a rival; empty for other methods."""
     return str(cell.config["model"]["config"]["loss"].get("kind", "")) if cell.config is not None else ""
-
-
-def _distinct(cells: Sequence[Cell]) -> list[Cell]:
-    return list({cell.name: cell for cell in cells}.values())
 
 
 def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:

@@ -1,11 +1,12 @@
-"""Whether a difference that was measured is one, and goes the way it was published: two groups of seeds in, a word out.
+"""Whether a measured difference is more than chance, and whether it agrees with the publication.
 
-A difference counts only if it stands out from both kinds of chance: that of users (the interval of the paired draws
-excludes 0) and that of seeds (the 95% interval by Student's t, with Welch's degrees of freedom, excludes 0). With one
-seed only users can be looked at, and the word says so. A side that no seed enters, such as a count, is `fixed`.
+In: two groups of seeds. Out: a word. A difference counts only if it stands out from both kinds of chance: from users
+(the interval of the paired bootstrap excludes 0) and from seeds (the 95% interval by Student's t, with Welch's degrees
+of freedom, excludes 0). With one seed only the chance from users is known, and the word says so. A side without seeds,
+such as a count, is `fixed`.
 
-To fail to see a difference is not to see that there is none: where the publication found next to none, `agree` needs
-both intervals to lie within `SAME_SHARE` of the other side's figure.
+Not seeing a difference does not prove that there is none. So if the publication found next to none, `agree` needs both
+intervals to lie within `SAME_SHARE` of the other side's figure.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from typing import Any
 import numpy as np
 
 SAME_SHARE = 0.02
-"""Two figures are the same where they differ by less than this share of one of them."""
+"""Two figures count as the same if they differ by less than this share of one of them."""
 T_QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom; with more than that the last is used."""
+"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom. The last one is also used for more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A difference, the interval of its draws over users, and the figures of single seeds on both sides."""
+    """A difference, its interval over draws of users, and the figures of single seeds on both sides."""
 
     difference: float
     low: float
@@ -35,25 +36,25 @@ class Measured:
     ours: Sequence[float]
     theirs: Sequence[float]
     is_fixed: bool = False
-    """Whether `theirs` is one figure that no seed enters."""
+    """Whether `theirs` is one figure that does not depend on a seed."""
 
     @property
     def seed_error(self) -> float | None:
-        """Standard error of the difference by seeds; None where a side has only one."""
+        """Standard error of the difference by seeds; None if a side has only one seed."""
         if self._is_of_one_seed:
             return None
         return float(np.sqrt(sum(share for share, _ in self._shares())))
 
     @property
     def reach(self) -> tuple[float, float]:
-        """From where to where the difference may lie, by users or by seeds."""
+        """The interval in which the difference may lie, by users or by seeds."""
         error = self.seed_error
         half = 0.0 if not error else error * _t_quantile(self._degrees_of_freedom())
         return min(self.low, self.difference - half), max(self.high, self.difference + half)
 
     @property
     def is_noise(self) -> bool:
-        """Whether chance alone explains it."""
+        """Whether chance alone explains the difference."""
         low, high = self.reach
         return low <= 0.0 <= high
 
@@ -73,13 +74,13 @@ class Measured:
 
 
 def _t_quantile(degrees_of_freedom: float) -> float:
-    """The quantile for the next smaller whole number: rather too wide than too narrow."""
+    """The quantile for the next smaller whole number, so that an interval is rather too wide than too narrow."""
     # Sums of shares are a rounding error away from whole numbers.
     return T_QUANTILES[min(max(1, int(degrees_of_freedom + 1e-9)), len(T_QUANTILES)) - 1]
 
 
 def verdict(measured: Measured, published: int | None, *, is_lower_better: bool = False) -> str:
-    """In a word. `published` says where the difference was found: 1 better, -1 worse, 0 next to none; None: nowhere."""
+    """The difference in a word. `published` is 1 for better, -1 for worse, 0 for next to none, None if unpublished."""
     if measured.is_noise and published != 0:
         return "within noise"
     is_better = (measured.difference > 0) != is_lower_better
@@ -93,7 +94,7 @@ def verdict(measured: Measured, published: int | None, *, is_lower_better: bool 
 
 
 def _same(measured: Measured) -> str:
-    """Whether both sides are the same, as far as can be told."""
+    """Whether both sides are the same, as far as the intervals tell."""
     margin = SAME_SHARE * abs(float(np.mean(measured.theirs)))
     low, high = measured.reach
     if -margin < low and high < margin:
@@ -118,7 +119,7 @@ def figures_of(measured: Measured, published: int | None = None, *, is_lower_bet
 
 
 def difference_cells(figures: Mapping[str, Any]) -> list[str]:
-    """The same as text, in the order of DIFFERENCE_COLUMNS."""
+    """The result of `figures_of` as text, in the order of DIFFERENCE_COLUMNS."""
     error = figures["seed_error"]
     numbers = [f"{figures[key]:+.4f}" for key in ("difference", "low", "high")]
     return [*numbers, "" if error is None else f"{error:.4f}"]

@@ -1,18 +1,18 @@
-"""What a model is pretrained on and what it is asked afterwards: a prepared dataset in, parts of it as datasets out.
+"""The data of the transfer study: a prepared dataset in, datasets for pretraining and for the task out.
 
     a user's events    ├──────── first 70% ────────┤── to 85% ──┤── rest ──┤
                         pretraining: which item?     examples to  validation or
                                                      train with   test, by user
 
-An example is an event: its history and its item are given, and the question is whether its action is one of some. Which
-one it was is no input, and pretraining, which predicts items, was never asked. A user's events for training and for
-judging come after those of pretraining, so nothing that is judged was seen before; a quarter of the users choose
-settings, the others are the test.
+An example is an event. Its history and its item are given, and the question is whether its action is one of certain
+actions. The action is no input, and pretraining predicts items, so it never saw the question. A user's events for
+training and judging come after the events of pretraining, so no judged event was seen before. A quarter of the users
+serve to choose settings; the other users are the test.
 
-An example is written as a labelled request at the event's time, whose one candidate is the event's item. The examples
-to train with are one dataset and those to judge by another, both with all events. Decided: times rise strictly in each
-user there (a millisecond is added where two are equal) and an event was received when it happened, so that the history
-of a request is every earlier event, in the order of the file.
+An example is written as a labelled request at the time of the event, with the item of the event as its only candidate.
+Training examples and judged examples are two datasets, both with all events. Decided: in these datasets the times of
+each user rise strictly (an equal time gets one more millisecond) and an event is received when it happens. So the
+history of a request is every earlier event, in file order.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ TASKS = {
     "ml-1m": Task("will the rating be 4 or 5?", ("rating_4", "rating_5")),
     "deskdrop": Task("is it more than a view?", ("bookmark", "comment_created", "follow", "like")),
 }
-"""Dataset → the task that a model is asked there."""
+"""Dataset → its task."""
 
 
 # ---- datasets made of a dataset ----
 
 
 def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
-    """Writes the dataset at `target` that has only the first `ends` [U] events of each user of the one at `path`.
+    """Writes a dataset at `target` with the first `ends` [U] events of each user of the dataset at `path`.
 
-    Users are in the order of the file. The catalogue stays whole. One that is there already is left alone.
+    Users are in file order. The catalogue stays whole. An existing `target` is left alone.
     """
     if target.exists():
         return target
@@ -78,9 +78,9 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
 
 
 def write_task(path: Path, actions: tuple[str, ...], part: Part) -> Path:
-    """Writes the dataset of a part of the examples of the one at `path`, beside it, where it is not there already.
+    """Writes one part of the examples of the dataset at `path`, beside it. An existing dataset is left alone.
 
-    An event whose action is one of `actions` is a yes; one without any history is no example.
+    An event whose action is in `actions` is a yes; an event without history is no example.
     """
     target = task_dataset(path, part)
     if target.exists():
@@ -135,12 +135,12 @@ def user_offsets(path: Path) -> Indices:
 
 
 def share_of(offsets: Indices, share: float) -> Indices:
-    """How many events the first `share` of each user are [U], rounded down."""
+    """The number of events in the first `share` of each user's events [U], rounded down."""
     return np.floor(np.diff(offsets) * share).astype(np.int64)
 
 
 def rising(times: Indices, offsets: Indices) -> Indices:
-    """The same times, each raised as far as it must be to come after the one before it of the same user [N]."""
+    """The times [N], raised where needed so that each comes after the previous time of the same user."""
     places = np.arange(len(times)) - np.repeat(offsets[:-1], np.diff(offsets))
     spare = times - places
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -149,7 +149,7 @@ def rising(times: Indices, offsets: Indices) -> Indices:
 
 
 def is_one_of(events: pa.Table, actions: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Whether the action of each event is one of some [N]."""
+    """Whether the action of each event is in `actions` [N]."""
     return np.asarray(pc.is_in(events["action"].cast(pa.string()), pa.array(actions)).to_numpy())
 
 
@@ -158,7 +158,7 @@ def is_one_of(events: pa.Table, actions: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Whose they are, of which items, and the answers [E]."""
+    """The users, the items and the answers of examples [E]."""
 
     users: Indices
     items: Indices
@@ -169,14 +169,14 @@ class Examples:
 
     @classmethod
     def of(cls, steps: RequestSteps) -> Examples:
-        """Those that numbered steps read in a pass, in the order of the file."""
+        """The examples that numbered steps read in one pass, in file order."""
         table = steps.source.read_requests(np.arange(steps.source.num_buckets))
         table = table.take(steps.chosen(table))
         return cls(table.user_ids, table.item_ids, table.labels[YES] == 1)
 
     @classmethod
     def before_judging(cls, path: Path, actions: tuple[str, ...]) -> Examples:
-        """Every event of a dataset that comes before those that are judged: all that anybody could know."""
+        """Every event of a dataset before the judged events: all that anybody could know."""
         offsets = user_offsets(path)
         kept = ranges(offsets[:-1], share_of(offsets, TRAINED_SHARE))
         events = open_dataset(path).read_events(["user_id", "item_id", "action"]).take(pa.array(kept))
@@ -186,9 +186,9 @@ class Examples:
 def additive_means(
     examples: Examples, asked: Examples, *, with_users: bool, damping: float = 10.0
 ) -> NDArray[np.float64]:
-    """The chance of a yes for each of `asked` from means over `examples`: of the item, and what the user adds to it.
+    """The chance of a yes for each of `asked`, from the mean of its item over `examples` and what its user adds.
 
-    An item or user of few examples is drawn towards the mean of all, as if `damping` further ones had it.
+    The mean of an item or user with few examples is drawn towards the mean of all, as if it had `damping` more.
     """
     mean = float(examples.labels.mean()) if len(examples) else 0.5
     rest = examples.labels - mean

@@ -1,17 +1,16 @@
-"""A task on top of a model: examples in; how well they are answered by the model as it was pretrained, fine-tuned, or
-from scratch, out.
+"""A task on top of a model: examples in; quality of the pretrained, fine-tuned and untrained model on the task out.
 
-Each arm is a ranker (models/ranker.py) on labelled requests, trained like any other run. The arms differ in nothing but
-where the model begins and what moves:
+Each arm is a ranker (models/ranker.py) on labelled requests, trained like any other run. The arms differ only in the
+start of the model and in what moves:
 
     fine-tuned   begins as pretrained and moves at a tenth of the head's rates, as published
     frozen       stays as pretrained; only the head moves
     scratch      begins at random and moves at the head's rates
 
-Every arm tries the same number of rates, each a run of its own in the cell's folder of runs. A run is judged on the
-validation users at the same places and stops when it has not improved for as long, so an arm that needs longer gets
-longer; the better run is tested once, where it was best. A cell that is killed goes on with its runs. Parameters of
-pretraining lie as a checkpoint in the result of its cell, which is all that an arm begins with.
+Every arm tries the same number of rates. Each rate is a run of its own in the cell's folder of runs. All runs are
+judged on the validation users at the same steps and stop after the same time without improvement, so an arm that needs
+longer gets longer. The better run is tested once, at its best step. A cell that is killed continues its runs. The
+result of the pretraining cell holds a checkpoint, which is all that an arm needs to begin.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ ARMS = {
     "scratch": "from scratch",
 }
 RATES = {"fine-tuned": {"pinfm.": 0.1}, "frozen": {"pinfm.": 0.0}, "scratch": {}}
-"""Arm → rates of the model over those of the head."""
+"""Arm → rates of the model as a share of the rates of the head."""
 VECTORS = ("outputs", "hidden")
 NUM_RESAMPLES = 1000
 CHECKPOINT = "checkpoint"
@@ -66,23 +65,23 @@ UNLIMITED = 1 << 40
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """How an arm is fit; a cell's protocol holds these by name."""
+    """How an arm is fit; the protocol of a cell holds these settings by name."""
 
     learning_rates: tuple[float, ...] = (3e-3, 1e-3)
-    """Rates of the head that are tried, chosen between on validation."""
+    """Rates of the head to try; validation chooses one."""
     users_per_step: int = 32
-    """Users whose examples a step holds at least, on average."""
+    """A step holds the examples of at least this many users, on average."""
     steps_per_pass: int = 100
-    """Steps in which all examples are read once, at most: where there are many, steps are larger instead."""
+    """A pass over all examples has at most this many steps; with many examples, steps are larger instead."""
     least_steps: int = 20
-    """Steps between judgements at least; otherwise half a pass over the examples."""
+    """At least this many steps between judgements; otherwise half a pass over the examples."""
     max_points: int = 40
-    """Judgements at most."""
+    """Largest number of judgements."""
     patience: int = 4
     """Judgements without improvement after which a fit ends."""
 
     def steps_of_pass(self, num_users: int) -> int:
-        """Steps in which the examples of so many users are read once, about."""
+        """About the number of steps in which the examples of `num_users` users are read once."""
         return min(self.steps_per_pass, -(-num_users // self.users_per_step))
 
     def training(self, steps_per_pass: int, machine: Machine) -> TrainingConfig:
@@ -121,7 +120,7 @@ def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits one arm on so many examples and tests it once."""
+    """Fits one arm on `num_examples` examples and tests it once."""
     started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
     config = arm_config(work, cell)
     source = open_examples(work, cell, config)
@@ -129,12 +128,12 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
     runs = [fit_arm(work, cell, config, source, steps, rate) for rate in settings.learning_rates]
     best = min(runs, key=lambda run: run.validation.best_loss)
     if best.validation.best_step is None:
-        raise DataError(f"{cell.label}: no judgement was a number")
+        raise DataError(f"every validation loss of {cell.label} was infinite or not a number")
     trained = load_trained(find_checkpoint(best.run.path))
     best.model.load_state_dict(trained.tensors["dense"] | trained.tensors["tables"])
     hashing = config.model.tables
     metrics, arrays = judged(answer(best.model, config.data.steps(source, hashing, config.seed, part="test")))
-    for run in runs:  # The best is what was tested; only a run that goes on needs more.
+    for run in runs:  # The best checkpoint was tested; only a run that continues needs more.
         best_name = find_checkpoint(run.run.path).name
         for path in [path for path in run.store.complete() if path.name != best_name]:
             remove_directory(path)
@@ -153,7 +152,7 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Answers by the mean of the item, or of item and user: over so many examples, or over all that could be known."""
+    """Answers by the mean of the item, or of item and user, over the examples of each size or over all known events."""
     del machine
     started, config = time.perf_counter(), cell.run_config()
     data = _data(work, cell, config.model.max_history)
@@ -174,7 +173,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
             about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
             rows.append(about | {"metrics": metrics})
     facts = facts_of(data, source, hashing)
-    # The last of them knows most: its draws are kept, to compare others with it.
+    # The last one knows most, so its draws are kept for comparisons.
     return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
 
 
@@ -182,15 +181,18 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def arm_config(work: Work, cell: Cell) -> RunConfig:
-    """The run of a cell's arm, but for its rate and the size of its steps."""
+    """The run of a cell's arm, without its rate and the size of its steps."""
     protocol, pretraining = cell.protocol, cell.run_config()
     arm, start = str(protocol["arm"]), StartConfig()
     if arm not in ARMS or protocol["vectors"] not in VECTORS:
-        raise UsageError(f"arm {arm}, vectors {protocol['vectors']}", allowed=f"{', '.join((*ARMS, *VECTORS))}")
+        raise UsageError(
+            f"arm {arm} with vectors {protocol['vectors']} does not exist",
+            allowed=f"allowed: {', '.join(ARMS)}; {', '.join(VECTORS)}",
+        )
     if arm != "scratch":
         result = work.find(cell.after) if cell.after is not None else None
         if result is None:
-            raise DataError(f"{cell.label} has no pretrained model to begin with")
+            raise DataError(f"{cell.label} begins with a pretrained model, but its pretraining is not finished")
         start = StartConfig(run=str(result.path / CHECKPOINT), prefix="pinfm.")
     data = _data(work, cell, pretraining.model.max_history, int(protocol["num_examples"]))
     return RunConfig(name=arm, data=data, model=_ranker(cell), start=start, seed=cell.seed)
@@ -221,7 +223,7 @@ def _data(work: Work, cell: Cell, max_history: int, num_examples: int = 0) -> Re
 
 
 def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
-    """The examples to train with, in the words of the dataset that was pretrained on, from scratch too."""
+    """The training examples, with the vocabulary of the pretraining dataset, also for the arm from scratch."""
     dataset = open_dataset(work.datasets / str(cell.protocol["pretrained_on"]), verify=False)
     vocabulary = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
     source: RequestSource = config.data.open(features_for(config), vocabulary=vocabulary)
@@ -231,10 +233,10 @@ def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
 def _in_steps(
     config: RunConfig, source: RequestSource, settings: FitSettings, machine: Machine
 ) -> tuple[RunConfig, RequestSteps]:
-    """The run with steps of the size that the settings want, and these steps."""
+    """The run with steps of the wanted size, and these steps."""
     in_one = config.data.steps(source, config.model.tables, config.seed)
     wanted = settings.steps_of_pass(len(np.unique(Examples.of(in_one).users)))
-    # A plan leaves room for the longest request in every step: a whole history and its one candidate.
+    # A plan leaves room for the longest request in every step: a whole history and one candidate.
     longest = config.model.max_history + 1
     tokens = max(2 * longest, -(-in_one.plan.total_tokens // wanted) + longest)
     data = dataclasses.replace(config.data, tokens_per_step=tokens)
@@ -250,7 +252,7 @@ def fit_arm(
     before, settings = cell.run_config().optimizer, FitSettings.of(cell.protocol)
     optimizer = OptimizerConfig(
         dense_learning_rate=rate,
-        # Tables move as much faster than the rest as they did in pretraining.
+        # The ratio of table rates to other rates is the same as in pretraining.
         table_learning_rate=rate * before.table_learning_rate / before.dense_learning_rate,
         warmup_steps=settings.least_steps,
         final_share=1.0,
@@ -272,13 +274,11 @@ def judged(answers: Answers) -> tuple[dict[str, float], dict[str, NDArray[Any]]]
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)
     losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)
     if np.isnan(within).all():
-        raise DataError("no test user has a yes and a no", allowed="needed: examples of both kinds to tell them apart")
+        raise DataError("no test user has both a yes and a no", allowed="needed: a user with examples of both kinds")
     draws = UserResamples(users, NUM_RESAMPLES)
     over_draws = (draws.auc(logits, labels), draws.mean_of_users(within), draws.mean(losses))
-    return metrics_of(answers, YES), {
-        f"draws_{name}": np.asarray(values, dtype=np.float32)
-        for name, values in zip(METRICS, over_draws, strict=True)
-    }  # fmt: skip
+    arrays = {f"draws_{name}": np.asarray(draw, np.float32) for name, draw in zip(METRICS, over_draws, strict=True)}
+    return metrics_of(answers, YES), arrays
 
 
 def facts_of(data: RequestConfig, source: RequestSource, hashing: HashConfig) -> Mapping[str, Any]:

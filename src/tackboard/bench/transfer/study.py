@@ -44,7 +44,7 @@ SIZES = (1_000, 5_000, 25_000, 0)
 QUICK_SIZES = (1_000, 0)
 QUICK = FitSettings(learning_rates=(3e-3,), max_points=6, patience=2)
 PRIMARY = "auc"
-"""The metric that answers the question, said beforehand: with many rows some stand out by chance."""
+"""The metric that answers the question. It was fixed beforehand, because of many rows some stand out by chance."""
 PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
 Published = Mapping[tuple[str, str], tuple[int | None, str]]
 PUBLISHED: Published = {
@@ -52,11 +52,11 @@ PUBLISHED: Published = {
     ("frozen", "scratch"): (None, "frozen against none: Save +0.10%"),
     ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
 }
-"""What the publication's Table 6 says: sign and words. `None` there is a ranker without the model, ours has the same
-model from scratch: sizes cannot be compared, so a difference of next to nothing has no sign to compare either."""
+"""Sign and words of the publication's Table 6. Its `None` is a ranker without the model; ours has the same model from
+scratch. So sizes cannot be compared, and a difference of next to nothing has no sign to compare."""
 
 Key = tuple[int, str]
-"""Number of examples that was asked for, arm."""
+"""(requested number of examples, arm)"""
 
 
 def transfer(context: Context) -> Plan:
@@ -65,14 +65,14 @@ def transfer(context: Context) -> Plan:
 
 
 def transfer_hidden(context: Context) -> Plan:
-    """The same with a head that also reads what the outputs are made of."""
+    """`transfer` with a head that also reads the hidden vectors behind the outputs."""
     return _plan(context, "hidden")
 
 
 def find_task(dataset: str) -> Task:
-    """The task on a dataset; one that has none raises UsageError."""
+    """The task on a dataset; a dataset without a task raises UsageError."""
     if dataset not in TASKS:
-        raise UsageError(f"--study transfer --dataset {dataset}", allowed=f"there are tasks on: {', '.join(TASKS)}")
+        raise UsageError(f"--study transfer has no task on --dataset {dataset}", allowed=f"allowed: {', '.join(TASKS)}")
     return TASKS[dataset]
 
 
@@ -82,14 +82,12 @@ def _plan(context: Context, vectors: str) -> Plan:
     method = methods[0]
     if len(methods) > 1 or not method.is_ours:
         names = ",".join(one.name for one in methods)
-        raise UsageError(f"--methods {names}", allowed="allowed: one PinFM", fix="use --methods pinfm-history")
+        raise UsageError(f"--methods {names} is not one PinFM", fix="use --methods pinfm-history")
     rule = context.one_rule()
     place = context.places([rule])[rule]
     beginning = _write_parts(context, place, task)
     seeds = context.seeds(3)
-    pretrained = {
-        seed: context.cell(beginning, rule, method, seed, "pretrain") for seed in seeds
-    }  # fmt: skip
+    pretrained = {seed: context.cell(beginning, rule, method, seed, "pretrain") for seed in seeds}
     sizes = QUICK_SIZES if context.options.quick else SIZES
     settings = dataclasses.asdict(_settings(context))
     shared = {"actions": list(task.actions), "pretrained_on": beginning.prepared}
@@ -103,7 +101,7 @@ def _plan(context: Context, vectors: str) -> Plan:
                 cells[size, arm, seed] = _cell(pretrained[seed], place, name, "transfer", protocol, after)
     first = pretrained[seeds[0]]
     means = _cell(first, place, "means", "transfer-means", shared | {"sizes": list(sizes)}, None)
-    # A seed of everything first: what is finished can be compared, wherever time runs out.
+    # One seed of every cell comes first, so the finished ones can be compared whenever time runs out.
     every = [*pretrained.values(), means, *sorted(cells.values(), key=lambda cell: cell.seed)]
     return Plan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
 
@@ -113,7 +111,7 @@ def _settings(context: Context) -> FitSettings:
 
 
 def _write_parts(context: Context, place: Place, task: Task) -> Place:
-    """Writes the datasets of the examples; returns the one that is pretrained on, the beginning of users' events."""
+    """Writes the datasets of the examples; returns the pretraining dataset, the beginning of each user's events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-first{round(100 * PRETRAINED_SHARE)}"
     if context.is_trial:
@@ -198,7 +196,7 @@ def _table(
 
 
 def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Result]]:
-    """The same without sizes of more examples than the dataset has: they were given all of them, and all are there."""
+    """`groups` without sizes above the number of examples: they got all examples, and size 0 stands for all."""
     everything = {int(group[0].values["num_examples"]) for (size, _), group in groups.items() if not size}
     return {
         (size, arm): list(group)
@@ -208,7 +206,7 @@ def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Re
 
 
 def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -> list[dict[str, Any]]:
-    """Each pair of arms with the same examples: the difference of means over seeds, and its interval."""
+    """For each pair of arms with the same examples: the difference of means over seeds, and its interval."""
     found = []
     for size in dict.fromkeys(size for size, _ in groups):
         for one, other in PAIRS:
@@ -223,7 +221,7 @@ def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -
 
 
 def compare_to_means(groups: Mapping[Key, Sequence[Result]], means: Result | None) -> list[dict[str, Any]]:
-    """Each arm with all examples against the mean of item and user over all that could be known."""
+    """Each arm with all examples against the mean of item and user over all known events."""
     if means is None:
         return []
     found = []
@@ -245,7 +243,7 @@ def _figures_of_pair(
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """The difference of two arms: draws of the same test users, each the mean over seeds."""
+    """The difference of two arms, with an interval from draws of the same test users."""
     draws = _draws(ours, metric) - _draws(theirs, metric)
     mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
     low, high = interval(draws)
@@ -261,13 +259,13 @@ def _protocol(task: Task, method: Method, facts: Mapping[str, Any] | None) -> st
     if facts is not None:
         counts = (
             f"; {facts['num_train']:,} examples to train with at most, {facts['num_validation']:,} to choose by, "
-            f"{facts['num_test']:,} to test ({facts['share_yes']:.1%} yes), the latest events of "
-            f"{facts['num_test_users']:,} users who choose nothing, but whose earlier events may be among the examples"
+            f"{facts['num_test']:,} to test ({facts['share_yes']:.1%} yes): the latest events of "
+            f"{facts['num_test_users']:,} users who are not used to choose, but whose earlier events may be examples"
         )
     return (
-        f"task: {task.question} It is told the history, its actions included, and the item. PinFM ({method.reads}) is "
+        f"task: {task.question} The model gets the history with its actions, and the item. PinFM ({method.reads}) is "
         f"pretrained on the first {PRETRAINED_SHARE:.0%} of each user's events, to predict items; examples come after "
-        f"them, those of the test last{counts}"
+        f"these events, and test examples last{counts}"
     )
 
 
@@ -276,10 +274,10 @@ def _notes(rates: Sequence[float]) -> list[str]:
         "fine-tuned: the pretrained model moves at a tenth of the head's rates; frozen: only the head moves; from "
         "scratch: the same model from random parameters, everything at the head's rates.",
         f"Every arm tries {counted(len(rates), 'rate')}; steps and rate are chosen by log-loss on validation users; "
-        "the test is looked at once.",
+        "each arm is tested once.",
         "auc_within_users compares a user's own examples only.",
-        "means: of item and user, over every event before the test's. They know the answers of all of them; the arms "
-        "were told those of their examples only.",
+        "means: means of item and user over every event before the test. They know the answers of all these events; "
+        "the arms know the answers of their examples only.",
         "The publication's arms are rankers with and without PinFM; here all three are the same model, so only the "
         "direction can be compared.",
     ]

@@ -33,12 +33,12 @@ def test_a_segment_that_is_not_there(loader_folder: Path, tmp_path: Path, told: 
     count = len(told["digests"])
     told["digests"] = told["digests"][1:]
     (sentence,) = differences(loader_folder, tmp_path, told)
-    assert sentence == f"{count - 1} segments instead of {count}; 1 of ours are not there"
+    assert sentence == f"the epoch has {count - 1} segments instead of {count}; 1 of ours are missing"
 
 
 def test_a_segment_twice_instead_of_another(loader_folder: Path, tmp_path: Path, told: dict[str, Any]) -> None:
     told["digests"][1] = told["digests"][0]
-    assert "1 of ours are not there" in differences(loader_folder, tmp_path, told)[0]
+    assert "1 of ours are missing" in differences(loader_folder, tmp_path, told)[0]
 
 
 @pytest.mark.parametrize("name", ["item_rows", "item_log_q", "items", "columns/time", "is_positive", "users"])

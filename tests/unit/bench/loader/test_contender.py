@@ -53,4 +53,4 @@ def test_the_epoch_that_is_not_counted_ends_early(loader_folder: Path, monkeypat
 
 def test_two_workers_give_the_same_epoch(loader_folder: Path) -> None:
     contender = Contender(loader_folder, "product")
-    assert program.measure_workers(contender)["num_tokens"] == program.measure_once(contender)["num_tokens"]
+    assert program.TASKS["workers2"](contender)["num_tokens"] == program.measure_once(contender)["num_tokens"]

@@ -95,7 +95,7 @@ def test_a_layout_that_loses_a_value_is_found(
     monkeypatch.setattr(
         layouts.pq, "read_table", lambda path, **_: lossy(path) if "layout" in str(path) else read(path)
     )
-    with pytest.raises(DataError, match="the layout 'ours' does not give back the same examples"):
+    with pytest.raises(DataError, match="the layout 'ours' does not return the same examples"):
         compare_layouts(dataset, tmp_path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tackboard.bench.quality.ablations import HELD_OUT, QUESTIONS, JudgedFit, ablations, recipe_name
+from tackboard.bench.quality.ablations import HELD_OUT, QUESTIONS, JudgedFit, ablations
 from tackboard.bench.quality.cell import Machine, metrics_of, run_cell
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
@@ -44,7 +44,7 @@ def plan_of(work: Work, dataset: str, **options: Any) -> Plan:
 
 
 def test_every_variant_is_a_recipe_and_every_recipe_is_asked() -> None:
-    names = {recipe_name(question, variant.name) for question in QUESTIONS for variant in question.variants}
+    names = {f"ablation-{question.name}-{variant.name}" for question in QUESTIONS for variant in question.variants}
     assert names == {name for name in RECIPES if name.startswith("ablation-")}
     for question in QUESTIONS:
         known = [variant.name for variant in question.variants]
@@ -75,11 +75,11 @@ def test_other_datasets_are_refused(work: Work) -> None:
 
 
 def test_what_it_would_not_do_is_refused(work: Work) -> None:
-    with pytest.raises(UsageError, match="--study ablations --methods sasrec"):
+    with pytest.raises(UsageError, match="takes no --methods, but got sasrec"):
         plan_of(work, "ml-1m", methods=("sasrec",))
-    with pytest.raises(UsageError, match="--ties file,random"):
+    with pytest.raises(UsageError, match="takes one tie rule, not file,random"):
         plan_of(work, "ml-1m", ties=("file", "random"))
-    with pytest.raises(UsageError, match="pinfm-history is not run"):
+    with pytest.raises(UsageError, match="pinfm-history, which is not run"):
         plan_of(work, "ml-1m", overrides=("pinfm-history:model.width=8",))
     one = [cell for cell in plan_of(work, "ml-1m", overrides=("ablation-losses-all:model.width=48",)).cells
            if cell.run_config().model.width == 48]  # fmt: skip
@@ -154,7 +154,7 @@ def test_all_sets_are_judged_alike(work: Work) -> None:
     views = [row[-2:] for row in table["sections"][1]["rows"] if row[0] == "and views"]
     assert views == [["and Clickthrough: Save +0.02%", "cannot tell"]] * 2, "too few users to see that there is none"
     num_users = results["all"].values["num_ranked_users"]
-    assert f"but one of {num_users} users is ranked among all that the user has not met" in table["protocol"]
+    assert f"but one of {num_users} users is ranked among all articles that the user has not met" in table["protocol"]
 
 
 def test_positives_are_those_of_the_recipe(work: Work) -> None:

@@ -1,7 +1,6 @@
 """One cell, from its description to its result, on made-up ratings."""
 
 import dataclasses
-import fcntl
 import json
 import os
 import signal
@@ -31,7 +30,6 @@ from tackboard.bench.quality.data import find_bench
 from tackboard.bench.quality.methods import METHODS
 from tackboard.bench.quality.plan import Context, Options
 from tackboard.core.errors import DataError, Preempted, UsageError
-from tackboard.core.processes import PARENT_VARIABLE
 from tackboard.data.source import open_sequences
 from tackboard.flow.jobs import JobRunner
 
@@ -219,18 +217,6 @@ def test_step_of_a_cell(context: Context) -> None:
     assert report.num_done == 1 and alone.is_finished()
     assert [word.split()[0] for word in alone.figures()] == ["hr@10", "ndcg@10"]
     assert JobRunner().run([alone]).num_found == 1
-
-
-def test_process_ends_with_the_one_that_started_it(
-    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    cell = cell_of(context, "popularity", "baseline")
-    monkeypatch.setenv(PARENT_VARIABLE, "1")  # Not us: as if that one were gone.
-    lock = context.work.log(cell).with_suffix(".lock")
-    with lock.open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        assert start(context, cell).wait() == Preempted.exit_code
-    assert "stopped by signal" in context.work.log(cell).read_text() and context.work.find(cell) is None
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_description_is_json_and_comes_back() -> None:
     description = json.loads(json.dumps(TEST.describe()))
     assert Cell.from_description(description) == TEST
     assert Cell.from_description(description).run_config() == CONFIG
-    with pytest.raises(DataError, match="has no run"):
+    with pytest.raises(DataError, match="fits nothing and has no run"):
         dataclasses.replace(TEST, config=None).run_config()
 
 

@@ -92,14 +92,14 @@ def test_overrides_are_for_all_or_for_one() -> None:
     assert (other.training.steps, other.model.backbone.num_layers, other.data.max_length) == (7, 2, 100)
     with pytest.raises(ConfigError, match="training.step"):
         config_of(METHODS["pinfm-history"], place, 0, ["training.step=7"])
-    with pytest.raises(UsageError, match="popularity has no settings"):
+    with pytest.raises(UsageError, match="popularity fits nothing"):
         config_of(METHODS["popularity"], place, 0)
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("sasrek:model.width=1", r"--set sasrek:model.width=1\n.*sasrek is not run; these are: sasrec, hstu"),
+        ("sasrek:model.width=1", r"names sasrek, which is not run\nmethods that are run: sasrec, hstu"),
         ("sasrek:model.width=1", r"did you mean sasrec\?"),
         ("pinfm-history:model.width=1", "add it to --methods: pinfm-history"),
         ("seed=5", "use --seeds"),

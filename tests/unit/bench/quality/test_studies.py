@@ -179,7 +179,7 @@ def test_agreement_is_within_the_tolerance_of_the_spread(context: Context, publi
 
 
 def test_reproduce_needs_published_figures(context: Context) -> None:
-    with pytest.raises(UsageError, match="figures were published for: ml-1m"):
+    with pytest.raises(UsageError, match="datasets with published figures: ml-1m"):
         reproduce(Context(context.work, BENCHES["deskdrop"], Options()))
     assert set(PUBLISHED) <= set(BENCHES)
 

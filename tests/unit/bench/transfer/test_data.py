@@ -10,7 +10,6 @@ import pytest
 from tackboard.batch import HashConfig
 from tackboard.bench.transfer.data import (
     PRETRAINED_SHARE,
-    TASKS,
     Examples,
     additive_means,
     rising,
@@ -24,7 +23,6 @@ from tackboard.data.config import Part
 from tackboard.data.request_loader import RequestConfig, RequestSteps
 from tackboard.data.requests import read_requests
 from tackboard.events.dataset import open_dataset, write_dataset
-from tackboard.events.public import listing
 from tackboard.events.public.publisher import canonical_events
 
 YES = ("rating_4", "rating_5")
@@ -177,7 +175,3 @@ def test_means_of_nothing_are_even_odds(data: RequestConfig) -> None:
     nothing = Examples(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.bool_)))
     found = additive_means(nothing, Examples.of(steps_of(data, "test")), with_users=True)
     assert (found == 0.5).all()
-
-
-def test_tasks_are_on_public_datasets() -> None:
-    assert set(TASKS) <= set(listing.DATASETS)

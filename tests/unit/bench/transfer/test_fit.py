@@ -122,7 +122,7 @@ def test_what_no_arm_can_be(cells: tuple[Work, list[Cell]]) -> None:
     with pytest.raises(UsageError, match="arm thawed"):
         run_cell(work, with_protocol(every[-1], arm="thawed"), CPU)
     frozen = next(cell for cell in every if cell.protocol.get("arm") == "frozen")
-    with pytest.raises(DataError, match="no pretrained model"):
+    with pytest.raises(DataError, match="its pretraining is not finished"):
         run_cell(work, dataclasses.replace(frozen, after=None), CPU)
 
 
@@ -207,5 +207,5 @@ def test_judged_gives_the_metric_and_its_draws() -> None:
     for name in METRICS:
         low, high = interval(arrays[f"draws_{name}"])
         assert low < metrics[name] < high
-    with pytest.raises(DataError, match="no test user has a yes and a no"):
+    with pytest.raises(DataError, match="no test user has both a yes and a no"):
         judged(dataclasses.replace(answers, labels={"yes": labels * 0}))

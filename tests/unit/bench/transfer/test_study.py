@@ -74,7 +74,7 @@ def test_what_cannot_be_transferred_is_refused(work: Work) -> None:
         plan_of(work, methods=("sasrec",))
     with pytest.raises(UsageError, match="one PinFM"):
         plan_of(work, methods=("pinfm-history", "pinfm-request"))
-    with pytest.raises(UsageError, match="allowed: one of them"):
+    with pytest.raises(UsageError, match="takes one tie rule"):
         plan_of(work, ties=("file", "random"))
     trial = Context(Work(work.root / "absent"), find_bench("ml-1m"), Options(study="transfer"), is_trial=True)
     assert find_study("transfer")(trial).cells and not trial.work.root.exists()
@@ -100,7 +100,7 @@ def test_the_table(work: Work) -> None:
             size = cell.protocol["num_examples"] or 150_000
             save(work, cell, levels[cell.protocol["arm"]] + 0.001 * cell.seed, size)
     table = plan.table(work.find)
-    assert "examples come after" in table["protocol"] and "of 30 users who choose nothing" in table["protocol"]
+    assert "examples come after" in table["protocol"] and "of 30 users who are not used to choose" in table["protocol"]
     by_title = {part["title"]: part for part in table["sections"]}
     means = by_title["Test, mean over seeds"]["rows"]
     assert means[0] == ["1,000", "pretrained, fine-tuned", "3", "0.7510", "0.7510", "0.7510"]
