@@ -190,7 +190,7 @@ MISTAKES = [
         "a dataset name that is a path",
         f"{INIT} --name ../mine",
         WRONG_USE,
-        ("dataset name '../mine'", "letters, digits", "--name"),
+        ("'../mine' is not a valid dataset name", "letters, digits", "--name"),
         log(GOOD_LOG),
     ),
     Mistake(

@@ -1,14 +1,16 @@
-"""What the Parquet files of a snapshot must hold: files and tables in, nothing or an error that names the file out.
+"""The Parquet files of a snapshot: what they must hold, and how to read them so that an error names the file.
 
-A manifest proves that files are those that were sealed, not that they make sense, and everything downstream relies on
-their order: histories are cut where the user changes, ids are found by bisection. Decided: columns, types and numbers
-of rows are compared when a snapshot is opened, from the footers alone; nulls and order when rows are read, because
-only then are they in memory. Both cost little beside hashing and decoding.
+A manifest proves that the files are the sealed ones, not that their content makes sense, and all later steps rely on
+the order of the rows: histories are cut where the user changes, ids are found by bisection. Decided: columns, types and
+numbers of rows are compared when a snapshot is opened, from the footers alone. Nulls and order are checked when rows
+are read, because only then are the rows in memory. Both checks cost little beside hashing and decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +36,7 @@ REQUIRED: dict[str, Columns] = {
     "impressions": {"item_id": _INT64},
     "features": {},
 }
-"""Columns of each file that must be there and hold a value in each row, and the types they may have."""
+"""Columns that each file must have, with a value in every row, and the types that these columns may have."""
 OPTIONAL: dict[str, Columns] = {
     "events": OPTIONAL_COLUMNS,
     "requests": {"position": (pa.list_(pa.int32()),), "weight": (pa.list_(pa.float32()),)},
@@ -48,23 +50,47 @@ SORTED: dict[str, tuple[str, ...]] = {
     "user_history": ("user_id", "valid_from_ms"),
     "requests": ("user_id", "time_ms"),
 }
-"""What the rows of each file are sorted by; one column alone has each value once."""
+"""The columns that sort the rows of each file. Where one column sorts a file, it has each value once."""
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around the reading of a Parquet file: an error of Arrow or of the disk becomes a CorruptFileError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+
+
+def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The row groups of a Parquet file in order, with all columns or some of them."""
+    with reading(path), pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, columns=columns)
+
+
+def column_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> Counter[str]:
+    """Compressed bytes of each column in some row groups; the leaves of a nested column count as one column."""
+    sizes: Counter[str] = Counter()
+    for group in groups:
+        row_group = metadata.row_group(group)
+        for place in range(row_group.num_columns):
+            chunk = row_group.column(place)
+            sizes[chunk.path_in_schema.partition(".")[0]] += chunk.total_compressed_size
+    return sizes
 
 
 def check_files(folder: Path, num_rows: Mapping[str, int]) -> None:
-    """Compares the footers of a snapshot's Parquet files with what they must be; `num_rows` by file, where known."""
+    """Checks the footers of a snapshot's Parquet files. `num_rows` holds the known numbers of rows, by file."""
     always = ("events", "items", "users", *(["features"] if (folder / "features.json").exists() else []))
     for name, required in REQUIRED.items():
         path = folder / f"{name}.parquet"
         if not path.exists() and name not in always:
             continue
-        try:
-            with pq.ParquetFile(path) as file:
-                schema, count = file.schema_arrow, file.metadata.num_rows
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise CorruptFileError(f"{path} cannot be read: {error}") from None
+        with reading(path), pq.ParquetFile(path) as file:
+            schema, count = file.schema_arrow, file.metadata.num_rows
         if len(set(schema.names)) < len(schema.names):
-            raise CorruptFileError(f"{path} has two columns of one name")
+            raise CorruptFileError(f"{path} has two columns of the same name")
         for column, types in {**OPTIONAL.get(name, {}), **required}.items():
             found = schema.field(column).type if column in schema.names else None
             if found not in types and (column in required or found is not None):
@@ -77,9 +103,9 @@ def check_files(folder: Path, num_rows: Mapping[str, int]) -> None:
 
 
 def check_rows(table: pa.Table, path: Path) -> None:
-    """Raises CorruptFileError where rows of a snapshot's file lack a value or are out of order.
+    """Raises CorruptFileError where rows lack a value or are out of order.
 
-    The rows of `table` lie together in the file.
+    `table` holds consecutive rows of the snapshot's file at `path`.
     """
     for column in REQUIRED.get(path.stem, {}):
         if column in table.column_names and table[column].null_count:
@@ -93,9 +119,9 @@ def check_rows(table: pa.Table, path: Path) -> None:
 
 
 def out_of_order(keys: Sequence[Ints], before: tuple[int, ...] | None, *, strictly: bool = False) -> Ints:
-    """Rows whose `keys`, first key first, are below those of the row before them (`before` of the first row).
+    """The rows whose `keys`, compared first key first, are smaller than the keys of the row before.
 
-    With `strictly`, equal ones count as well.
+    `before` holds the keys of the row before the first row. With `strictly`, rows with equal keys count as well.
     """
     if before is not None:
         keys = [np.concatenate([[first], key]) for first, key in zip(before, keys, strict=True)]

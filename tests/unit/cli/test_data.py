@@ -258,7 +258,7 @@ def test_a_password_is_not_shown() -> None:
     [
         (["--user", "a"], 2, "nothing to forget them in"),
         (["--user", " ", "--data", "{dataset}"], 2, "no user to forget"),
-        (["--user", SECRET, "--data", "nowhere"], 3, "nowhere is no dataset"),
+        (["--user", SECRET, "--data", "nowhere"], 3, "nowhere is not a dataset's folder"),
     ],
 )
 def test_forget_needs_users_and_places(
@@ -298,7 +298,7 @@ def test_retain_writes_nothing_where_nobody_knows_what_may_be_removed(
 ) -> None:
     old = open_dataset(ten_days).path
     answer = tackboard("data", "retain", ten_days, "--days", "2", "--prune", "--runs", tmp_path / "nowhere")
-    assert answer.code == 2 and "is no folder of runs" in answer.err
+    assert answer.code == 2 and "is not a folder of runs" in answer.err
     assert open_dataset(ten_days).path == old
 
 

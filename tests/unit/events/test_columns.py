@@ -87,7 +87,7 @@ def test_unusable_ids_are_named_by_their_place_and_never_shown(values: list[Any]
 def test_numbers_above_int64_are_named_by_their_place() -> None:
     large = column([1, None, 2**63], pa.uint64())
     for parse in (parse_ids, parse_requests):
-        with pytest.raises(DataError, match="log.csv line 4: 'u' holds a number above"):
+        with pytest.raises(DataError, match="log.csv line 4: the column 'u' holds a number above"):
             parse(large, "u", place=place)
 
 

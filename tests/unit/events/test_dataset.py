@@ -84,7 +84,7 @@ def test_the_same_events_imported_at_once_are_one_snapshot(
     monkeypatch.setattr(files, "observer", import_too)
     path = write_dataset(tmp_path, "tiny", events())
     assert others[1:] == [path]
-    assert "the same events were imported in the same second" in capsys.readouterr().err
+    assert "the same events were imported twice in the same second" in capsys.readouterr().err
     assert open_dataset(tmp_path / "tiny").path == path.resolve()
     assert sorted(entry.name for entry in (tmp_path / "tiny").iterdir()) == [path.name, "latest"]
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tackboard.core.errors import CorruptFileError
-from tackboard.events.layout import Layout, RowReader, compact, cut_buckets, read_layout, write_buckets
+from tackboard.events.layout import Layout, RowReader, cut_buckets, read_layout, write_buckets
+from tackboard.events.schema import without_unused_names
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 20))
@@ -104,7 +105,7 @@ def test_rows_are_read_by_position_and_only_what_is_needed(tmp_path: Path) -> No
 def test_a_row_group_carries_no_strings_of_others(tmp_path: Path) -> None:
     names = pa.array([f"a rather long name of a user, number {n}" for n in range(5000)]).dictionary_encode()
     table = pa.table({"name": names.cast(pa.dictionary(pa.int32(), pa.string()))})
-    piece = compact(table.slice(10, 3))
+    piece = without_unused_names(table.slice(10, 3), larger_than=100)
     assert len(piece["name"].chunk(0).dictionary) == 3
     assert piece.schema == table.schema
     assert piece["name"].to_pylist() == names.to_pylist()[10:13]

@@ -39,8 +39,8 @@ def test_events_are_sorted_by_user_time_and_order_and_get_ids() -> None:
         ({"user": pa.array([1, None, 2], pa.int64())}, "1 events have no user"),
         ({"position": pa.array([0, 1, 2], pa.int64())}, "position is int64"),
         ({"colour": pa.array([0, 1, 2], pa.int32())}, "colour is int32"),
-        ({"Colour": pa.array([0, 1, 2])}, "field 'Colour'"),
-        ({"class": pa.array([0, 1, 2])}, "field 'class'"),
+        ({"Colour": pa.array([0, 1, 2])}, "field named 'Colour'"),
+        ({"class": pa.array([0, 1, 2])}, "field named 'class'"),
         ({"user_id": pa.array([0, 1, 2])}, "reserved"),
         ({"time": pa.array([0, 1, 2])}, "reserved"),
     ],
@@ -77,7 +77,7 @@ def test_fields_come_last_with_their_nulls_and_text_is_encoded() -> None:
 
 def test_two_fields_of_one_name_are_refused() -> None:
     twice = events(dwell=pa.array([1, 2, 3])).append_column("dwell", pa.array([1, 2, 3]))
-    with pytest.raises(DataError, match="two fields dwell"):
+    with pytest.raises(DataError, match="two fields named dwell"):
         check_events(twice)
 
 

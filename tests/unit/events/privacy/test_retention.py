@@ -207,7 +207,7 @@ def test_what_cannot_be(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="--days"):
             retain(old, days=days)
     add_forgotten(folder, range(100, 112))
-    with pytest.raises(DataError, match="no event of .* would be left"):
+    with pytest.raises(DataError, match="no event of .* would remain"):
         retain(old)
     assert open_dataset(folder).path == old.path
     assert not list(folder.glob(".*"))
@@ -342,7 +342,7 @@ def test_a_run_of_another_dataset_is_of_no_concern(folder: Path, tmp_path: Path)
     (tmp_path / "other").mkdir()
     run_of(runs, "a", tmp_path / "other", None, "running")
     assert snapshots_in_use(folder, runs) == {}
-    with pytest.raises(UsageError, match="no folder of runs"):
+    with pytest.raises(UsageError, match="not a folder of runs"):
         snapshots_in_use(folder, tmp_path / "nowhere")
     (runs / "b").mkdir()
     (runs / "b" / "config.json").write_text("{}")
