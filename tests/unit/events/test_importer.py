@@ -246,7 +246,7 @@ def test_vectors_come_from_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"i": [10], "v": pa.array([[1.0, 2.0]], pa.list_(pa.float64(), 2))}), items)
     assert run(tmp_path, GOOD, items=items)[0].read_items(["v"])["v"].type == pa.list_(pa.float32(), 2)
     pq.write_table(pa.table({"i": [10, 12], "v": pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2))}), items)
-    with pytest.raises(DataError, match="store that column as lists without a fixed size"):
+    with pytest.raises(DataError, match="store this column as lists without a fixed size"):
         run(tmp_path, GOOD, items=items)
 
 

@@ -70,7 +70,7 @@ def test_bad_rows_are_counted_or_refused(config: ImportConfig, tmp_path: Path) -
 
 
 def test_impressions_need_the_column_of_requests(config: ImportConfig, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--impressions without --request"):
+    with pytest.raises(UsageError, match="--impressions needs --request"):
         import_log(dataclasses.replace(config, request=None), tmp_path / "datasets", "shop")
 
 

@@ -116,7 +116,7 @@ def test_unusable_rows_are_counted_up_to_the_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", [events(), events(pa.string())])
 def test_impressions_need_requests(tmp_path: Path, table: pa.Table) -> None:
     names = {"user": "who", "item": "what", "time": "when"}
-    with pytest.raises(UsageError, match="--impressions without --request"):
+    with pytest.raises(UsageError, match="--impressions needs --request"):
         parse(tmp_path, HEADER + "1,14,1714557600,b,\n", table, names)
 
 

@@ -108,7 +108,7 @@ def test_what_no_log_can_be_is_refused(folder: Path) -> None:
         find_logs([folder])
     (folder / "link.csv").unlink()
     (folder / "notes.md").touch()
-    with pytest.raises(DataError, match="notes.md is no log by its name"):
+    with pytest.raises(DataError, match="notes.md is not a log, judging by its name"):
         find_logs([folder])
     (folder / "notes.md").unlink()
     (folder / "old").mkdir()

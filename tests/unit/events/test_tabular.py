@@ -163,10 +163,10 @@ def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(DataError, match="pipe.csv is no regular file"):
+    with pytest.raises(DataError, match="pipe.csv is not a regular file"):
         inspect(tmp_path / "pipe.csv")
     (tmp_path / "link.csv").symlink_to("gone.csv")
-    with pytest.raises(DataError, match="link.csv is a symlink to nothing"):
+    with pytest.raises(DataError, match="link.csv is a symlink whose target does not exist"):
         inspect(tmp_path / "link.csv")
 
 
@@ -212,5 +212,5 @@ def test_as_many_columns_as_are_allowed_are_read(tmp_path: Path) -> None:
 def test_a_first_line_without_end_is_told_as_such(tmp_path: Path) -> None:
     path = tmp_path / "endless.csv"
     path.write_text("x" + "ä" * (1 << 20))
-    with pytest.raises(DataError, match="the first line has more than 1,048,576 bytes"):
+    with pytest.raises(DataError, match="has a first line of more than 1,048,576 bytes"):
         inspect(path)

@@ -25,7 +25,7 @@ USUAL_EVENTS = 50
 """If the median is below this, a day without events is not a gap."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has at least this many times the average number of events, because in a small log every share is large."""
+"""A heavy user has at least this many times the average number of events: in a small log, every share is large."""
 Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ids, sorted, and how many events each has."""
 

@@ -58,11 +58,15 @@ class Forgotten:
 
 @dataclasses.dataclass(frozen=True)
 class Remains:
-    """How many users of the list a snapshot still holds, and how many events of these users."""
+    """The users of the list that a snapshot still holds, sorted, and the number of their events."""
 
     snapshot: Path
-    num_users: int
+    user_ids: NDArray[np.int64]
     num_events: int
+
+    @property
+    def num_users(self) -> int:
+        return len(self.user_ids)
 
 
 def user_ids_of(name: str) -> list[int]:
@@ -189,15 +193,9 @@ def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
 
 
 def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
-    """How many forgotten users a snapshot still holds, and how many events of these users."""
-    user_ids, num_events = _held(snapshot, forgotten)
-    return Remains(snapshot, len(user_ids), num_events)
-
-
-def _held(snapshot: Path, forgotten: Forgotten) -> tuple[NDArray[np.int64], int]:
-    """The forgotten users in a snapshot, sorted, and the number of their events."""
+    """The forgotten users that a snapshot still holds."""
     if not len(forgotten):
-        return forgotten.user_ids, 0
+        return Remains(snapshot, forgotten.user_ids, 0)
     path = snapshot / "users.parquet"
     with reading(path):
         users = pq.read_table(path, columns=["user_id", "num_events"])
@@ -205,7 +203,7 @@ def _held(snapshot: Path, forgotten: Forgotten) -> tuple[NDArray[np.int64], int]
     held = forgotten.holds(ids)
     num_events = int(numpy_column(users, "num_events")[held].sum())
     others = [_held_in(snapshot / name, forgotten) for name in WITH_USERS if (snapshot / name).is_file()]
-    return np.unique(np.concatenate([ids[held], *others])), num_events
+    return Remains(snapshot, np.unique(np.concatenate([ids[held], *others])), num_events)
 
 
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
@@ -251,11 +249,7 @@ def forget_users(names: Sequence[str], folders: Sequence[Path]) -> list[Listed]:
     listed = []
     for folder in folders:
         forgotten = add_forgotten(folder, ids)
-        found: set[int] = set()
-        remains = []
-        for path in snapshots_of(folder):
-            held, num_events = _held(path, forgotten)
-            found |= set(held.tolist()) & set(ids)
-            remains += [Remains(path, len(held), num_events)] if len(held) else []
-        listed.append(Listed(frozenset(found), remains))
+        remains = [remains_in(path, forgotten) for path in snapshots_of(folder)]
+        found = {user_id for one in remains for user_id in one.user_ids.tolist()} & set(ids)
+        listed.append(Listed(frozenset(found), [one for one in remains if one.num_users]))
     return listed

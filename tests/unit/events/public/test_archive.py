@@ -79,7 +79,7 @@ def test_an_archive_that_ends_early_is_called_damaged(tmp_path: Path, name: str)
         archive.writestr("one.bin", bytes(range(256)) * 40)
     assert Download([path]).names() == ["one.bin"]
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"is damaged: no zip archive, or one that ends early \(10,") as caught:
+    with pytest.raises(DataError, match=r"is damaged: not a zip archive, or one that ends early \(10,") as caught:
         Download([path])
     assert caught.value.fix == "download it again"
 
@@ -87,5 +87,5 @@ def test_an_archive_that_ends_early_is_called_damaged(tmp_path: Path, name: str)
 @pytest.mark.parametrize("content", [b"", b"<html>sign in first</html>"])
 def test_what_is_only_named_like_an_archive_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(DataError, match="a.zip is damaged: no zip archive"):
+    with pytest.raises(DataError, match="a.zip is damaged: not a zip archive"):
         Download([tmp_path / "a.zip"])

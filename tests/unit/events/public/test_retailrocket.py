@@ -30,7 +30,7 @@ def test_a_line_is_a_user_whose_last_event_is_the_purchase(import_tiny: Callable
     ("line", "words"),
     [
         ("3\t5 6\t2\t5", "retail_beh.test.inter line 2 has 2 items and 1 types"),
-        ("3\t5\t9\t5", "a code 9 that has no name"),
+        ("3\t5\t9\t5", "the code 9 has no name"),
         ("3\t5\t2", "as published"),
     ],
 )
