@@ -138,7 +138,7 @@ def test_warnings_of_check_are_no_failure(tackboard: Program, make_dataset: Make
     answer = tackboard("data", "check", folder)
     assert answer.code == 0
     assert answer.out.splitlines()[0].endswith(": 2 events, 1 user, 1 item")
-    assert "warning  events.parquet: 1 row repeats user, item, action and time of a row before it (row 1)" in answer.out
+    assert "warning  events.parquet: 1 row repeats user, item, action and time of an earlier row (row 1)" in answer.out
     assert "warning  events.parquet: 2 rows were received before they happened (row 0, 1)" in answer.out
     assert "0 errors, 2 warnings; rows are counted from 0" in answer.out
 
