@@ -33,7 +33,6 @@ LOADERS: dict[str, list[Callable[[Path], Any]]] = {
 }
 DATA_INVALID = 3
 RANDOM_BITS = 4
-MANY_RANDOM_BITS = 500
 
 
 @pytest.fixture(scope="module")
@@ -141,33 +140,21 @@ def test_a_damaged_checkpoint_is_never_the_latest(originals: dict[str, Path], tm
     assert latest() == tmp_path / "step-00000012"
 
 
-def test_every_cut_is_found(kind: str, folder: Path) -> None:
+def test_a_cut_missing_added_or_swapped_file_is_found(kind: str, folder: Path, tmp_path: Path) -> None:
     for path in files_of(folder):
         whole = path.read_bytes()
-        for length in {0, 1, len(whole) // 2, len(whole) - 1}:
-            path.write_bytes(whole[:length])
+        for content in (b"", whole[: len(whole) // 2], whole[:-1], whole + b"\n"):
+            path.write_bytes(content)
             assert_refused(kind, folder, path)
-        path.write_bytes(whole + b"\n")
+        path.unlink()
         assert_refused(kind, folder, path)
         path.write_bytes(whole)
-
-
-def test_a_missing_file_is_found(kind: str, folder: Path, tmp_path: Path) -> None:
-    for path in files_of(folder):
-        path.rename(tmp_path / "away")
-        assert_refused(kind, folder, path)
-        (tmp_path / "away").rename(path)
-
-
-@pytest.mark.parametrize("name", ["extra.safetensors", ".hidden", f"inside/{MANIFEST}"])
-def test_an_added_file_is_found(kind: str, folder: Path, name: str) -> None:
-    added = folder / name
-    added.parent.mkdir(exist_ok=True)
-    added.write_bytes(b"x")
-    assert_refused(kind, folder, added)
-
-
-def test_two_swapped_files_are_found(kind: str, folder: Path, tmp_path: Path) -> None:
+    for name in ("extra.safetensors", ".hidden", f"inside/{MANIFEST}"):
+        added = folder / name
+        added.parent.mkdir(exist_ok=True)
+        added.write_bytes(b"x")
+        assert_refused(kind, folder, added)
+        added.unlink()
     first, second = [path for path in files_of(folder) if path.name != MANIFEST][:2]
     first.rename(tmp_path / "away")
     second.rename(first)
@@ -186,16 +173,8 @@ def test_a_file_of_another_checkpoint_is_found(originals: dict[str, Path], tmp_p
         load_checkpoint(newer)
 
 
-def test_every_single_bit_of_the_manifest(kind: str, folder: Path) -> None:
+def test_every_byte_of_the_manifest(kind: str, folder: Path) -> None:
     manifest = folder / MANIFEST
-    for bit in range(8 * manifest.stat().st_size):
-        with flipped(manifest, bit), pytest.raises(CorruptFileError, match=r"MANIFEST\.json"):
+    for byte in range(manifest.stat().st_size):
+        with flipped(manifest, 8 * byte + byte % 8), pytest.raises(CorruptFileError, match=r"MANIFEST\.json"):
             verify_manifest(folder, kind)
-
-
-def test_many_random_bits(kind: str, folder: Path) -> None:
-    files = files_of(folder)
-    for path in files:
-        for bit in bits_of(path, MANY_RANDOM_BITS // len(files) + 1):
-            with flipped(path, bit):
-                assert_refused(kind, folder, path)

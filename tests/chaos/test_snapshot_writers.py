@@ -1,6 +1,7 @@
-"""A backfill, a label job or an import that is killed, or whose disk fails, leaves the old or the whole new snapshot.
+"""A backfill, a label job, an import or a retention that is stopped at any point leaves the old or the new snapshot.
 
-`make test` stops each job at a few points, `make test-slow` at all of them; the next run of the job always ends well.
+It is killed, or its disk fails. `make test` stops each job at a few points, `make test-slow` at all of them; the next run
+always ends well. Forgetting is stopped too: a user is on the list or not, and no import brings back a listed user.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tackboard.core import keyed_random
 from tackboard.core.manifest import verify_manifest
 from tackboard.data.requests import read_labels, read_requests
 from tackboard.events.dataset import Dataset, open_dataset
+from tackboard.events.privacy.forgetting import read_forgotten, remains_in
 from tackboard.features.stored import read_features_table
 
 if TYPE_CHECKING:
@@ -26,7 +28,11 @@ else:
 KILLED = -9
 SPEC = str(Path(__file__).parents[2] / "examples" / "features.py")
 SEALED = ("SNAPSHOT:before-rename", "SNAPSHOT:after-rename", "latest:before-rename", "latest:after-rename")
+WRITES = ("before-write", "after-write", "after-fsync", "after-rename")
 NUM_OLD, NUM_NEW = 20, 300
+USERS = (3, 17, 60)
+QUICK_MOVES = {("after-rename", "kill"), ("after-write", "ENOSPC")}
+SETTINGS = ["num_users=60", "num_items=80", "num_topics=5", "median_events=12", "max_events=30"]
 
 
 class Job:
@@ -36,6 +42,10 @@ class Job:
     """Points that the job is known to pass."""
     quick: ClassVar[tuple[str, ...]] = ()
     """Points at which `make test` kills the job."""
+    promoted: ClassVar[tuple[str, ...]] = ("latest:after-rename",)
+    """Points after which `latest` is the new snapshot."""
+    num_snapshots: ClassVar[int | None] = 2
+    """Snapshots after the second start: a complete one is taken up, not made again."""
     arguments: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, nursery: Nursery, name: str) -> None:
@@ -69,8 +79,7 @@ class Job:
         outcome = self.run()
         assert outcome.code == 0, outcome.log
         assert self.check()
-        if not isinstance(self, Import):
-            assert len(list(self.folder.glob("[0-9]*"))) == 2, "a complete snapshot is taken up, not made again"
+        assert self.num_snapshots in (None, len(list(self.folder.glob("[0-9]*"))))
         assert {path.name for path in self.folder.glob(".*")} <= {".lock"}, "the next writer takes over a lock file"
 
 
@@ -97,6 +106,8 @@ class Label(Job):
 class Import(Job):
     """A log that was imported once and has grown since."""
 
+    num_snapshots = None
+    promoted = ("latest:after-rename", *(f"recipe.py:{move}" for move in WRITES))
     points = ("layout.json:after-write", "events.parquet:after-fsync", "items.parquet:after-fsync", *SEALED)
     quick = ("layout.json:after-write", "events.parquet:after-fsync", "latest:before-rename")
 
@@ -122,7 +133,55 @@ class Import(Job):
         assert latest.num_events == NUM_NEW
 
 
-JOBS: tuple[type[Job], ...] = (Backfill, Label, Import)
+class Retain(Job):
+    """Users who were forgotten, in a folder of datasets of its own, and no runs."""
+
+    num_snapshots = 1
+    points = ("events.parquet:after-group", "users.parquet:after-write", "statistics.json:before-describe", *SEALED)
+    promoted = ("latest:after-rename", "SNAPSHOT:before-removal", "SNAPSHOT:during-removal")
+    quick = ("events.parquet:after-group", "SNAPSHOT:after-rename", "SNAPSHOT:during-removal")
+
+    def prepare(self) -> None:
+        self.folder = self.folder / "small"
+        super().prepare()
+        (self.folder.parent / "runs").mkdir()
+        assert self.forget().code == 0
+
+    def forget(self, **order: Any) -> Outcome:
+        users = [word for user in USERS for word in ("--user", str(user))]
+        return self.nursery.run(["data", "forget", *users, "--data", str(self.folder)], **order)
+
+    def run(self, **order: Any) -> Outcome:
+        runs = str(self.folder.parent / "runs")
+        return self.nursery.run(
+            ["data", "retain", str(self.folder), "--days", "60", "--prune", "--runs", runs], **order
+        )
+
+    def check_new(self, latest: Dataset) -> None:
+        for table in (latest.read_events(["user_id"]), latest.read_users(["user_id"])):
+            assert set(USERS).isdisjoint(table["user_id"].to_pylist())
+        assert remains_in(latest.path, read_forgotten(self.folder)).num_users == 0
+
+    def import_again(self, **order: Any) -> Outcome:
+        settings = [word for setting in SETTINGS for word in ("--set", setting)]
+        place = ["--name", "small", "--out", str(self.folder.parent), "--seed", "5"]
+        return self.nursery.run(["data", "synth", *place, *settings], **order)
+
+    def come_back(self) -> None:
+        """An import of the same users does not bring them back."""
+        again = self.import_again()
+        assert again.code == 0, again.log
+        assert self.check() and open_dataset(self.folder).num_users == 57
+
+
+class Forget(Retain):
+    def prepare(self) -> None:
+        self.folder = self.folder / "small"
+        Job.prepare(self)
+        (self.folder.parent / "runs").mkdir()
+
+
+JOBS: tuple[type[Job], ...] = (Backfill, Label, Import, Retain)
 
 
 @pytest.fixture(scope="module", params=JOBS, ids=lambda job: job.__name__)
@@ -145,7 +204,7 @@ def disturb(nursery: Nursery, job: type[Job], point: str, action: str) -> None:
     trial = job(nursery, f"{action}-{point}")
     outcome = trial.run(at=[point, 1], action=action)
     assert outcome.code == (KILLED if action == "kill" else 2), f"{point}: {outcome.log}"
-    assert trial.check() == (point == "latest:after-rename" or point.startswith("recipe.py"))
+    assert trial.check() == (point in job.promoted)
     if action != "kill":
         assert "Traceback" not in outcome.log and 1 <= len(outcome.error_lines) <= 3
         assert not list(trial.folder.glob(".*")), "what is given up is removed at once"
@@ -180,6 +239,33 @@ def test_every_point_of_the_writer(nursery: Nursery, job: type[Job], points: lis
     for point in points:
         if action != "kill" or point not in job.quick:
             disturb(nursery, job, point, action)
+
+
+@pytest.mark.parametrize(
+    ("move", "action"),
+    [
+        pytest.param(move, action, marks=() if (move, action) in QUICK_MOVES else pytest.mark.slow)
+        for move in WRITES
+        for action in ("kill", "ENOSPC")
+    ],
+)
+def test_forgetting_that_is_stopped_leaves_a_whole_list(nursery: Nursery, move: str, action: str) -> None:
+    world = Forget(nursery, f"forget-{action}-{move}")
+    outcome = world.forget(at=[f"forgotten.json:{move}", 1], action=action)
+    assert outcome.code == (KILLED if action == "kill" else 2), outcome.log
+    assert len(read_forgotten(world.folder)) == (2 * len(USERS) if move == "after-rename" else 0), "all or none"
+    assert not world.check()
+    assert world.forget().code == 0
+    world.finish()
+    world.come_back()
+
+
+def test_an_import_that_was_killed_before_it_was_promoted_brings_nobody_back(nursery: Nursery) -> None:
+    world = Retain(nursery, "overtaken")
+    # Killed with its snapshot complete but not promoted.
+    assert world.import_again(at=["SNAPSHOT:after-rename", 1], action="kill").code == KILLED
+    assert not world.check()
+    world.come_back()
 
 
 @pytest.mark.slow

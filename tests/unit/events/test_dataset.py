@@ -89,19 +89,6 @@ def test_the_same_events_imported_at_once_are_one_snapshot(
     assert sorted(entry.name for entry in (tmp_path / "tiny").iterdir()) == [path.name, "latest"]
 
 
-def test_every_flipped_byte_is_found_and_the_file_named(tmp_path: Path) -> None:
-    path = write_dataset(tmp_path, "log", events())
-    for name in ("events.parquet", "items.parquet", "statistics.json", "MANIFEST.json"):
-        data = bytearray((path / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (path / name).write_bytes(bytes(data))
-        with pytest.raises(CorruptFileError, match=name):
-            open_dataset(path)
-        data[len(data) // 2] ^= 1
-        (path / name).write_bytes(bytes(data))
-    open_dataset(path)
-
-
 def test_a_writer_that_dies_at_any_point_leaves_the_old_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,18 +98,11 @@ def test_a_writer_that_dies_at_any_point_leaves_the_old_dataset(
     write_dataset(tmp_path / "elsewhere", "log", events(6))
     before_latest = points[: points.index("latest:before-rename")]
 
-    class Died(Exception):
-        pass
-
-    for point_to_die in range(len(before_latest)):
-        reached = iter(range(len(points)))
-
-        def observe(point: str, die_at: int = point_to_die, reached: object = reached) -> None:
-            if next(reached) == die_at:  # type: ignore[call-overload]
-                raise Died
-
-        monkeypatch.setattr(files, "observer", observe)
-        with pytest.raises(Died):
+    for last in range(len(before_latest)):
+        # Fails at the last of these points: the iterator has no value for it.
+        left = iter(range(last))
+        monkeypatch.setattr(files, "observer", lambda _point, left=left: next(left))
+        with pytest.raises(StopIteration):
             write_dataset(tmp_path, "log", events(6))
         monkeypatch.setattr(files, "observer", None)
         assert open_dataset(tmp_path / "log").num_events == 4
@@ -150,11 +130,6 @@ def test_fields_versions_and_vectors_are_written_and_read_back(tmp_path: Path) -
     assert dataset.read_history("user") is None
     with pytest.raises(UsageError, match="item, user"):
         dataset.read_history("items")
-    data = bytearray((dataset.path / "item_history.parquet").read_bytes())
-    data[len(data) // 2] ^= 1
-    (dataset.path / "item_history.parquet").write_bytes(bytes(data))
-    with pytest.raises(CorruptFileError, match=r"item_history\.parquet"):
-        open_dataset(dataset.path)
 
 
 def test_a_plain_log_has_neither_fields_nor_versions(tmp_path: Path) -> None:

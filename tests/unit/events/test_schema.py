@@ -6,7 +6,7 @@ import pytest
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import string_id
 from tackboard.events import schema
-from tackboard.events.schema import NAMES, check_events, complete_events, encode, id_type, ids_of
+from tackboard.events.schema import NAMES, check_events, complete_events, encode, ids_of
 
 
 def events(**changes: object) -> pa.Table:
@@ -50,11 +50,6 @@ def test_events_that_break_the_schema_are_refused(changes: dict[str, object], wo
         check_events(events(**changes))
 
 
-def test_optional_columns_are_kept_after_the_required_ones() -> None:
-    table = complete_events(events(position=pa.array([0, 1, None], pa.int32())))
-    assert table.column_names == [*schema.EVENT_COLUMNS, "position", "user_id", "item_id"]
-
-
 def test_fields_come_last_with_their_nulls_and_text_is_encoded() -> None:
     twice = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["x", "x", None]))
     fields = {
@@ -95,8 +90,3 @@ def test_encode_joins_chunks_with_different_dictionaries() -> None:
     array = encode(chunks)
     assert array.to_pylist() == ["a", "b", "b", "c"]
     assert len(set(array.dictionary.to_pylist())) == len(array.dictionary)
-
-
-def test_id_types_are_named_as_requests_give_them() -> None:
-    assert id_type(pa.int64()) == "int64"
-    assert id_type(NAMES) == "string"

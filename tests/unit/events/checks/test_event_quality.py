@@ -43,10 +43,6 @@ def found(*tables: pa.Table, births: list[int] | None = None, max_user_share: fl
     return {finding.rule: finding for finding in findings.sorted()}
 
 
-def test_nothing_is_wrong() -> None:
-    assert found(table()) == {}
-
-
 def test_a_repeated_event_is_found_within_a_row_group_and_across_two() -> None:
     same = {"time_ms": [START_MS] * 4, "received_ms": [START_MS] * 4}
     twice = table(**same, item=[10, 11, 10, 10], item_id=[10, 11, 10, 10])

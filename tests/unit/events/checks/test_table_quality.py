@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tackboard.events.checks.findings import Finding, Findings
-from tackboard.events.checks.table_quality import EntityCheck, KnownIds, RequestCheck, is_known
+from tackboard.events.checks.table_quality import EntityCheck, KnownIds, RequestCheck
 
 START_MS = 1_700_000_000_000
 
@@ -74,8 +74,3 @@ def test_ids_of_two_row_groups_must_rise() -> None:
     check.look(pa.table({"item_id": [0], "num_events": [1]}))
     assert {one.rule: one.rows for one in findings.sorted()} == {"duplicate-id": (2,), "not-sorted": (4,)}
     assert check.ids() is None, "not before all of it was read"
-
-
-def test_membership() -> None:
-    assert is_known(np.array([1, 2, 9]), np.array([2, 9])).tolist() == [False, True, True]
-    assert is_known(np.array([1]), np.zeros(0, dtype=np.int64)).tolist() == [False]

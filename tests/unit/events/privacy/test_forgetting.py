@@ -143,20 +143,6 @@ def test_a_snapshot_or_its_folder_may_be_given(folder: Path, tmp_path: Path) -> 
         dataset_folder(tmp_path)
 
 
-def test_a_list_that_cannot_be_written_stays_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_forgotten(folder, [1])
-
-    def fail(point: str) -> None:
-        if point == f"{FILE_NAME}:after-write":
-            raise OSError(28, "full", point)
-
-    monkeypatch.setattr(files, "observer", fail)
-    with pytest.raises(OSError, match="full"):
-        add_forgotten(folder, [2])
-    monkeypatch.setattr(files, "observer", None)
-    assert read_forgotten(folder).user_ids.tolist() == [1]
-
-
 def test_an_import_leaves_forgotten_users_out_of_every_table(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
     rows = [
         (name, "a", "click", "home", START_MS + place) for place, name in enumerate(("anna", "ben", "anna", "cleo"))
