@@ -1,7 +1,7 @@
 """A backfill, a label job, an import or a retention that is stopped at any point leaves the old or the new snapshot.
 
-It is killed, or its disk fails. `make test` stops each job at a few points, `make test-slow` at all of them; the next run
-always ends well. Forgetting is stopped too: a user is on the list or not, and no import brings back a listed user.
+It is killed, or its disk fails. `make test` stops each job at a few points, `make test-slow` at all of them; the next
+run always ends well. Forgetting is stopped too: a user is on the list or not, and no import brings back a listed user.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from tackboard.core import keyed_random
 from tackboard.core.manifest import verify_manifest
 from tackboard.data.requests import read_labels, read_requests
 from tackboard.events.dataset import Dataset, open_dataset
@@ -145,7 +144,8 @@ class Retain(Job):
         self.folder = self.folder / "small"
         super().prepare()
         (self.folder.parent / "runs").mkdir()
-        assert self.forget().code == 0
+        if type(self) is Retain:
+            assert self.forget().code == 0
 
     def forget(self, **order: Any) -> Outcome:
         users = [word for user in USERS for word in ("--user", str(user))]
@@ -175,10 +175,7 @@ class Retain(Job):
 
 
 class Forget(Retain):
-    def prepare(self) -> None:
-        self.folder = self.folder / "small"
-        Job.prepare(self)
-        (self.folder.parent / "runs").mkdir()
+    """The same users before they are forgotten."""
 
 
 JOBS: tuple[type[Job], ...] = (Backfill, Label, Import, Retain)
@@ -266,12 +263,3 @@ def test_an_import_that_was_killed_before_it_was_promoted_brings_nobody_back(nur
     assert world.import_again(at=["SNAPSHOT:after-rename", 1], action="kill").code == KILLED
     assert not world.check()
     world.come_back()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(10))
-def test_an_import_killed_at_a_random_instant(nursery: Nursery, number: int) -> None:
-    shop = Import(nursery, f"random-{number}")
-    shop.run(after_s=0.3 * keyed_random.uniform(30, number).item())
-    shop.check()
-    shop.finish()

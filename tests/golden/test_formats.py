@@ -69,21 +69,6 @@ def test_labelled_dataset_with_buckets() -> None:
     assert batch.request_ms.tolist() == [1_700_000_000_000 + 60_000 * minute for minute in (2, 1, 5, 6)]
 
 
-def test_checkpoint_version_1() -> None:
-    from tackboard.checkpoint.store import load_checkpoint
-    from tackboard.core.vocabulary import Vocabulary
-    from tackboard.models.interface import build_model
-    from tackboard.train.config import config_from_json
-
-    checkpoint = load_checkpoint(GOLDEN / "checkpoint-v1")
-    config = config_from_json(checkpoint.state["config"])
-    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
-    model = build_model(config.model, vocabulary)
-    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
-    assert checkpoint.state["step"] == 3
-    assert set(checkpoint.tensors) == {"dense", "tables", "optimizer"}
-
-
 def scores_of(scorer: Any, after_ms: int | None = None) -> Any:
     """Scores of request.json's candidates, for a request this long after the last event, or at no given time."""
     request = json.loads((GOLDEN / "request.json").read_text())

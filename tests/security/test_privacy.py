@@ -214,34 +214,6 @@ def test_a_value_out_of_range_is_told_without_its_user(world: World, tmp_path: P
     other.run("features", "backfill", "own.py", "--data", "datasets/private", code=3)
 
 
-def test_a_snapshot_that_breaks_every_rule_around_one_user(world: World, tmp_path: Path) -> None:
-    import pyarrow as pa
-
-    from tackboard.events.dataset import write_dataset
-
-    def named(values: list[Any]) -> pa.Array:
-        return pa.array(values, pa.int64()) if world.kind == "int" else pa.array(values).dictionary_encode()
-
-    count = 17_000
-    columns = {
-        "user": named([world.user] * count),
-        "item": pa.array([7] * count),
-        "action": pa.array(["click"] * count).dictionary_encode(),
-        "surface": pa.array(["home"] * count).dictionary_encode(),
-        "time_ms": pa.array([1000] * count),
-        "received_ms": pa.array([0] * count),
-        "order": pa.array(range(count)),
-        "request": pa.array([f"p{row}" for row in range(count)]),
-        "position": pa.array([-1] * count, pa.int32()),
-    }
-    write_dataset(tmp_path, "broken", pa.table(columns))
-    broken = World(tmp_path, world.kind, world.program)
-    answer = broken.run("data", "check", "broken", code=3)
-    for words in ("before 1990", "below 0", "repeat user", "received before", "more than 16,000"):
-        assert words in answer.out
-    broken.run("data", "stats", "broken")
-
-
 def request_of(world: World, **changes: Any) -> dict[str, Any]:
     mine = [row for row in world.rows() if row[0] == world.planted][:5]
     history = [

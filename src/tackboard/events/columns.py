@@ -39,12 +39,6 @@ class Ids:
     empty: NDArray[np.bool_]
     """Rows without a usable id. Their value is a placeholder."""
 
-    @property
-    def codes(self) -> NDArray[np.int64]:
-        """One int64 per row; two are equal if the ids are equal."""
-        array = self.values.indices if pa.types.is_dictionary(self.values.type) else self.values
-        return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
-
 
 def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, place: Place = in_row) -> Ids:
     """Ids of a column of integers, integral floats or text. `wanted` (`int64` or `string`) forces the type.

@@ -39,7 +39,17 @@ from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, wr
 from tackboard.core.progress import say
 from tackboard.events.entities import entity_table, split_versions
 from tackboard.events.layout import FILE_NAME as LAYOUT
-from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
+from tackboard.events.layout import (
+    ROWS_PER_BUCKET,
+    Layout,
+    RowReader,
+    check_files,
+    check_rows,
+    cut_buckets,
+    read_layout,
+    reading,
+    write_buckets,
+)
 from tackboard.events.privacy.forgetting import (
     promote,
     read_forgotten,
@@ -51,7 +61,6 @@ from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import FIELDS as STATISTICS
 from tackboard.events.statistics import OPTIONAL_FIELDS as OPTIONAL_STATISTICS
 from tackboard.events.statistics import describe
-from tackboard.events.stored_tables import check_files, check_rows, reading
 from tackboard.events.vectors import from_stored, to_stored
 
 KIND = "dataset"
@@ -87,7 +96,6 @@ class Dataset:
 
     @property
     def num_users(self) -> int:
-        """Users with events."""
         return int(self.statistics["num_users"])
 
     @property
@@ -97,12 +105,11 @@ class Dataset:
 
     @property
     def user_type(self) -> str:
-        """`int64` or `string`."""
+        """`int64` or `string`, like `item_type`."""
         return str(self.statistics["user_type"])
 
     @property
     def item_type(self) -> str:
-        """`int64` or `string`."""
         return str(self.statistics["item_type"])
 
     @property
@@ -131,7 +138,6 @@ class Dataset:
         return self.path / EVENTS
 
     def read_events(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The events, or some of their columns."""
         return _read(self.events_path, columns)
 
     @functools.cached_property
@@ -264,12 +270,7 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     `verify=False` checks only the manifest's own seal. A path without a dataset raises DataError. A file that differs
     from the manifest raises CorruptFileError with its name.
     """
-    folder = Path(path)
-    if not (folder / MANIFEST).exists() and (folder / LATEST).exists():
-        folder = (folder / LATEST).resolve()
-    if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
-        refuse_dangling(Path(path))
-        raise _no_dataset(Path(path))
+    folder = snapshot_folder(Path(path))
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
     if manifest.get("kind") != KIND:
         raise DataError(f"{folder} is a {manifest.get('kind')}, not a dataset", allowed="allowed: a dataset")
@@ -279,6 +280,16 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     num_events = statistics["num_events"]
     check_files(folder, {"events": num_events, "features": num_events, "items": statistics["num_items_listed"]})
     return Dataset(path=folder, manifest=manifest, statistics=statistics)
+
+
+def snapshot_folder(path: Path) -> Path:
+    """A snapshot folder itself, or the newest snapshot of a dataset folder. Other paths raise DataError."""
+    is_dataset = not (path / MANIFEST).exists() and (path / LATEST).exists()
+    folder = (path / LATEST).resolve() if is_dataset else path
+    if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
+        refuse_dangling(path)
+        raise _no_dataset(path)
+    return folder
 
 
 def index_folder(snapshot: Path) -> Path | None:
@@ -348,23 +359,15 @@ class _HashSink(io.RawIOBase):
 
 
 def _no_dataset(path: Path) -> DataError:
-    folders = path.parent.iterdir() if path.parent.is_dir() else ()
-    siblings = sorted(p.name for p in folders if (p / LATEST / EVENTS).exists())
-    close = suggest(path.name, siblings)
-    make_one = "make a dataset with `tackboard init` or `tackboard data synth`"
-    return DataError(
-        f"{path} holds no dataset",
-        allowed=f"datasets in {path.parent}: {', '.join(siblings[:10])}" if siblings else "",
-        fix=_how_to_import(path) or (f"did you mean {path.parent / close}?" if close else make_one),
-    )
-
-
-def _how_to_import(path: Path) -> str:
-    """How to import the public dataset that has the name of `path`; empty if there is no such dataset."""
     from tackboard.events.public.listing import DATASETS  # Imported here because its importers import this module.
 
-    if path.name not in DATASETS:
-        return ""
-    place = "" if path.parent == Path("datasets") else f" --out {path.parent}"
-    source = DATASETS[path.name].source
-    return f"download it ({source}), then `tackboard data import {path.name} FILE{place}`"
+    folders = path.parent.iterdir() if path.parent.is_dir() else ()
+    siblings = sorted(p.name for p in folders if (p / LATEST / EVENTS).exists())
+    fix = "make a dataset with `tackboard init` or `tackboard data synth`"
+    if path.name in DATASETS:
+        place = "" if path.parent == Path("datasets") else f" --out {path.parent}"
+        fix = f"download it ({DATASETS[path.name].source}), then `tackboard data import {path.name} FILE{place}`"
+    elif close := suggest(path.name, siblings):
+        fix = f"did you mean {path.parent / close}?"
+    allowed = f"datasets in {path.parent}: {', '.join(siblings[:10])}" if siblings else ""
+    return DataError(f"{path} holds no dataset", allowed=allowed, fix=fix)

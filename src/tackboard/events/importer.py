@@ -23,6 +23,7 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
+from tackboard.events import schema
 from tackboard.events.columns import Ids, Place, parse_ids, parse_names, parse_positions, parse_requests
 from tackboard.events.dataset import check_place, write_dataset
 from tackboard.events.entities import VALID_FROM
@@ -139,10 +140,10 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
     report = ImportReport()
     files = find_logs(config.files)
     events = read_events(_without_others_position(config, files), files, report)
-    attributes: dict[str, pa.Table | None] = {"item": None, "user": None}
-    for kind, path in (("item", config.items), ("user", config.users)):
-        if path is not None:
-            attributes[kind] = _read_attributes(config, kind, path, events.schema.field(kind).type, report)
+    attributes = {
+        kind: None if path is None else _read_attributes(config, kind, path, events.schema.field(kind).type, report)
+        for kind, path in (("item", config.items), ("user", config.users))
+    }
     impressions = _read_impressions(config, events, attributes, report) if config.impressions else None
     _count_forgotten(read_forgotten(root / name), events, impressions, report)
     path = write_dataset(
@@ -211,11 +212,9 @@ def _required_columns(
 ) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
     """The canonical columns of the usable rows, and the numbers of these rows: None if all rows are usable."""
     users = parse_ids(log.take(config.user), config.user, place=log.place_of)
-    progress.advance()
     items = parse_ids(log.take(config.item), config.item, place=log.place_of)
-    progress.advance()
     times = parse_times(log.take(config.time), config.time, log.place_of)
-    progress.advance()
+    progress.advance(3)
     report.time_unit = times.unit
     usable = _drop_bad(config, log, users, items, times.good, report)
     columns: dict[str, Any] = {"user": users.values, "item": items.values, "time_ms": times.ms}
@@ -400,9 +399,8 @@ def _read_attributes(
     rows = read(source, as_text=[name for name in (id_column, birth, valid_from) if name is not None])
     if not rows.table.num_rows:
         raise DataError(f"{path} has a header but no rows", fix=f"give a file with at least one {kind}, or no file")
-    wanted = "int64" if pa.types.is_integer(id_type) else "string"
-    ids = parse_ids(rows.table[id_column], id_column, wanted, rows.place_of)
-    codes = ids.codes
+    ids = parse_ids(rows.table[id_column], id_column, schema.id_type(id_type), rows.place_of)
+    codes = _codes(ids.values)
     # Only among the usable rows: the placeholder of an empty id may equal a real id that comes later.
     good = np.flatnonzero(~ids.empty)
     since = None
@@ -444,8 +442,9 @@ def _read_impressions(
 
 def _refuse_same_version(kind: str, rows: Rows, ids: Ids, since: Times, good: NDArray[np.int64]) -> None:
     """Raises DataError with the lines if an id has two rows that hold from the same time."""
-    order = good[np.lexsort((good, since.ms[good], ids.codes[good]))]
-    codes, times = ids.codes[order], since.ms[order]
+    codes = _codes(ids.values)
+    order = good[np.lexsort((good, since.ms[good], codes[good]))]
+    codes, times = codes[order], since.ms[order]
     again = np.flatnonzero((codes[1:] == codes[:-1]) & (times[1:] == times[:-1]))
     if not len(again):
         return

@@ -25,10 +25,9 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.events.columns import Place, one_array, parse_ids, parse_positions, parse_requests
 from tackboard.events.dataset import Dataset
 from tackboard.events.entities import VALID_FROM
-from tackboard.events.layout import Layout, RowReader
+from tackboard.events.layout import Layout, RowReader, reading, row_groups
 from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.schema import id_type, ids_of, numpy_column
-from tackboard.events.stored_tables import reading, row_groups
 from tackboard.events.tabular import inspect
 from tackboard.events.times import parse_times
 
@@ -92,15 +91,8 @@ def parse_impressions(
     if position is not None:
         places, num_unparsable = parse_positions(log.columns[position].filter(keep), position, log.place_of)
     users, items = user.values.filter(keep), item.values.filter(keep)
-    table = pa.table(
-        {
-            "user_id": ids_of(users, "user"),
-            "time_ms": times.ms[good],
-            "request": requests.filter(keep),
-            "position": places,
-            "item_id": ids_of(items, "item"),
-        }
-    )
+    columns_in_order = ids_of(users, "user"), times.ms[good], requests.filter(keep), places, ids_of(items, "item")
+    table = pa.table(dict(zip(COLUMNS, columns_in_order, strict=True)))
     keys = [numpy_column(table, "item_id"), positions_of(table), *common_codes(table["request"])]
     order = np.lexsort((*keys, numpy_column(table, "time_ms"), numpy_column(table, "user_id")))
     num_dropped = log.num_rows + log.num_malformed - table.num_rows
@@ -157,7 +149,10 @@ class Impressions:
         action. So they come in parts of ROWS_PER_PART, or of one user who has more. Every event comes once.
         """
         if self.shown is not None:
-            yield self._with_request(_shown_events(events, self.shown)), events
+            rows = events.filter(pc.equal(events["action"], self.shown))
+            if "position" not in rows.column_names:
+                rows = rows.append_column("position", pa.nulls(rows.num_rows, pa.int32()))
+            yield self._with_request(rows.select(list(COLUMNS))), events
             return
         assert self.offsets is not None
         first, end = int(self.offsets[bucket]), int(self.offsets[bucket + 1])
@@ -267,13 +262,6 @@ def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -
         return requests.cast(pa.string())
     numbers = parse_ids(pa.chunked_array([requests]), name, "int64", place)
     return pa.array(numbers.values.to_numpy(), mask=numbers.empty)
-
-
-def _shown_events(events: pa.Table, shown: str) -> pa.Table:
-    rows = events.filter(pc.equal(events["action"], shown))
-    if "position" not in rows.column_names:
-        rows = rows.append_column("position", pa.nulls(rows.num_rows, pa.int32()))
-    return rows.select(list(COLUMNS))
 
 
 def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:

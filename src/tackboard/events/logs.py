@@ -126,8 +126,9 @@ def read_log(files: Sequence[Path], wanted: Mapping[str, str], fields: Mapping[s
             tables.append(rows.table)
             parts.append(dataclasses.replace(rows, table=rows.table.slice(0, 0)))
     starts = (0, *np.cumsum([table.num_rows for table in tables]).tolist())
-    joined = {column: _joined([table[column] for table in tables], types[column]) for column in columns}
-    return Log(tuple(parts), starts, joined, Counter([*wanted.values(), *fields.values()]))
+    joined = pa.concat_tables([table.select(columns).cast(pa.schema(types)) for table in tables])
+    by_name = {column: joined[column] for column in columns}
+    return Log(tuple(parts), starts, by_name, Counter([*wanted.values(), *fields.values()]))
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -152,8 +153,8 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _matching(pattern: Path) -> list[Path]:
-    names = glob.glob(str(pattern), recursive=True)
-    files = [path for name in names if not (path := Path(name)).is_dir() and not path.name.startswith((".", "_"))]
+    found = map(Path, glob.glob(str(pattern), recursive=True))
+    files = [path for path in found if not path.is_dir() and not path.name.startswith((".", "_"))]
     if not files:
         raise UsageError(f"no file matches {pattern}", fix="give the path of a CSV or Parquet file")
     return files
@@ -186,9 +187,3 @@ def _kind(type_: pa.DataType) -> str:
     if is_text(type_):
         return "text"
     return "integer" if pa.types.is_integer(type_) and type_ != pa.uint64() else str(type_)
-
-
-def _joined(columns: list[pa.ChunkedArray], type_: pa.DataType) -> pa.ChunkedArray:
-    same = [column if column.type == type_ else column.cast(type_) for column in columns]
-    chunks = [chunk for column in same for chunk in column.chunks]
-    return pa.chunked_array(chunks, type=type_)

@@ -37,6 +37,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
     per_user = np.diff(np.append(starts, len(user_id)))
     per_item = numpy_column(items, "num_events")
     per_item = np.sort(per_item[per_item > 0])[::-1]
+    num_sessions = len(time_ms) - int((same_user & (np.diff(time_ms) <= SESSION_GAP_MS)).sum())
     return {
         "num_events": len(user_id),
         "num_users": len(per_user),
@@ -53,7 +54,11 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
         "actions": name_shares(events["action"]),
         "surfaces": name_shares(events["surface"]),
         "gaps_s": _spread(np.diff(time_ms)[same_user] / 1000.0, disposable=True),
-        "sessions": _sessions(time_ms, same_user, len(per_user)),
+        "sessions": {
+            "count": num_sessions,
+            "per_user": num_sessions / len(per_user),
+            "events_per_session": len(time_ms) / num_sessions,
+        },
         "item_births": _births(items, int(time_ms.min()), int(time_ms.max())),
         "fields": {
             name: {"type": FIELD_KINDS[events[name].type], "num_missing": events[name].null_count}
@@ -112,12 +117,6 @@ def _repeats(
     distinct = 1 + int((keys[1:] != keys[:-1]).sum())
     immediate = int((same_user & (item_id[1:] == item_id[:-1])).sum())
     return {"share": 1.0 - distinct / len(item_id), "immediate_share": immediate / len(item_id)}
-
-
-def _sessions(time_ms: NDArray[np.int64], same_user: NDArray[np.bool_], num_users: int) -> dict[str, float]:
-    inside = same_user & (np.diff(time_ms) <= SESSION_GAP_MS)
-    count = len(time_ms) - int(inside.sum())
-    return {"count": count, "per_user": count / num_users, "events_per_session": len(time_ms) / count}
 
 
 def _births(items: pa.Table, first_ms: int, last_ms: int) -> dict[str, float]:

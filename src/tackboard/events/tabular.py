@@ -310,16 +310,9 @@ def _undecodable_rows(source: Source) -> Iterator[None]:
         sys.unraisablehook = usual
         if failed:
             with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:
-                number = next((n for n, line in enumerate(file, start=1) if not _is_utf8(line)), 1)
+                lines = enumerate(file, start=1)
+                number = next((n for n, line in lines if line.decode(errors="ignore").encode() != line), 1)
             raise _unreadable(source, pa.ArrowInvalid(f"UTF8 Row #{number}"))
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress: Progress) -> pa.Table:

@@ -117,16 +117,6 @@ def test_impressions_need_requests(tmp_path: Path, table: pa.Table) -> None:
         parse(tmp_path, HEADER + "1,14,1714557600,b,\n", table, names)
 
 
-def test_a_folder_of_impressions(tmp_path: Path) -> None:
-    folder = tmp_path / "shown"
-    folder.mkdir()
-    (folder / "b.csv").write_text(HEADER + "1,14,1714557600,b,1\n")
-    (folder / "a.csv").write_text(HEADER + "1,13,1714557600,b,0\n")
-    shown = parse_impressions([folder], NAMES, complete_events(events(pa.string())), 0.01)
-    assert shown.table["item_id"].to_pylist() == [13, 14]
-    assert (shown.users.to_pylist(), shown.items.to_pylist()) == ([1], [13, 14])
-
-
 @pytest.mark.parametrize("text", [False, True])
 def test_what_was_only_shown_is_listed(tmp_path: Path, text: bool) -> None:
     def ids(*numbers: int) -> pa.Array:

@@ -14,6 +14,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from tackboard.core.errors import DataError
 from tackboard.events.checks.measures import (
     MISSING,
     Floats,
@@ -26,7 +27,6 @@ from tackboard.events.checks.measures import (
     names_in,
     number_columns,
     numbers_in,
-    require_events,
 )
 from tackboard.events.schema import numpy_column
 
@@ -146,7 +146,8 @@ class _Scale:
             place = np.clip(np.searchsorted(self._items, items), 0, len(self._items) - 1)
             known = self._items[place] == items
             values[ITEM] += np.bincount(np.where(known, place, len(self._items)), minlength=len(values[ITEM]))
-        require_events(part, int(values[ITEM].sum()))
+        if not values[ITEM].any():
+            raise DataError(f"{part.dataset.path} has no event in this range", fix="give another range, or no range")
         return values
 
     def label(self, column: str, place: int) -> str:

@@ -26,18 +26,16 @@ USUAL_EVENTS = 50
 DAYS_NAMED = 5
 MANY_USERS = 10
 """A heavy user has at least this many times the average number of events: in a small log, every share is large."""
-Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Ids, sorted, and how many events each has."""
 
 
 class EventCheck(TableCheck):
-    """Checks the events of a snapshot."""
+    """Checks the events of a snapshot; `users` and `items` count them."""
 
     def __init__(self, findings: Findings, known: KnownIds, *, now_ms: int) -> None:
         super().__init__(EVENTS, findings, {})
         self._known, self._now_ms = known, now_ms
         self._right: set[str] = set()
-        self._users, self._items = IdCounts(), IdCounts()
+        self.users, self.items = IdCounts(), IdCounts()
         self._days: dict[int, int] = {}
         self._groups: list[tuple[int, int, int]] = []
         self._held: NDArray[np.int64] = np.zeros((0, 5), dtype=np.int64)
@@ -55,7 +53,7 @@ class EventCheck(TableCheck):
             self._check_duplicates(table)
         if "user_id" in self._right:
             users, valid = integers(table["user_id"])
-            self._users.add(users[valid])
+            self.users.add(users[valid])
             self._groups.append((self.num_rows, int(users[0]), int(users[-1])))
             self._check_known("unknown-user", table["user_id"], self._known.users)
         if "item_id" in self._right:
@@ -63,7 +61,7 @@ class EventCheck(TableCheck):
 
     def finish(self, max_user_share: float) -> None:
         """Checks the rules about all events together."""
-        counts = self.user_counts()[1]
+        counts = self.users.result()[1]
         if len(counts):
             share = counts.max() / counts.sum()
             if share > max(max_user_share, MANY_USERS / len(counts)):
@@ -75,12 +73,6 @@ class EventCheck(TableCheck):
             days = np.array(gaps[:DAYS_NAMED], dtype="datetime64[D]").astype(str)
             more = f" and {len(gaps) - DAYS_NAMED} more" if len(gaps) > DAYS_NAMED else ""
             self._findings.add("day-gap", EVENTS, ", ".join(days) + more, count=len(gaps))
-
-    def user_counts(self) -> Counts:
-        return self._users.result()
-
-    def item_counts(self) -> Counts:
-        return self._items.result()
 
     def row_groups(self) -> tuple[list[int], list[int], list[int]]:
         """First row, first user and last user of each row group."""
@@ -147,7 +139,7 @@ class EventCheck(TableCheck):
 
     def _check_items(self, table: pa.Table) -> None:
         items, valid = integers(table["item_id"])
-        self._items.add(items[valid])
+        self.items.add(items[valid])
         self._check_known("unknown-item", table["item_id"], self._known.items)
         known, births = self._known.items, self._known.births
         if known is not None and births is not None and len(births) and "time_ms" in self._right:

@@ -229,9 +229,3 @@ def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> 
             fix="check this machine's clock and the unit of the log's times",
         )
     return newest, num_future
-
-
-def require_events(part: Slice, num_events: int) -> None:
-    """Raises DataError if a slice holds no event."""
-    if not num_events:
-        raise DataError(f"{part.dataset.path} has no event in this range", fix="give another range, or no range")

@@ -31,8 +31,8 @@ from tackboard.events.checks.measures import (
     user_counts_in,
 )
 from tackboard.events.dataset import LABEL, REQUESTS, Dataset
+from tackboard.events.layout import column_bytes, reading, row_groups
 from tackboard.events.schema import numpy_column
-from tackboard.events.stored_tables import column_bytes, reading, row_groups
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 DURATIONS_S: tuple[tuple[str, float], ...] = (
@@ -73,7 +73,7 @@ def profile(dataset: Dataset) -> dict[str, Any]:
         for name in missing:
             missing[name] += table[name].null_count
     per_user = np.concatenate(user_counts)
-    item_ids, per_item = items.result()
+    (item_ids, per_item), (day_numbers, per_day) = items.result(), days.result()
     num_events = int(per_user.sum())
     return {
         "dataset": dataset.name,
@@ -82,7 +82,11 @@ def profile(dataset: Dataset) -> dict[str, Any]:
         "num_users": len(per_user),
         "num_items": len(item_ids),
         "num_items_listed": dataset.num_items,
-        "days": _by_day(*days.result()),
+        "days": {
+            "first": str(np.datetime64(int(day_numbers[0]), "D")),
+            "day": (day_numbers - day_numbers[0]).tolist(),
+            "events": per_day.tolist(),
+        },
         "hours": hours.tolist(),
         "actions": _shares(actions),
         "surfaces": _shares(surfaces),
@@ -124,12 +128,6 @@ class _Durations:
 def _by_share(quantiles: NDArray[np.float64]) -> dict[str, float]:
     """Quantiles at SHARES by name; empty without quantiles."""
     return {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=False)}
-
-
-def _by_day(days: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[str, Any]:
-    """Events per day: the first day, and for each day with events the days since the first and its events."""
-    first = np.datetime64(int(days[0]), "D")
-    return {"first": str(first), "day": (days - days[0]).tolist(), "events": counts.tolist()}
 
 
 def _shares(names: NameCounts) -> dict[str, float]:

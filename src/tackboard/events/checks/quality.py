@@ -30,7 +30,7 @@ from tackboard.events.checks.table_quality import (
     RequestCheck,
     TableCheck,
 )
-from tackboard.events.dataset import EVENTS, KIND, LATEST, open_dataset
+from tackboard.events.dataset import EVENTS, KIND, snapshot_folder
 from tackboard.events.privacy import forgetting
 from tackboard.events.privacy.forgetting import read_forgotten
 
@@ -63,11 +63,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
     A user with more than `max_user_share` of the events is a heavy user. Events after `now_ms`, by default the clock's
     time, lie in the future.
     """
-    folder = path
-    if not (path / MANIFEST).exists() and (path / LATEST).exists():
-        folder = (path / LATEST).resolve()
-    if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
-        open_dataset(path)  # Raises an error that lists the datasets.
+    folder = snapshot_folder(path)
     findings = Findings()
     if not _check_manifest(folder, findings):
         return QualityReport(folder, 0, 0, 0, findings.sorted())
@@ -86,8 +82,8 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
     _run(events, files, findings)
     events.finish(max_user_share)
     if events.is_whole:
-        items.compare_counts(events.item_counts())
-        users.compare_counts(events.user_counts())
+        items.compare_counts(events.items.result())
+        users.compare_counts(events.users.result())
         _check_statistics(folder, events, findings)
     histories = [HistoryCheck(kind, known, findings) for kind in ("item", "user")]
     for other in (*histories, ImpressionCheck(known, findings), RequestCheck(known, findings, now_ms)):
@@ -99,7 +95,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
             num_rows = pq.read_metadata(files[FEATURES]).num_rows
             if num_rows != events.num_rows:
                 findings.add("row-count", FEATURES, f"has {num_rows:,} rows for {events.num_rows:,} events")
-    num_users = len(events.user_counts()[0]) if events.is_whole else 0
+    num_users = len(events.users.result()[0]) if events.is_whole else 0
     num_items = 0 if known.items is None else len(known.items)
     return QualityReport(folder, events.num_rows, num_users, num_items, findings.sorted())
 
@@ -171,7 +167,7 @@ def _check_statistics(folder: Path, events: EventCheck, findings: Findings) -> N
         if (folder / "statistics.json").is_file():
             findings.add("file-unreadable", "statistics.json", type(error).__name__)
         return
-    counted = (events.num_rows, len(events.user_counts()[0]), len(events.item_counts()[0]))
+    counted = (events.num_rows, len(events.users.result()[0]), len(events.items.result()[0]))
     for (name, value), right in zip(said.items(), counted, strict=True):
         if value != right:
             findings.add("statistics", "statistics.json", f"{name} is {value}, {EVENTS} says {right}")

@@ -27,8 +27,8 @@ from tackboard.core.files import remove_leftovers, replace_symlink, write_bytes_
 from tackboard.core.hashing import string_id
 from tackboard.core.locks import wait_for_lock
 from tackboard.core.manifest import MANIFEST, seal, unseal
+from tackboard.events.layout import reading
 from tackboard.events.schema import ids_of, numpy_column, without_unused_names
-from tackboard.events.stored_tables import reading
 
 FILE_NAME = "forgotten.json"
 KIND = "forgotten users"
@@ -233,11 +233,7 @@ def snapshots_of(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """The result of forgetting users in one dataset.
-
-    `found` are the given ids that occur in a snapshot. `remains` are the snapshots that still hold forgotten users,
-    these users or users who were forgotten before.
-    """
+    """The given ids that occur in a snapshot of a dataset, and its snapshots that still hold any forgotten user."""
 
     found: frozenset[int]
     remains: list[Remains]

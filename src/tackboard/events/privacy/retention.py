@@ -28,10 +28,10 @@ from tackboard.core.documents import read_document
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
 from tackboard.events.checks.measures import DAY_MS, IdCounts, newest_time
-from tackboard.events.dataset import EVENTS, INDEX, LATEST, REQUESTS, Dataset
+from tackboard.events.dataset import EVENTS, INDEX, ITEMS, LATEST, REQUESTS, TRUTH, Dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.layout import FILE_NAME as LAYOUT
-from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, write_buckets
+from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, reading, row_groups, write_buckets
 from tackboard.events.privacy.forgetting import (
     Forgotten,
     read_forgotten,
@@ -43,11 +43,9 @@ from tackboard.events.privacy.forgetting import (
 from tackboard.events.schema import numpy_column, without_unused_names
 from tackboard.events.staging import derive_snapshot
 from tackboard.events.statistics import describe
-from tackboard.events.stored_tables import reading, row_groups
 
 FEATURES, IMPRESSIONS = "features.parquet", "impressions.parquet"
-ITEMS, USERS, USER_HISTORY, STATISTICS = "items.parquet", "users.parquet", "user_history.parquet", "statistics.json"
-TRUTH = "truth.json"
+USERS, USER_HISTORY, STATISTICS = "users.parquet", "user_history.parquet", "statistics.json"
 REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)
 WITHOUT_USERS = ("item_history.parquet", "features.json", "labels.json", TRUTH)
 """Files that name no user and stay as they are."""
@@ -226,7 +224,11 @@ class _Writer:
         if self._has(USER_HISTORY):
             history = self._read(USER_HISTORY)
             ids = numpy_column(history, "user_id")
-            stays = np.isin(ids, numpy_column(users, "user_id")) & ~self._superseded(ids, history)
+            stays = np.isin(ids, numpy_column(users, "user_id"))
+            if self._cutoff_ms is not None:
+                # No remaining event can see a version that was replaced before the cutoff.
+                since = numpy_column(history, VALID_FROM)
+                stays[:-1] &= (ids[1:] != ids[:-1]) | (since[1:] > self._cutoff_ms)
             _write(history.filter(pa.array(stays)), staging / USER_HISTORY)
 
     def _read(self, name: str) -> pa.Table:
@@ -250,14 +252,6 @@ class _Writer:
                 index = table.column_names.index(column)
                 table = table.set_column(index, table.schema.field(column), values)
         return table
-
-    def _superseded(self, ids: Ints, history: pa.Table) -> NDArray[np.bool_]:
-        """Versions that were replaced before the cutoff: no remaining event can see these versions."""
-        old = np.zeros(len(ids), dtype=bool)
-        if self._cutoff_ms is not None and len(ids):
-            since = numpy_column(history, VALID_FROM)
-            old[:-1] = (ids[1:] == ids[:-1]) & (since[1:] <= self._cutoff_ms)
-        return old
 
     def _write_impressions(self, path: Path) -> None:
         old = self._dataset.path / IMPRESSIONS

@@ -153,8 +153,7 @@ def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *,
 
 
 def _codes(column: pa.ChunkedArray) -> pa.Array:
-    array = encode(column) if pa.types.is_dictionary(column.type) else column
-    return array.indices if isinstance(array, pa.DictionaryArray) else array
+    return encode(column).indices if pa.types.is_dictionary(column.type) else column
 
 
 def _ids(values: Any) -> pa.Array:

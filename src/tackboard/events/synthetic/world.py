@@ -191,7 +191,12 @@ class _Walk:
         config = self.config
         drifting = np.flatnonzero(state.new_session & (draws[:, _COLUMN["drift"]] < config.drift_probability))
         slot = (draws[drifting, _COLUMN["drift_slot"]] * len(config.slot_weights)).astype(np.int64)
-        self.slots[drifting, slot] = _drifted(config, self.slots[drifting, slot], draws[drifting])
+        # A drifting interest goes one step round the ring, or to any topic.
+        choice = draws[drifting, _COLUMN["drift_topic"]]
+        near = self.slots[drifting, slot] + np.where(choice < 0.5, -1, 1)
+        anywhere = np.floor(choice * config.num_topics).astype(np.int64)
+        go_near = draws[drifting, _COLUMN["drift_near"]] < config.drift_near_share
+        self.slots[drifting, slot] = np.where(go_near, near % config.num_topics, anywhere)
         chance = switch_probability(config, state)
         anew = np.flatnonzero(state.new_session | (draws[:, _COLUMN["switch"]] < chance))
         share = np.broadcast_to(self.topic_share, (len(anew), len(self.topic_share)))
@@ -304,12 +309,3 @@ def keep_distinct(item: Ints, candidates: np.ndarray) -> np.ndarray:
     for column in range(1, candidates.shape[1]):
         keep[:, column] &= (candidates[:, :column] != candidates[:, column : column + 1]).all(axis=1)
     return np.asarray(keep)
-
-
-def _drifted(config: WorldConfig, topic: Ints, draws: Floats) -> Ints:
-    """Where a drifting interest goes: one step round the ring, or any topic."""
-    choice = draws[:, _COLUMN["drift_topic"]]
-    near = topic + np.where(choice < 0.5, -1, 1)
-    anywhere = np.floor(choice * config.num_topics).astype(np.int64)
-    go_near = draws[:, _COLUMN["drift_near"]] < config.drift_near_share
-    return np.asarray(np.where(go_near, near % config.num_topics, anywhere), dtype=np.int64)
