@@ -204,7 +204,9 @@ def disturb(nursery: Nursery, job: type[Job], point: str, action: str) -> None:
     assert trial.check() == (point in job.promoted)
     if action != "kill":
         assert "Traceback" not in outcome.log and 1 <= len(outcome.error_lines) <= 3
-        assert not list(trial.folder.glob(".*")), "what is given up is removed at once"
+        # A snapshot whose removal failed is removed by the next run.
+        left = [path for path in trial.folder.glob(".*") if ".gone-" not in path.name]
+        assert not left, "what is given up is removed at once"
     trial.finish()
 
 

@@ -202,7 +202,7 @@ FAULTS = [
     Fault("truth values for times", made("log", parquet(time=booleans)),
           ("log row 1: the time column 'time' has type bool",)),
     Fault("an integer id above 2^63", made("log", parquet(item=set_row(2**64 - 1, 30, "uint64"))),
-          ("log row 30: 'item' holds a number above 2^63 - 1",)),
+          ("log row 30: the column 'item' holds a number above 2^63 - 1",)),
     Fault("an id with a fraction", made("log", parquet(item=set_row(0.5, 12, "float64"))),
           ("log row 12: the id column 'item' holds fractions",)),
     # Times.

@@ -204,7 +204,7 @@ MISTAKES = [
         "a field with a reserved name",
         f"{INIT} --field action",
         WRONG_USE,
-        ("a field named 'action', which is reserved", "--field another_name=action"),
+        ("the field name 'action' is reserved", "--field another_name=action"),
         log(GOOD_LOG),
     ),
     Mistake(
