@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -193,8 +192,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="module")
 def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """A driver whose folder holds `disk`, 4 MB that nobody else sees, and what the commands read."""
-    recipe = f"{HERE / 'small_recipe.py'}:recipe"
+    """A driver whose folder holds `disk`, 4 MB that nobody else sees, a dataset and a log."""
     folder = tmp_path_factory.mktemp("full")
     (folder / "disk").mkdir()
     write_world(WORLD, folder / "datasets", "small")
@@ -202,18 +200,6 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     (folder / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
     mount = 'mount -t tmpfs -o size=4m small "$1" && shift && exec "$@"'
     nursery = Nursery(folder, ["unshare", "-m", "bash", "-c", mount, "bash", str(folder / "disk")])
-    for arguments in (
-        ["train", recipe, "--runs", "runs"],
-        ["train", recipe, "--runs", "begun", "--set", "training.steps=12"],
-        ["export", "runs/latest", "--out", "bundle"],
-        ["sequences", "create", "store.db"],
-    ):
-        made = nursery.run(arguments)
-        assert made.code == 0, made.log
-    (folder / "runs" / "latest").resolve().rename(folder / "done")
-    begun = (folder / "begun" / "latest").resolve()
-    (begun / "STATUS").write_text("running\n")
-    shutil.rmtree((begun / "checkpoints" / "latest").resolve())
     yield nursery
     nursery.close()
 

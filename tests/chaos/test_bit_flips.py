@@ -32,8 +32,6 @@ LOADERS: dict[str, list[Callable[[Path], Any]]] = {
     "dataset": [open_dataset],
 }
 DATA_INVALID = 3
-RANDOM_BITS = 4
-MANY_RANDOM_BITS = 500
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +104,10 @@ def verify(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return int(str(ended.value.code)), capsys.readouterr().err
 
 
-def test_one_flipped_bit_is_found(kind: str, folder: Path) -> None:
+@pytest.mark.parametrize("num_random", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_one_flipped_bit_is_found(kind: str, folder: Path, num_random: int) -> None:
     for path in files_of(folder):
-        for bit in bits_of(path, RANDOM_BITS):
+        for bit in bits_of(path, num_random):
             with flipped(path, bit):
                 assert_refused(kind, folder, path)
     for load in LOADERS[kind]:
@@ -141,33 +140,21 @@ def test_a_damaged_checkpoint_is_never_the_latest(originals: dict[str, Path], tm
     assert latest() == tmp_path / "step-00000012"
 
 
-def test_every_cut_is_found(kind: str, folder: Path) -> None:
+def test_a_cut_missing_added_or_swapped_file_is_found(kind: str, folder: Path, tmp_path: Path) -> None:
     for path in files_of(folder):
         whole = path.read_bytes()
-        for length in {0, 1, len(whole) // 2, len(whole) - 1}:
-            path.write_bytes(whole[:length])
+        for content in (b"", whole[: len(whole) // 2], whole[:-1], whole + b"\n"):
+            path.write_bytes(content)
             assert_refused(kind, folder, path)
-        path.write_bytes(whole + b"\n")
+        path.unlink()
         assert_refused(kind, folder, path)
         path.write_bytes(whole)
-
-
-def test_a_missing_file_is_found(kind: str, folder: Path, tmp_path: Path) -> None:
-    for path in files_of(folder):
-        path.rename(tmp_path / "away")
-        assert_refused(kind, folder, path)
-        (tmp_path / "away").rename(path)
-
-
-@pytest.mark.parametrize("name", ["extra.safetensors", ".hidden", f"inside/{MANIFEST}"])
-def test_an_added_file_is_found(kind: str, folder: Path, name: str) -> None:
-    added = folder / name
-    added.parent.mkdir(exist_ok=True)
-    added.write_bytes(b"x")
-    assert_refused(kind, folder, added)
-
-
-def test_two_swapped_files_are_found(kind: str, folder: Path, tmp_path: Path) -> None:
+    for name in ("extra.safetensors", ".hidden", f"inside/{MANIFEST}"):
+        added = folder / name
+        added.parent.mkdir(exist_ok=True)
+        added.write_bytes(b"x")
+        assert_refused(kind, folder, added)
+        added.unlink()
     first, second = [path for path in files_of(folder) if path.name != MANIFEST][:2]
     first.rename(tmp_path / "away")
     second.rename(first)
@@ -175,27 +162,9 @@ def test_two_swapped_files_are_found(kind: str, folder: Path, tmp_path: Path) ->
     assert_refused(kind, folder, first)
 
 
-def test_a_file_of_another_checkpoint_is_found(originals: dict[str, Path], tmp_path: Path) -> None:
-    newer = shutil.copytree(originals["checkpoint"], tmp_path / "newer")
-    older = originals["checkpoint"].parent / "step-00000009"
-    shutil.copy(older / "dense.safetensors", newer / "dense.safetensors")
-    with pytest.raises(CorruptFileError, match=r"dense\.safetensors"):
-        load_checkpoint(newer)
-    shutil.copy(older / MANIFEST, newer / MANIFEST)
-    with pytest.raises(CorruptFileError):
-        load_checkpoint(newer)
-
-
-def test_every_single_bit_of_the_manifest(kind: str, folder: Path) -> None:
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_bit_of_the_manifest(kind: str, folder: Path, step: int) -> None:
     manifest = folder / MANIFEST
-    for bit in range(8 * manifest.stat().st_size):
+    for bit in range(0, 8 * manifest.stat().st_size, step):
         with flipped(manifest, bit), pytest.raises(CorruptFileError, match=r"MANIFEST\.json"):
             verify_manifest(folder, kind)
-
-
-def test_many_random_bits(kind: str, folder: Path) -> None:
-    files = files_of(folder)
-    for path in files:
-        for bit in bits_of(path, MANY_RANDOM_BITS // len(files) + 1):
-            with flipped(path, bit):
-                assert_refused(kind, folder, path)

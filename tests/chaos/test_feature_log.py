@@ -34,7 +34,7 @@ for number in itertools.count():
 """
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.011, 0.023, 0.037])
+@pytest.mark.parametrize("delay_s", [0.0, 0.023])
 def test_a_killed_writer_leaves_a_readable_log(tmp_path: Path, delay_s: float) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

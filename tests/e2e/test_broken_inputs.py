@@ -202,7 +202,7 @@ FAULTS = [
     Fault("truth values for times", made("log", parquet(time=booleans)),
           ("log row 1: the time column 'time' has type bool",)),
     Fault("an integer id above 2^63", made("log", parquet(item=set_row(2**64 - 1, 30, "uint64"))),
-          ("log row 30: 'item' holds a number above 2^63 - 1",)),
+          ("log row 30: the column 'item' holds a number above 2^63 - 1",)),
     Fault("an id with a fraction", made("log", parquet(item=set_row(0.5, 12, "float64"))),
           ("log row 12: the id column 'item' holds fractions",)),
     # Times.
@@ -233,13 +233,14 @@ FAULTS = [
     Fault("a folder without logs", lambda folder: (folder / "log").mkdir(), ("log is a folder without logs",)),
     Fault("a folder of hidden files", file("log/_SUCCESS", ""), ("log is a folder without logs",)),
     Fault("something else in a folder of logs", both(file("log/a.csv", GOOD), file("log/notes.md", "x")),
-          ("log/notes.md is no log by its name", "*.csv", "move it away")),
+          ("log/notes.md is not a log, judging by its name", "*.csv", "move the file away")),
     Fault("a folder named like a log", both(file("log/a.csv", GOOD), lambda folder: (folder / "log" / "b.csv").mkdir()),
           ("log/b.csv is a folder inside a folder of logs",)),
     # Paths that hold no file.
-    Fault("a symlink to nothing", lambda folder: (folder / "log").symlink_to("gone"), ("log is a symlink to nothing",)),
-    Fault("a pipe", lambda folder: os.mkfifo(folder / "log"), ("log is no regular file",)),
-    Fault("a zip archive", log(b"PK\x03\x04 and more"), ("log is a zip archive", "unzip it")),
+    Fault("a symlink to nothing", lambda folder: (folder / "log").symlink_to("gone"),
+          ("log is a symlink whose target does not exist",)),
+    Fault("a pipe", lambda folder: os.mkfifo(folder / "log"), ("log is not a regular file",)),
+    Fault("a zip archive", log(b"PK\x03\x04 and more"), ("log is a zip archive", "unzip the archive")),
     # Files of attributes.
     Fault("two versions of a user from one time", both(log(GOOD), file("users.csv", VERSIONS)),
           ("one user at 5 in users.csv line 2 and line 4", "one row per id and time"), f"{INIT} --users users.csv"),

@@ -177,7 +177,7 @@ MISTAKES = [
         "a dataset name that is a path",
         f"{INIT} --name ../mine",
         WRONG_USE,
-        "dataset name '../mine' | letters, digits | --name",
+        "'../mine' is not a valid dataset name | letters, digits | --name",
         log(GOOD_LOG),
     ),
     Mistake(
@@ -191,7 +191,7 @@ MISTAKES = [
         "a field with a reserved name",
         f"{INIT} --field action",
         WRONG_USE,
-        "a field named 'action', which is reserved | --field another_name=action",
+        "the field name 'action' is reserved | --field another_name=action",
         log(GOOD_LOG),
     ),
     Mistake(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 GOLDEN = Path(__file__).parent
+HOUR_MS = 3_600_000
 SCORES_V1 = [3.375640630722046, 1.8154712915420532, -1.4119033813476562, 3.30361008644104]
 """Scores of request.json's candidates by bundle-v1 on the day it was made."""
 SCORES_V2 = [2.217665672302246, 1.5355850458145142, 0.7574293613433838, 1.8943089246749878]
@@ -68,95 +69,63 @@ def test_labelled_dataset_with_buckets() -> None:
     assert batch.request_ms.tolist() == [1_700_000_000_000 + 60_000 * minute for minute in (2, 1, 5, 6)]
 
 
-def test_checkpoint_version_1() -> None:
-    from tackboard.checkpoint.store import load_checkpoint
-    from tackboard.core.vocabulary import Vocabulary
-    from tackboard.models.interface import build_model
-    from tackboard.train.config import config_from_json
-
-    checkpoint = load_checkpoint(GOLDEN / "checkpoint-v1")
-    config = config_from_json(checkpoint.state["config"])
-    vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
-    model = build_model(config.model, vocabulary)
-    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
-    assert checkpoint.state["step"] == 3
-    assert set(checkpoint.tensors) == {"dense", "tables", "optimizer"}
+def scores_of(scorer: Any, after_ms: int | None = None) -> Any:
+    """Scores of request.json's candidates, for a request this long after the last event, or at no given time."""
+    request = json.loads((GOLDEN / "request.json").read_text())
+    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
+    time = {} if after_ms is None else {"request_ms": max(history["time_ms"]) + after_ms}
+    return scorer.score(scorer.reader.read(history, request["candidates"], **time))
 
 
-def test_bundle_version_1() -> None:
+def exported(checkpoint: Path, folder: Path) -> Any:
+    """A scorer of the bundle that the checkpoint is exported to."""
+    from tackboard.export.exporter import export_bundle
+    from tackboard.scoring.scorer import Scorer
+
+    export_bundle(checkpoint, folder / "bundle", name="new", version="1", tables="fp16")
+    return Scorer.load(folder / "bundle", num_threads=1)
+
+
+def test_bundle_version_1_and_a_checkpoint_of_version_1(tmp_path: Path) -> None:
+    """They say nothing of features: the model reads the standard ones, and scores as it did."""
+    from tackboard.cli.evaluate import evaluate_run
     from tackboard.scoring.scorer import Scorer
 
     scorer = Scorer.load(GOLDEN / "bundle-v1", num_threads=1)
-    request = json.loads((GOLDEN / "request.json").read_text())
-    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
-    assert scorer.signature.format_version == 1
-    assert scorer.signature.reads == ()
-    scores = scorer.score(scorer.reader.read(history, request["candidates"]))
-    assert np.allclose(scores, SCORES_V1, atol=1e-5)
+    assert (scorer.signature.format_version, scorer.signature.reads) == (1, ())
+    assert np.allclose(scores_of(scorer), SCORES_V1, atol=1e-5)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
+    shutil.copytree(GOLDEN / "checkpoint-v1", checkpoint)
+    scorer = exported(checkpoint, tmp_path)
+    assert scorer.signature.reads == ("history.item", "history.action", "history.surface", "history.gap")
+    assert np.allclose(scores_of(scorer), SCORES_V1, atol=1e-5)
+    table = evaluate_run(checkpoint, dataset=GOLDEN / "dataset-v1", quiet=True)
+    assert [row["name"] for row in table["rows"]] == ["popularity", "item-to-item", "model"]
 
 
-def test_bundle_version_2_with_features_version_1() -> None:
-    """Its model reads a window, a filter, a time zone and the gaps of its history."""
+def test_bundle_version_2_with_features_version_1(tmp_path: Path) -> None:
+    """Its model reads a window, a filter, a time zone and the gaps of its history. Its checkpoint is exported too."""
     from tackboard.scoring.scorer import Scorer
 
     scorer = Scorer.load(GOLDEN / "bundle-v2", num_threads=1)
     assert scorer.signature.format_version == 2
     assert scorer.signature.reads[-3:] == ("away", "saves_7d", "hour")
-    assert scorer.features.hash == FEATURES_HASH
     request = json.loads((GOLDEN / "request.json").read_text())
     history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
-    read = scorer.reader.read(history, request["candidates"], request_ms=max(history["time_ms"]) + 3_600_000)
-    assert np.allclose(scorer.score(read), SCORES_V2, atol=1e-5)
+    read = scorer.reader.read(history, request["candidates"], request_ms=max(history["time_ms"]) + HOUR_MS)
     assert scorer.compute_features(read)["hour"].to_pylist() == [(2 - 11.5) / 6.9]  # 01:00 UTC in the winter of 1970
-
-
-def test_a_checkpoint_with_features_is_exported(tmp_path: Path) -> None:
-    from tackboard.export.exporter import export_bundle
-    from tackboard.scoring.scorer import Scorer
-
-    export_bundle(GOLDEN / "checkpoint-v1-features", tmp_path / "bundle", name="new", version="1", tables="fp16")
-    scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
-    assert scorer.features.hash == FEATURES_HASH
-    request = json.loads((GOLDEN / "request.json").read_text())
-    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
-    read = scorer.reader.read(history, request["candidates"], request_ms=max(history["time_ms"]) + 3_600_000)
-    assert np.allclose(scorer.score(read), SCORES_V2, atol=1e-5)
-
-
-def test_a_checkpoint_of_version_1_is_exported_and_evaluated(tmp_path: Path) -> None:
-    """It says nothing of features: its model reads the standard ones, and scores as it did."""
-    from tackboard.cli.evaluate import evaluate_run
-    from tackboard.export.exporter import export_bundle
-    from tackboard.scoring.scorer import Scorer
-
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
-    shutil.copytree(GOLDEN / "checkpoint-v1", checkpoint)
-    export_bundle(checkpoint, tmp_path / "bundle", name="new", version="1", tables="fp16")
-    scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
-    assert scorer.signature.reads == ("history.item", "history.action", "history.surface", "history.gap")
-    request = json.loads((GOLDEN / "request.json").read_text())
-    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
-    scores = scorer.score(scorer.reader.read(history, request["candidates"]))
-    assert np.allclose(scores, SCORES_V1, atol=1e-5)
-    table = evaluate_run(checkpoint, dataset=GOLDEN / "dataset-v1", quiet=True)
-    assert [row["name"] for row in table["rows"]] == ["popularity", "item-to-item", "model"]
+    for one in (scorer, exported(GOLDEN / "checkpoint-v1-features", tmp_path)):
+        assert one.features.hash == FEATURES_HASH
+        assert np.allclose(scores_of(one, HOUR_MS), SCORES_V2, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", SCORES_FLAT)
-@pytest.mark.parametrize("source", ["bundle", "checkpoint"])
-def test_a_model_that_was_described_by_flat_settings_scores_as_it_did(tmp_path: Path, kind: str, source: str) -> None:
-    from tackboard.export.exporter import export_bundle
+def test_a_model_that_was_described_by_flat_settings_scores_as_it_did(tmp_path: Path, kind: str) -> None:
     from tackboard.scoring.scorer import Scorer
 
-    bundle = GOLDEN / f"bundle-v2-flat-{kind}"
-    if source == "checkpoint":
-        bundle = tmp_path / "bundle"
-        export_bundle(GOLDEN / f"checkpoint-v1-flat-{kind}", bundle, name="new", version="1", tables="fp16")
-    scorer = Scorer.load(bundle, num_threads=1)
-    request = json.loads((GOLDEN / "request.json").read_text())
-    history = {field: [event[field] for event in request["history"]] for field in request["history"][0]}
-    read = scorer.reader.read(history, request["candidates"], request_ms=max(history["time_ms"]) + 3_600_000)
-    assert np.allclose(scorer.score(read), SCORES_FLAT[kind], atol=1e-5)
+    stored = Scorer.load(GOLDEN / f"bundle-v2-flat-{kind}", num_threads=1)
+    for scorer in (stored, exported(GOLDEN / f"checkpoint-v1-flat-{kind}", tmp_path)):
+        assert np.allclose(scores_of(scorer, HOUR_MS), SCORES_FLAT[kind], atol=1e-5)
 
 
 def test_flat_settings_are_read_to_the_last_one() -> None:

@@ -107,7 +107,7 @@ def test_the_check_of_a_dataset_finds_links_and_pipes_and_opens_none(tmp_path: P
     os.mkfifo(folder / "users.parquet")
     (folder / "added").symlink_to("gone")
     report = check_dataset(folder)
-    found = {finding.file for finding in report.findings if "it is a link" in finding.wrong}
+    found = {finding.file for finding in report.findings if "is a link" in finding.wrong}
     assert found == {"added", "items.parquet", "users.parquet"}
 
 

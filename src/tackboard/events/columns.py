@@ -1,7 +1,7 @@
-"""Raw columns of a user's file in, canonical columns and what was wrong with them out.
+"""Raw columns of a user's file in, canonical columns and the unusable rows out.
 
-Ids become int64 where every one is a plain integer, else strings; surrounding spaces never matter. Names of actions
-and surfaces become dictionary-encoded strings. Nothing here drops a row: it says which rows are unusable.
+Ids become int64 if all of them are plain integers, else strings; surrounding spaces are ignored. Names of actions and
+surfaces become dictionary-encoded strings. This module drops no row; it says which rows are unusable.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tackboard.core.vocabulary import UNKNOWN_NAME
 from tackboard.events.schema import NAMES, encode
 
 Place = Callable[[int], str]
-"""Where a row of a column stands, in words: `clicks.csv line 7`."""
+"""Gives the place of a row in words: `clicks.csv line 7`."""
 _PLAIN_INTEGER = r"^(0|-?[1-9]\d{0,18})$"
 _LARGEST_EXACT_FLOAT = float(1 << 53)
 _CONTROL = "[\\x00\\n]"
 
 
 def in_row(row: int) -> str:
-    """The place of a row of a column that stands alone."""
+    """The place of a row in a column that does not come from a file."""
     return f"row {row + 1}"
 
 
@@ -37,20 +37,14 @@ class Ids:
 
     values: pa.Array
     empty: NDArray[np.bool_]
-    """Rows without a usable id; their value is a placeholder."""
-
-    @property
-    def codes(self) -> NDArray[np.int64]:
-        """One int64 per row, equal where the ids are equal."""
-        array = self.values.indices if pa.types.is_dictionary(self.values.type) else self.values
-        return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
+    """Rows without a usable id. Their value is a placeholder."""
 
 
 def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, place: Place = in_row) -> Ids:
-    """Ids of a column of integers, integral floats or text. `wanted` (`int64`, `string`) forces the type.
+    """Ids of a column of integers, integral floats or text. `wanted` (`int64` or `string`) forces the type.
 
-    Other types, fractions, integers above 2^63 - 1 and text with a NUL byte or a line break raise DataError; `place`
-    says where a row stands. With `wanted="int64"`, text that is no integer counts as empty.
+    Other types, fractions, integers above 2^63 - 1 and text with a NUL byte or a line break raise DataError, which
+    names the `place` of the row. With `wanted="int64"`, text that is not an integer counts as empty.
     """
     kind = column.type
     if pa.types.is_floating(kind):
@@ -58,7 +52,7 @@ def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, pla
     elif not (pa.types.is_integer(kind) or is_text(kind)):
         raise DataError(f"{place(0)}: the id column {name!r} has type {kind}", allowed="allowed: integers or text")
     if pa.types.is_integer(column.type) and wanted != "string":
-        integers = _as_int64(column, name, place)
+        integers = as_int64(column, name, place, fix="store the column as text")
         return Ids(values=one_array(integers.fill_null(0)), empty=column.is_null().to_numpy())
     array = encode(column.cast(pa.string()) if not is_text(kind) else column.fill_null(""))
     refuse_control(array, name, place)
@@ -66,31 +60,31 @@ def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, pla
 
 
 def parse_names(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> tuple[pa.DictionaryArray, int]:
-    """An action or surface column as names, and how many rows had none; those become `unknown`.
+    """A column of actions or surfaces as names, and how many rows had no name; these rows get `unknown`.
 
-    Columns that are no scalars and text with a NUL byte or a line break raise DataError.
+    Columns of lists or structs and text with a NUL byte or a line break raise DataError.
     """
     array = encode(as_text(column, name, place).fill_null(""))
     refuse_control(array, name, place)
-    trimmed = pc.utf8_trim_whitespace(array.dictionary)
-    empty = pc.equal(trimmed, "").to_numpy(zero_copy_only=False)
+    texts = pc.utf8_trim_whitespace(array.dictionary)
+    empty = pc.equal(texts, "").to_numpy(zero_copy_only=False)
     num_empty = int(empty[array.indices.to_numpy()].sum())
-    named = pc.if_else(pa.array(empty), UNKNOWN_NAME, trimmed)
+    named = pc.if_else(pa.array(empty), UNKNOWN_NAME, texts)
     return _remap(array, named), num_empty
 
 
 def parse_requests(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> pa.Array:
-    """Request ids: int64 where the file stores integers, else text; empty ones are null."""
+    """Request ids: int64 if the file stores integers, else text; empty ids are null."""
     if pa.types.is_integer(column.type):
-        return one_array(_as_int64(column, name, place))
-    text = one_array(pc.utf8_trim_whitespace(as_text(column, name, place)))
+        return one_array(as_int64(column, name, place, fix="store the column as text"))
+    text = one_array(trimmed(as_text(column, name, place)))
     if pc.any(pc.match_substring_regex(text, _CONTROL)).as_py():
         refuse_control(encode(text.fill_null("")), name, place)
-    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    return text
 
 
 def parse_positions(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> tuple[pa.Array, int]:
-    """Positions as int32, and how many rows had one that is no integer from 0 to 10^9 - 1; those become null."""
+    """Positions as int32, and how many rows had a position that is not an integer from 0 to 10^9 - 1; they get null."""
     text = one_array(pc.utf8_trim_whitespace(as_text(column, name, place).fill_null("")))
     good = pc.match_substring_regex(text, r"^\d{1,9}(\.0+)?$").to_numpy(zero_copy_only=False)
     given = pc.not_equal(text, "").to_numpy(zero_copy_only=False)
@@ -100,7 +94,7 @@ def parse_positions(column: pa.ChunkedArray, name: str = "", place: Place = in_r
 
 
 def refuse_control(column: pa.DictionaryArray | pa.ChunkedArray, name: str, place: Place) -> None:
-    """Raises DataError where a text holds a NUL byte or a line break: a torn file, or a quote that nobody closed."""
+    """Raises DataError if a text holds a NUL byte or a line break: the file is torn, or a quote was never closed."""
     array = encode(column)
     bad = pc.match_substring_regex(array.dictionary, _CONTROL)
     if not pc.any(bad).as_py():
@@ -116,49 +110,47 @@ def refuse_control(column: pa.DictionaryArray | pa.ChunkedArray, name: str, plac
     )
 
 
-def first_above_int64(column: pa.ChunkedArray) -> int:
-    """The first row of a column of unsigned integers that int64 cannot hold."""
-    return int((column.fill_null(0).to_numpy() > np.uint64((1 << 63) - 1)).argmax())
-
-
-def _as_int64(column: pa.ChunkedArray, name: str, place: Place) -> pa.ChunkedArray:
+def as_int64(column: pa.ChunkedArray, name: str, place: Place, fix: str = "") -> pa.ChunkedArray:
+    """A column of integers as int64. A larger number raises DataError."""
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid:
-        row = first_above_int64(column)
+        row = int((column.fill_null(0).to_numpy() > np.uint64((1 << 63) - 1)).argmax())
         raise DataError(
-            f"{place(row)}: {name!r} holds a number above 2^63 - 1", fix="store the column as text"
+            f"{place(row)}: the column {name!r} holds a number above 2^63 - 1",
+            allowed="allowed: whole numbers of 64 bits",
+            fix=fix,
         ) from None
 
 
 def _text_ids(array: pa.DictionaryArray, wanted: str | None, name: str, place: Place) -> Ids:
-    trimmed = pc.utf8_trim_whitespace(array.dictionary)
-    empty = pc.equal(trimmed, "").to_numpy(zero_copy_only=False)
-    plain = pc.match_substring_regex(trimmed, _PLAIN_INTEGER).to_numpy(zero_copy_only=False)
+    texts = pc.utf8_trim_whitespace(array.dictionary)
+    empty = pc.equal(texts, "").to_numpy(zero_copy_only=False)
+    whole = pc.match_substring_regex(texts, _PLAIN_INTEGER).to_numpy(zero_copy_only=False)
     indices = array.indices.to_numpy()
-    if wanted == "int64" or (wanted is None and len(plain) and bool((plain | empty).all()) and not empty.all()):
-        usable = pa.array(plain)
+    if wanted == "int64" or (wanted is None and len(whole) and bool((whole | empty).all()) and not empty.all()):
         try:
-            numbers = pc.if_else(usable, trimmed, "0").cast(pa.int64()).to_numpy()
-            return Ids(values=pa.array(numbers[indices]), empty=~plain[indices])
+            numbers = pc.if_else(pa.array(whole), texts, "0").cast(pa.int64()).to_numpy()
+            return Ids(values=pa.array(numbers[indices]), empty=~whole[indices])
         except pa.ArrowInvalid:
-            # Nineteen digits above 2^63 - 1: plain integers, but only as text.
+            # An id of nineteen digits above 2^63 - 1 is a plain integer, but fits only into text.
             if wanted == "int64":
                 raise DataError(
-                    f"{place(0)} or below: {name!r} holds an id above 2^63 - 1, among int64 ids", fix="check the file"
+                    f"{place(0)} or below: the id column {name!r} holds a number above 2^63 - 1",
+                    allowed="allowed: whole numbers of 64 bits, as in the events",
                 ) from None
-    return Ids(values=_remap(array, trimmed), empty=empty[indices])
+    return Ids(values=_remap(array, texts), empty=empty[indices])
 
 
 def _remap(array: pa.DictionaryArray, values: pa.Array) -> pa.DictionaryArray:
-    """`array` with its dictionary replaced by `values`, equal values merged."""
+    """`array` with its dictionary replaced by `values`; equal values are merged."""
     merged = values.dictionary_encode()
     indices = merged.indices.to_numpy()[array.indices.to_numpy()] if len(values) else array.indices.to_numpy()
     return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), merged.dictionary).cast(NAMES)
 
 
 def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.ChunkedArray:
-    """Floats as int64: a column of integers with gaps often comes as floats. Fractions raise DataError."""
+    """Floats as int64, because programs often store integers with gaps as floats. Fractions raise DataError."""
     values = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
     known = ~np.isnan(values)
     odd = known & ((values != np.floor(values)) | (np.abs(values) > _LARGEST_EXACT_FLOAT))
@@ -170,14 +162,24 @@ def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.Chunk
 
 def as_text(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> pa.ChunkedArray:
     """A column of scalars as plain text; nulls stay. Other types raise DataError."""
+    column = plain(column)
     try:
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
         return column.cast(pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         raise DataError(
             f"{place(0)}: the column {name!r} has type {column.type}", allowed="allowed: text, numbers or booleans"
         ) from None
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """`column` without dictionary encoding."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def trimmed(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """`text` without surrounding spaces; empty text becomes null."""
+    stripped = pc.utf8_trim_whitespace(text)
+    return pc.if_else(pc.equal(stripped, ""), pa.scalar(None, pa.string()), stripped)
 
 
 def is_text(kind: Any) -> bool:

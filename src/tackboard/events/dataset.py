@@ -1,16 +1,16 @@
-"""A dataset on disk: canonical tables in, a verified snapshot folder out, and back.
+"""A dataset on disk: writes canonical tables as a sealed snapshot folder, and opens and reads snapshots.
 
     datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json layout.json MANIFEST.json
-                                  and, where attributes change with time, item_history.parquet user_history.parquet
-                                  and, where it is known what was shown, impressions.parquet
-                                  and, for synthetic worlds, truth.json
-                                  and, once labelled, requests.parquet labels.json
-                                  and, after a backfill, features.parquet features.json
+                                  item_history.parquet user_history.parquet   where attributes change with time
+                                  impressions.parquet                         where the log says what was shown
+                                  truth.json                                  in synthetic worlds
+                                  requests.parquet labels.json                after labelling
+                                  features.parquet features.json              after a backfill
     datasets/<name>/latest        -> the newest snapshot
-    datasets/<name>/index/<snapshot>/   what was computed of it and can be computed again (see data/index.py)
+    datasets/<name>/index/<snapshot>/   results that can be computed again from the snapshot (see data/index.py)
 
-Decided: a snapshot never changes. Importing again makes a new one and moves `latest` in one rename, so a training run
-that holds the old path goes on reading what it started with.
+Decided: a snapshot never changes. Importing again makes a new snapshot and moves `latest` in one rename, so a training
+run that holds the old path continues to read the data it started with.
 """
 
 from __future__ import annotations
@@ -39,7 +39,17 @@ from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, wr
 from tackboard.core.progress import say
 from tackboard.events.entities import entity_table, split_versions
 from tackboard.events.layout import FILE_NAME as LAYOUT
-from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
+from tackboard.events.layout import (
+    ROWS_PER_BUCKET,
+    Layout,
+    RowReader,
+    check_files,
+    check_rows,
+    cut_buckets,
+    read_layout,
+    reading,
+    write_buckets,
+)
 from tackboard.events.privacy.forgetting import (
     promote,
     read_forgotten,
@@ -51,7 +61,6 @@ from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import FIELDS as STATISTICS
 from tackboard.events.statistics import OPTIONAL_FIELDS as OPTIONAL_STATISTICS
 from tackboard.events.statistics import describe
-from tackboard.events.stored_tables import check_files, check_rows
 from tackboard.events.vectors import from_stored, to_stored
 
 KIND = "dataset"
@@ -62,9 +71,9 @@ TRUTH = "truth.json"
 ITEMS = "items.parquet"
 REQUESTS = "requests.parquet"
 LABEL = "label_"
-"""What the columns of labels in requests.parquet begin with."""
+"""Prefix of the label columns in requests.parquet."""
 KINDS = ("item", "user")
-"""What has attributes."""
+"""The kinds of entities that have attributes."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -83,37 +92,34 @@ class Dataset:
 
     @property
     def num_events(self) -> int:
-        """Events in the snapshot."""
         return int(self.statistics["num_events"])
 
     @property
     def num_users(self) -> int:
-        """Users with events."""
         return int(self.statistics["num_users"])
 
     @property
     def num_items(self) -> int:
-        """Rows of items.parquet: items with events, and items that only an attribute file listed."""
+        """Rows of items.parquet: items with events, and items that only an attribute file lists."""
         return int(self.statistics["num_items_listed"])
 
     @property
     def user_type(self) -> str:
-        """`int64` or `string`."""
+        """`int64` or `string`, like `item_type`."""
         return str(self.statistics["user_type"])
 
     @property
     def item_type(self) -> str:
-        """`int64` or `string`."""
         return str(self.statistics["item_type"])
 
     @property
     def actions(self) -> list[str]:
-        """Actions that occur, sorted."""
+        """The actions in the events, sorted."""
         return sorted(self.statistics["actions"])
 
     @property
     def surfaces(self) -> list[str]:
-        """Surfaces that occur, sorted."""
+        """The surfaces in the events, sorted."""
         return sorted(self.statistics["surfaces"])
 
     @property
@@ -123,7 +129,7 @@ class Dataset:
 
     @property
     def has_context(self) -> bool:
-        """Whether events carry a context, a JSON object per event."""
+        """Whether events have a context, one JSON object per event."""
         return "context" in pq.read_schema(self.events_path).names
 
     @property
@@ -132,21 +138,20 @@ class Dataset:
         return self.path / EVENTS
 
     def read_events(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The events, or some of their columns."""
         return _read(self.events_path, columns)
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Which users, and which rows of each file, lie in which bucket."""
+        """The buckets of the snapshot: which users and which rows of each file belong to each bucket."""
         layout = read_layout(self.path, self.events_path)
         for name, rows in layout.offsets.items():
             path = self.path / f"{name}.parquet"
             if not path.exists() or [rows[0], rows[-1]] != [0, pq.read_metadata(path).num_rows]:
-                raise CorruptFileError(f"{self.path / LAYOUT} does not have the rows of {path.name}")
+                raise CorruptFileError(f"{self.path / LAYOUT} does not match the rows of {path.name}")
         return layout
 
     def event_chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """user_id and some columns of the events, bucket by bucket: whole users, in order."""
+        """user_id and some columns of the events, one bucket at a time: whole users, in order."""
         names = list(dict.fromkeys(["user_id", *columns]))
         with contextlib.closing(RowReader(self.events_path)) as reader:
             for bucket in range(self.layout.num_buckets):
@@ -155,11 +160,11 @@ class Dataset:
                 yield events
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per item, sorted by item_id; of attributes that change with time, the newest."""
+        """One row per item, sorted by item_id. An attribute that changes with time has its newest value."""
         return _read(self.path / ITEMS, columns)
 
     def read_users(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per user, sorted by user_id; of attributes that change with time, the newest."""
+        """One row per user, sorted by user_id. An attribute that changes with time has its newest value."""
         return _read(self.path / "users.parquet", columns)
 
     def read_history(self, kind: str) -> pa.Table | None:
@@ -168,17 +173,19 @@ class Dataset:
         Columns: item_id or user_id, valid_from_ms, the attributes; sorted by the first two.
         """
         if kind not in KINDS:
-            raise UsageError(f"history of {kind!r}", allowed=f"allowed: {', '.join(KINDS)}")
-        path = self.path / f"{kind}_history.parquet"
-        return _read(path, None) if path.exists() else None
+            raise UsageError(f"{kind!r} has no history of attributes", allowed=f"allowed: {', '.join(KINDS)}")
+        return self._read_if_there(f"{kind}_history.parquet")
 
     def read_impressions(self) -> pa.Table | None:
         """What each request showed (request, position, item_id, perhaps user_id and time_ms), or None if not known."""
-        path = self.path / "impressions.parquet"
+        return self._read_if_there("impressions.parquet")
+
+    def _read_if_there(self, name: str) -> pa.Table | None:
+        path = self.path / name
         return _read(path, None) if path.exists() else None
 
     def read_truth(self) -> dict[str, Any] | None:
-        """The config of the synthetic world behind the dataset, or None for real data."""
+        """The config of the synthetic world that made the dataset, or None for real data."""
         path = self.path / TRUTH
         return read_document(path, {}) if path.exists() else None
 
@@ -197,13 +204,12 @@ def write_dataset(
 ) -> Path:
     """Writes root/name/<snapshot> and points root/name/latest at it; returns the snapshot's path.
 
-    `events` has the canonical columns in any order; ids, sort order, items, users and statistics are added here.
-    Attribute tables carry a column `item` or `user`; with a column valid_from_ms (int64, ms UTC) an id may have several
-    rows, each of which holds until the next. `requests` are labelled ones (`requests_schema` of data/labels.py), sorted
-    by (user_id, time_ms), where whoever asks knows the labels and no rule has to find them. `source` says where the
-    events came from, in the manifest.
-    Users on the dataset's list of forgotten users are left out (see forgetting.py).
-    A reader sees the old `latest` or the new one, never a part.
+    `events` has the canonical columns, its rows in any order; this function adds ids, sort order, items, users and
+    statistics. Attribute tables have a column `item` or `user`. With a column valid_from_ms (int64, ms UTC), an id may
+    have several rows, and each row holds until the next. `requests` are labelled requests (`requests_schema` of
+    data/labels.py), sorted by (user_id, time_ms), for a caller who knows the labels. `source` goes into the manifest
+    and says where the events came from. Users on the dataset's list of forgotten users are left out. A reader sees the
+    old `latest` or the whole new one.
     """
     check_place(root, name)
     if not events.num_rows:
@@ -213,7 +219,7 @@ def write_dataset(
     everyone = complete_events(events)
     completed = without_forgotten(everyone, forgotten)
     if not completed.num_rows:
-        raise DataError("all events are of users who were forgotten", fix="give a log with events of others")
+        raise DataError("all events belong to forgotten users", fix="give a log with events of other users")
     if user_attributes is not None:
         user_attributes = without_forgotten(user_attributes, forgotten)
     newest_items, item_history = split_versions("item", item_attributes)
@@ -224,10 +230,8 @@ def write_dataset(
         "items": items.drop_columns(["last_ms"]),
         "users": entity_table(completed, "user", newest_users),
     }
-    if item_history is not None:
-        tables["item_history"] = item_history
-    if user_history is not None:
-        tables["user_history"] = user_history
+    histories = {"item_history": item_history, "user_history": user_history}
+    tables |= {table_name: history for table_name, history in histories.items() if history is not None}
     if impressions is not None:
         tables["impressions"] = shown_to_others(impressions, everyone, forgotten)
     layout = cut_buckets(numpy_column(completed, "user_id"), ROWS_PER_BUCKET)
@@ -254,8 +258,8 @@ def write_dataset(
     except UsageError:
         if not (final / MANIFEST).is_file():
             raise
-        # The name holds the second and a hash of the content, so the content is the same.
-        say(f"the same events were imported in the same second: {final} is the snapshot of both imports")
+        # The name holds the second and a hash of the content, so the existing snapshot has the same content.
+        say(f"the same events were imported twice in the same second: {final} is the snapshot of both imports")
     promote(final, forgotten)
     return final
 
@@ -263,18 +267,13 @@ def write_dataset(
 def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     """Opens a snapshot folder, or the newest snapshot of a dataset folder, after checking every file's SHA-256.
 
-    `verify=False` checks only the manifest's own seal. A path that holds no dataset raises DataError, a file that is
-    not what the manifest says CorruptFileError naming it.
+    `verify=False` checks only the manifest's own seal. A path without a dataset raises DataError. A file that differs
+    from the manifest raises CorruptFileError with its name.
     """
-    folder = Path(path)
-    if not (folder / MANIFEST).exists() and (folder / LATEST).exists():
-        folder = (folder / LATEST).resolve()
-    if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
-        refuse_dangling(Path(path))
-        raise _no_dataset(Path(path))
+    folder = snapshot_folder(Path(path))
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
     if manifest.get("kind") != KIND:
-        raise DataError(f"{folder} is a {manifest.get('kind')}", allowed="allowed: a dataset")
+        raise DataError(f"{folder} is a {manifest.get('kind')}, not a dataset", allowed="allowed: a dataset")
     if not isinstance(manifest.get("name"), str):
         raise CorruptFileError(f"{folder / MANIFEST} is malformed: it lacks the dataset's name")
     statistics = read_document(folder / "statistics.json", STATISTICS, OPTIONAL_STATISTICS)
@@ -283,10 +282,20 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     return Dataset(path=folder, manifest=manifest, statistics=statistics)
 
 
-def index_folder(snapshot: Path) -> Path | None:
-    """Where to keep what can be computed of a snapshot again: beside it, for a sealed folder has exactly its files.
+def snapshot_folder(path: Path) -> Path:
+    """A snapshot folder itself, or the newest snapshot of a dataset folder. Other paths raise DataError."""
+    is_dataset = not (path / MANIFEST).exists() and (path / LATEST).exists()
+    folder = (path / LATEST).resolve() if is_dataset else path
+    if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
+        refuse_dangling(path)
+        raise _no_dataset(path)
+    return folder
 
-    None where the snapshot does not lie in a dataset's folder, or where a link leads out of that folder.
+
+def index_folder(snapshot: Path) -> Path | None:
+    """The folder for results that can be computed again from a snapshot. It lies beside the snapshot, which is sealed.
+
+    None if the snapshot does not lie in a dataset's folder, or if a link leads out of that folder.
     """
     snapshot = snapshot.resolve()
     everything = snapshot.parent / INDEX
@@ -296,12 +305,14 @@ def index_folder(snapshot: Path) -> Path | None:
 
 
 def check_place(root: Path, name: str) -> None:
-    """Raises UsageError unless root/name can be a dataset's folder; nothing is made."""
+    """Raises UsageError unless root/name can be a dataset's folder. Creates nothing."""
     check_name(name)
     for path in (root, root / name):
         if path.exists() and not path.is_dir():
             raise UsageError(
-                f"{path} is a file", allowed="datasets are folders in a folder: OUT/NAME", fix="give another --out"
+                f"{path} is a file",
+                allowed="allowed: a folder, because a dataset is OUT/NAME",
+                fix="give another --out",
             )
 
 
@@ -309,17 +320,15 @@ def check_name(name: str) -> None:
     """Raises UsageError unless `name` can be a dataset's folder name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"dataset name {name!r}",
+            f"{name!r} is not a valid dataset name",
             allowed="allowed: letters, digits, `.`, `_` and `-`, at most 100, starting with a letter or digit",
             fix="give another --name",
         )
 
 
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    try:
+    with reading(path):
         table = pq.read_table(path, columns=None if columns is None else list(columns))
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{path} cannot be read: {error}") from None
     check_rows(table, path)
     with blaming(path):
         return from_stored(table)
@@ -350,23 +359,15 @@ class _HashSink(io.RawIOBase):
 
 
 def _no_dataset(path: Path) -> DataError:
+    from tackboard.events.public.listing import DATASETS  # Imported here because its importers import this module.
+
     folders = path.parent.iterdir() if path.parent.is_dir() else ()
     siblings = sorted(p.name for p in folders if (p / LATEST / EVENTS).exists())
-    close = suggest(path.name, siblings)
-    make_one = "make one with `tackboard init` or `tackboard data synth`"
-    return DataError(
-        f"{path} holds no dataset",
-        allowed=f"datasets in {path.parent}: {', '.join(siblings[:10])}" if siblings else "",
-        fix=_how_to_import(path) or (f"did you mean {path.parent / close}?" if close else make_one),
-    )
-
-
-def _how_to_import(path: Path) -> str:
-    """What brings in the public dataset that would lie at `path` under its own name; empty where there is none."""
-    from tackboard.events.public.listing import DATASETS  # Its importers write datasets.
-
-    if path.name not in DATASETS:
-        return ""
-    place = "" if path.parent == Path("datasets") else f" --out {path.parent}"
-    source = DATASETS[path.name].source
-    return f"download it ({source}), then `tackboard data import {path.name} FILE{place}`"
+    fix = "make a dataset with `tackboard init` or `tackboard data synth`"
+    if path.name in DATASETS:
+        place = "" if path.parent == Path("datasets") else f" --out {path.parent}"
+        fix = f"download it ({DATASETS[path.name].source}), then `tackboard data import {path.name} FILE{place}`"
+    elif close := suggest(path.name, siblings):
+        fix = f"did you mean {path.parent / close}?"
+    allowed = f"datasets in {path.parent}: {', '.join(siblings[:10])}" if siblings else ""
+    return DataError(f"{path} holds no dataset", allowed=allowed, fix=fix)

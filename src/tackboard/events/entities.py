@@ -1,32 +1,35 @@
-"""The items and users that events speak of: completed events and optional attributes in, one row per id out.
+"""The items and users of the events: completed events and optional attributes in, one row per id out.
 
-Decided: an id that only the attribute table knows is kept with num_events 0, because a new item must be rankable
-before anybody touched it. Attributes that change with time are rows with a valid_from_ms: the newest counts here,
-all of them are kept in a table of versions.
+Decided: an id that occurs only in the attribute table is kept with num_events 0, because a new item must be rankable
+before its first event. Attributes that change with time have a valid_from_ms: these tables hold the newest row of each
+id, and a table of versions holds all rows.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tackboard.core.errors import DataError
+from tackboard.events.columns import one_array
 from tackboard.events.schema import encode, ids_of, numpy_column
 from tackboard.events.vectors import with_vectors
 
 RESERVED = ("first_ms", "last_ms", "num_events", "item_id", "user_id")
 VALID_FROM = "valid_from_ms"
-"""Column of an attribute table that says from when, in ms UTC, a row holds."""
+"""Column of an attribute table: the time, in ms UTC, from which a row holds."""
 
 
 def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None) -> pa.Table:
     """One row per `kind` (`item` or `user`), sorted by id: raw value, id, num_events, first_ms, last_ms, attributes.
 
-    `attributes` has a column named `kind` of the events' type and distinct values; its other columns are taken over.
+    `attributes` has a column named `kind` with the events' type and distinct values; all its other columns are added.
     first_ms and last_ms are null without events.
     """
     id_column, time_ms = numpy_column(events, f"{kind}_id"), numpy_column(events, "time_ms")
-    # Not a stable sort: of equal ids any row will do, and the unstable one is several times faster.
+    # The sort need not be stable, because any row of an id will do. An unstable sort is several times faster.
     order = np.argsort(id_column)
     ids = id_column[order]
     start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)
@@ -36,23 +39,16 @@ def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None
     last = np.maximum.reduceat(times, start) if len(ids) else np.zeros(0, dtype=np.int64)
     raw = encode_if_string(events[kind]).take(pa.array(order[start]))
     counts = np.diff(np.append(start, len(order)))
-    columns = {
-        kind: raw,
-        f"{kind}_id": pa.array(ids),
-        "num_events": pa.array(counts.astype(np.int64)),
-        "first_ms": pa.array(first),
-        "last_ms": pa.array(last),
-    }
-    table = pa.table(columns)
+    table = _entities(kind, raw, ids, counts.astype(np.int64), pa.array(first), pa.array(last))
     return table if attributes is None else _with_attributes(table, kind, attributes)
 
 
 def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | None, pa.Table | None]:
-    """The newest attributes of each id, and all versions, or None where `attributes` has no valid_from_ms.
+    """The newest attributes of each id, and the table of versions, or None if `attributes` has no valid_from_ms.
 
-    Versions: the id column, valid_from_ms and the attributes, sorted by the first two. In both, lists of floats that
-    have one length are vectors. Two rows with one id and one time, a row without a time or times of another type raise
-    DataError.
+    The table of versions has the id column, valid_from_ms and the attributes, sorted by the first two. In both tables,
+    a column of equally long lists of floats is a column of vectors. Two rows with the same id and time, a row without a
+    time and times that are not int64 raise DataError.
     """
     if attributes is None:
         return None, None
@@ -65,7 +61,10 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
             f"{VALID_FROM} of the {kind}s is {attributes[VALID_FROM].type}", allowed="allowed: int64, ms UTC"
         )
     if attributes[VALID_FROM].null_count:
-        raise DataError(f"{attributes[VALID_FROM].null_count} rows of the {kind}s have no {VALID_FROM}")
+        raise DataError(
+            f"{attributes[VALID_FROM].null_count} rows of the {kind}s have no {VALID_FROM}",
+            allowed="allowed: a time in every row",
+        )
     ids, valid_from = ids_of(attributes[kind], kind), numpy_column(attributes, VALID_FROM)
     order = np.lexsort((valid_from, ids))
     ids, valid_from = ids[order], valid_from[order]
@@ -79,7 +78,7 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
             f"{len(twice):,} rows of the {kind}s repeat an id and a {VALID_FROM}: "
             f"{first} at {valid_from[twice[0]]} is the first",
             allowed="allowed: one row per id and time",
-            fix="keep one row of each",
+            fix="keep one row per id and time",
         )
     is_newest = np.ones(len(ids), dtype=bool)
     is_newest[:-1] = ~same_id
@@ -91,10 +90,12 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
 
 def encode_if_string(column: pa.ChunkedArray) -> pa.Array:
     """A string column as one dictionary array, an integer column as one integer array."""
-    if pa.types.is_integer(column.type):
-        array = column.combine_chunks()
-        return array if isinstance(array, pa.Array) else array.chunk(0)
-    return encode(column)
+    return one_array(column) if pa.types.is_integer(column.type) else encode(column)
+
+
+def _entities(kind: str, raw: pa.Array, ids: Any, counts: Any, first: pa.Array, last: pa.Array) -> pa.Table:
+    columns = {kind: raw, f"{kind}_id": ids, "num_events": counts, "first_ms": first, "last_ms": last}
+    return pa.table(columns)
 
 
 def _with_attributes(table: pa.Table, kind: str, attributes: pa.Table) -> pa.Table:
@@ -104,15 +105,8 @@ def _with_attributes(table: pa.Table, kind: str, attributes: pa.Table) -> pa.Tab
     attribute_ids = ids_of(attributes[kind], kind)
     only = np.flatnonzero(~np.isin(attribute_ids, ids))
     nothing = pa.nulls(len(only), pa.int64())
-    extra = pa.table(
-        {
-            kind: encode_if_string(attributes[kind]).take(pa.array(only)),
-            f"{kind}_id": pa.array(attribute_ids[only]),
-            "num_events": pa.array(np.zeros(len(only), dtype=np.int64)),
-            "first_ms": nothing,
-            "last_ms": nothing,
-        }
-    )
+    raw = encode_if_string(attributes[kind]).take(pa.array(only))
+    extra = _entities(kind, raw, attribute_ids[only], np.zeros(len(only), dtype=np.int64), nothing, nothing)
     everyone = pa.concat_tables([table, extra]).unify_dictionaries().combine_chunks()
     by_id = np.argsort(numpy_column(everyone, f"{kind}_id"), kind="stable")
     everyone = everyone.take(pa.array(by_id))
@@ -132,6 +126,6 @@ def _check_reserved(kind: str, attributes: pa.Table) -> None:
     if clash:
         raise DataError(
             f"the {kind}s file has a column named {clash[0]}",
-            allowed=f"taken by tackboard: {', '.join(RESERVED)}",
+            allowed=f"reserved by tackboard: {', '.join(RESERVED)}",
             fix=f"rename {clash[0]} in the file",
         )

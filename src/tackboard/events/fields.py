@@ -1,22 +1,21 @@
-"""Fields of events: `--field` options and a log's further columns in, named columns of the four field types out.
+"""Fields of events: `--field` options and further columns of a log in, named columns of the four field types out.
 
-Parquet says what type a column has; CSV is text, whose values all decide together: whole numbers of 64 bits, else
-numbers, else true and false, else text. Decided: a number with leading zeros makes the column text, as it does for
-ids, and a column without any value is refused, because its type cannot be known. Contexts, JSON objects, are read here
-too: they are a log's other way to say more about an event.
+A Parquet file gives the type of a column. CSV is text, and all values of a column together decide its type: whole
+numbers of 64 bits, else numbers, else true and false, else text. Decided: a number with leading zeros makes the column
+text, as it does for ids. A column without any value is refused, because its type cannot be known. This module also
+reads contexts, which are JSON objects with further information about an event.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tackboard.core.errors import DataError, UsageError
-from tackboard.events.columns import Place, as_text, first_above_int64, in_row, is_text, one_array
+from tackboard.events.columns import Place, as_int64, as_text, in_row, is_text, one_array, trimmed
 from tackboard.events.schema import FIELD_NAME_RULE, RESERVED_NAMES, encode, is_field_name
 
 _WHOLE = r"^(0|-?[1-9]\d*)$"
@@ -31,95 +30,90 @@ def parse_field_options(options: Sequence[str]) -> dict[str, str]:
     for option in options:
         name, equals, column = option.partition("=")
         if name in fields:
-            raise UsageError(f"--field {option}: there is a field {name} already", fix="give each a name of its own")
+            raise UsageError(f"--field {option}: there is a field {name} already", fix="give each field its own name")
         fields[name] = column if equals else name
     return fields
 
 
 def check_field_name(name: str, column: str) -> None:
     """Raises UsageError unless a field that comes from `column` may be called `name`."""
-    rename = f"give it another name: --field another_name={column}"
+    rename = f"give the field another name: --field another_name={column}"
     if name in RESERVED_NAMES:
         allowed = f"reserved: {', '.join(sorted(RESERVED_NAMES))}"
-        raise UsageError(f"a field named {name!r}, which is reserved", allowed=allowed, fix=rename)
+        raise UsageError(f"the field name {name!r} is reserved", allowed=allowed, fix=rename)
     if not is_field_name(name):
-        raise UsageError(f"a field named {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}", fix=rename)
+        raise UsageError(f"{name!r} is not a valid field name", allowed=f"allowed: {FIELD_NAME_RULE}", fix=rename)
 
 
-def parse_field(column: pa.ChunkedArray, name: str, *, typed: bool, place: Place = in_row) -> pa.Array:
+def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, typed: bool) -> pa.Array:
     """A column as int64, float64, bool or dictionary-encoded text, with nulls; `name` and `place` are for the error.
 
-    `typed` says that its type means something (Parquet); else it is text whose values decide, surrounding spaces are
-    removed and empty means null. A type that is none of these, and a column without a type, raise DataError.
+    With `typed` (Parquet), the column's type counts. Otherwise the column is text: its values decide the type,
+    surrounding spaces are removed, and empty means null. Other types, and a column without a value, raise DataError.
     """
     kind = column.type
     if is_text(kind):
         text = as_text(column)
-        return encode(text) if typed else _guess(encode(_trimmed(text)), name, place)
-    try:
-        if pa.types.is_integer(kind):
-            return one_array(column.cast(pa.int64()))
-        if pa.types.is_floating(kind):
-            return one_array(column.cast(pa.float64()))
-    except pa.ArrowInvalid:
-        row = first_above_int64(column)
-        raise DataError(f"{place(row)}: the column {name!r} holds a number above 2^63 - 1", allowed=ALLOWED) from None
+        return encode(text) if typed else _guess(encode(trimmed(text)), name, place)
+    if pa.types.is_integer(kind):
+        return one_array(as_int64(column, name, place))
+    if pa.types.is_floating(kind):
+        return one_array(column.cast(pa.float64()))
     if pa.types.is_boolean(kind):
         return one_array(column)
     if pa.types.is_null(kind):
         raise _without_values(name, place)
     raise DataError(
-        f"{place(0)}: the column {name!r} has type {kind}", allowed=ALLOWED, fix="convert it, or leave out its --field"
+        f"{place(0)}: the column {name!r} has type {kind}",
+        allowed=ALLOWED,
+        fix="convert the column, or leave out its --field",
     )
 
 
 def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) -> pa.Array:
-    """A column of JSON objects as text, null where it is empty. Anything else raises DataError naming its place."""
+    """A column of JSON objects as text, null where the text is empty. Other content raises DataError with its place."""
     if not is_text(column.type):
         raise DataError(
             f"{place(0)}: the context column {name!r} has type {column.type}", allowed="allowed: text of JSON objects"
         )
-    array = encode(_trimmed(as_text(column)))
+    array = encode(trimmed(as_text(column)))
     for code, text in enumerate(array.dictionary.to_pylist()):
         problem = _problem_of(text)
         if problem:
             row = pc.index(array.indices, code).as_py()
             raise DataError(
                 f"{place(row)}: the context {problem}",
-                allowed='allowed: a JSON object, e.g. {"device": "phone"}, or nothing',
+                allowed='allowed: a JSON object, e.g. {"device": "phone"}, or no value',
                 fix=f"correct the column {name!r}, or leave out --context",
             )
     return array.cast(pa.string())
 
 
 def _problem_of(text: str) -> str:
-    """What is wrong with a context, in words, or an empty string."""
+    """What is wrong with a context, in words; empty if nothing is wrong."""
     try:
-        content = json.loads(text, parse_constant=_refuse_constant)
+        # int() raises ValueError for NaN and Infinity, which are not JSON.
+        content = json.loads(text, parse_constant=int)
     except (ValueError, RecursionError):
         return "is not JSON"
     return "" if isinstance(content, dict) else "is JSON, but not an object"
 
 
-def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
 def _guess(array: pa.DictionaryArray, name: str, place: Place) -> pa.Array:
-    """Text as the narrowest type that holds every value; only each distinct text is looked at."""
+    """Text as the narrowest type that holds every value. Looks at each distinct text once."""
     texts = array.dictionary
     if not len(texts):
         raise _without_values(name, place)
     if _all_match(texts, _WHOLE):
         try:
-            return _spread(array, texts.cast(pa.int64()))
+            return texts.cast(pa.int64()).take(array.indices)
         except pa.ArrowInvalid:
-            # Beyond 64 bits: a float would round it, so it stays text.
+            # A float would round a number beyond 64 bits, so the column stays text.
             return array
     if _all_match(texts, _NUMBER):
-        return _spread(array, pa.array([float(text) for text in texts.to_pylist()], pa.float64()))
+        return pa.array([float(text) for text in texts.to_pylist()], pa.float64()).take(array.indices)
     if _all_match(texts, _TRUTH):
-        return _spread(array, pc.equal(pc.utf8_lower(texts), "true"))
+        return pc.equal(pc.utf8_lower(texts), "true").take(array.indices)
     return array
 
 
@@ -127,15 +121,6 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
     return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
 
 
-def _spread(array: pa.DictionaryArray, values: pa.Array) -> pa.Array:
-    return values.take(array.indices)
-
-
-def _trimmed(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    trimmed = pc.utf8_trim_whitespace(text)
-    return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
-
-
 def _without_values(name: str, place: Place) -> DataError:
     got = f"{place(0)}: the column {name!r} holds no value, so its type is unknown"
-    return DataError(got, allowed=ALLOWED, fix="leave out its --field")
+    return DataError(got, allowed=ALLOWED, fix="leave out the --field of this column")

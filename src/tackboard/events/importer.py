@@ -1,10 +1,10 @@
-"""A user's log in, a dataset and an account of what was wrong with the log out.
+"""Imports a user's log: files in, a dataset and a report of the problems in the log out.
 
-Each problem is counted and either fixed by a stated rule or, where too many rows would be lost, refused with the
-places of the first offending rows. Nothing is written unless everything was read and accepted. The rules stand in
-docs/events.md. Decided: exact duplicates are dropped, because logs are delivered at least once; rows that differ in
-any imported column are kept, because users do repeat themselves. Columns are given up as soon as they are parsed: the
-memory that an import takes is a few times that of the canonical columns.
+Each problem is counted and fixed by a stated rule. If too many rows would be lost, the log is refused and the first bad
+rows are named. Nothing is written unless everything was read and accepted. docs/events.md states the rules.
+Decided: exact duplicates are dropped, because logs are delivered at least once. Rows that differ in any imported column
+are kept, because users do repeat themselves. Columns are freed as soon as they are parsed, so an import takes a few
+times the memory of the canonical columns.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
+from tackboard.events import schema
 from tackboard.events.columns import Ids, Place, parse_ids, parse_names, parse_positions, parse_requests
 from tackboard.events.dataset import check_place, write_dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.fields import check_field_name, parse_contexts, parse_field
-from tackboard.events.impressions import parse_impressions, with_ids
+from tackboard.events.impressions import ROWS_NAMED, parse_impressions, with_ids
 from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.privacy.forgetting import Forgotten, read_forgotten
-from tackboard.events.schema import NAMES, encode, ids_of, numpy_column
+from tackboard.events.schema import NAMES, encode, ids_of, named, numpy_column
 from tackboard.events.tabular import Rows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
-"""Columns of an items file that are read as the item's birth; the first that exists is stored as birth_ms."""
-ROWS_NAMED = 3
-"""Offending rows that a refusal names."""
+"""Columns of an items file that may hold the item's birth; the first that exists is stored as birth_ms."""
 _BLOCK_ROWS = 1 << 20
-"""Rows that are hashed at a time: their temporaries stay small."""
+"""Rows that are hashed at a time, so that temporary arrays stay small."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """What to import, and which of the files' columns means what."""
+    """What to import, and what each column of the files means."""
 
     files: Sequence[Path]
-    """The log: CSV, gzipped CSV or Parquet files with the same columns, folders of such files, or patterns."""
+    """The log: CSV, gzipped CSV or Parquet files with the same columns, folders of these files, or patterns."""
     user: str
     """Column of user ids."""
     item: str
@@ -55,15 +54,15 @@ class ImportConfig:
     time: str
     """Column of event times."""
     action: str | None = None
-    """Column of actions; without one every event is an `event`."""
+    """Column of actions; without this column every action is `event`."""
     surface: str | None = None
-    """Column of surfaces; without one every surface is `default`."""
+    """Column of surfaces; without this column every surface is `default`."""
     request: str | None = None
     """Column of request ids."""
     position: str | None = None
-    """Column of the item's position in its request, from 0; with impressions, of the log or of their files or both."""
+    """Column of the item's position in its request, from 0. With impressions, the log, their files or both have it."""
     received: str | None = None
-    """Column of the time at which the log received the event; without one it is the event's time."""
+    """Column of the time at which the log received the event; by default the event's time."""
     context: str | None = None
     """Column of contexts: one JSON object per event, or nothing."""
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -73,108 +72,78 @@ class ImportConfig:
     users: Path | None = None
     """File of user attributes."""
     impressions: Sequence[Path] = ()
-    """What was shown: files whose columns of users, items, times, requests and positions are named like the log's."""
+    """Files of what was shown. Their columns of users, items, times, requests and positions have the log's names."""
     max_bad_share: float = 0.01
     """Largest share of rows that may be dropped for empty ids, unparsable times or the wrong number of fields."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_share <= 1:
-            raise UsageError(f"--max-bad-share {self.max_bad_share}", allowed="allowed: 0 to 1, e.g. 0.01 for 1%")
+            raise UsageError(f"--max-bad-share is {self.max_bad_share}", allowed="allowed: 0 to 1, e.g. 0.01 for 1%")
         for name, column in self.fields.items():
             check_field_name(name, column)
 
 
+def _fixed(what: str) -> int:
+    """A count of rows with a problem, and what is done about the problem."""
+    count: int = dataclasses.field(default=0, metadata={"fix": what})
+    return count
+
+
 @dataclasses.dataclass
 class ImportReport:
-    """What was read and what was done about it; counts are rows."""
+    """What was read, and what was done about problems; all counts are rows."""
 
     rows_read: int = 0
     rows_kept: int = 0
-    malformed: int = 0
-    """Dropped: wrong number of fields."""
-    empty_users: int = 0
-    """Dropped: no user id."""
-    empty_items: int = 0
-    """Dropped: no item id."""
-    unparsable_times: int = 0
-    """Dropped: a time that cannot be read."""
-    duplicates: int = 0
-    """Dropped: equal to an earlier row in every imported column."""
-    out_of_order: int = 0
-    """Sorted: earlier than the row before it of the same user."""
-    empty_actions: int = 0
-    """Kept as `unknown`."""
-    empty_surfaces: int = 0
-    """Kept as `unknown`."""
-    unparsable_received: int = 0
-    """Kept: the event's time is used."""
-    unparsable_positions: int = 0
-    """Kept without a position."""
-    item_attribute_rows_dropped: int = 0
-    """Rows of the items file without a usable id or valid_from, or with an id seen before."""
-    user_attribute_rows_dropped: int = 0
-    """The same of the users file."""
-    unparsable_births: int = 0
-    """Items kept without a birth."""
+    malformed: int = _fixed("rows with the wrong number of fields: dropped")
+    empty_users: int = _fixed("rows without a user: dropped")
+    empty_items: int = _fixed("rows without an item: dropped")
+    unparsable_times: int = _fixed("rows with an unparsable time: dropped")
+    duplicates: int = _fixed("exact duplicates: dropped, the first kept")
+    out_of_order: int = _fixed("rows out of order: sorted by time, file order kept within a tie")
+    empty_actions: int = _fixed("empty actions: set to `unknown`")
+    empty_surfaces: int = _fixed("empty surfaces: set to `unknown`")
+    unparsable_received: int = _fixed("unparsable received times: set to the event's time")
+    unparsable_positions: int = _fixed("unparsable positions: left empty")
+    item_attribute_rows_dropped: int = _fixed(
+        "rows of the items file without a usable, new id or a usable valid_from: dropped"
+    )
+    user_attribute_rows_dropped: int = _fixed(
+        "rows of the users file without a usable, new id or a usable valid_from: dropped"
+    )
+    unparsable_births: int = _fixed("unparsable births in the items file: left empty")
     impressions_kept: int = 0
-    """Rows of the impressions file that are kept."""
-    impression_rows_dropped: int = 0
-    """The others: without a usable user, item, time or request."""
+    impression_rows_dropped: int = _fixed(
+        "rows of the impressions file without a usable user, item, time or request: dropped"
+    )
     impressions_without_position: int = 0
-    """Of those kept."""
-    unparsable_impression_positions: int = 0
-    """Of these, rows that had something else."""
+    """Kept impressions that had no position or an unparsable one."""
+    unparsable_impression_positions: int = _fixed("unparsable positions in the impressions file: left empty")
     forgotten_events: int = 0
-    """Left out: events of users on the dataset's list of forgotten users."""
+    """Events of users on the dataset's list of forgotten users, which are left out."""
     forgotten_impressions: int = 0
-    """Left out likewise."""
     time_unit: str = ""
-    """What the time column held."""
+    """The unit or format of the time column."""
 
     def fixes(self) -> list[tuple[int, str]]:
         """(count, what was done) for every problem that occurred."""
-        explained = (
-            (self.malformed, "rows with the wrong number of fields: dropped"),
-            (self.empty_users, "rows without a user: dropped"),
-            (self.empty_items, "rows without an item: dropped"),
-            (self.unparsable_times, "rows with an unparsable time: dropped"),
-            (self.duplicates, "exact duplicates: dropped, the first kept"),
-            (self.out_of_order, "rows out of order: sorted by time, file order kept within a tie"),
-            (self.empty_actions, "empty actions: set to `unknown`"),
-            (self.empty_surfaces, "empty surfaces: set to `unknown`"),
-            (self.unparsable_received, "unparsable received times: set to the event's time"),
-            (self.unparsable_positions, "unparsable positions: left empty"),
-            (
-                self.item_attribute_rows_dropped,
-                "rows of the items file without a usable, new id or a usable valid_from: dropped",
-            ),
-            (
-                self.user_attribute_rows_dropped,
-                "rows of the users file without a usable, new id or a usable valid_from: dropped",
-            ),
-            (self.unparsable_births, "unparsable births in the items file: left empty"),
-            (self.unparsable_impression_positions, "unparsable positions in the impressions file: left empty"),
-            (
-                self.impression_rows_dropped,
-                "rows of the impressions file without a usable user, item, time or request: dropped",
-            ),
-        )
-        return [(count, text) for count, text in explained if count]
+        problems = [field for field in dataclasses.fields(self) if "fix" in field.metadata]
+        return [(count, field.metadata["fix"]) for field in problems if (count := getattr(self, field.name))]
 
 
 def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, ImportReport]:
     """Imports a log as dataset `name` under `root`; returns the snapshot's path and the report.
 
-    Raises DataError where the log breaks the rules, UsageError for wrong options; then nothing is written.
+    Raises DataError if the log breaks the rules and UsageError for wrong options; then nothing is written.
     """
     check_place(root, name)
     report = ImportReport()
     files = find_logs(config.files)
     events = read_events(_without_others_position(config, files), files, report)
-    attributes: dict[str, pa.Table | None] = {"item": None, "user": None}
-    for kind, path in (("item", config.items), ("user", config.users)):
-        if path is not None:
-            attributes[kind] = _read_attributes(config, kind, path, events.schema.field(kind).type, report)
+    attributes = {
+        kind: None if path is None else _read_attributes(config, kind, path, events.schema.field(kind).type, report)
+        for kind, path in (("item", config.items), ("user", config.users))
+    }
     impressions = _read_impressions(config, events, attributes, report) if config.impressions else None
     _count_forgotten(read_forgotten(root / name), events, impressions, report)
     path = write_dataset(
@@ -184,13 +153,18 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
         item_attributes=attributes["item"],
         user_attributes=attributes["user"],
         impressions=impressions,
-        source={"kind": "import", **_source_names(files), "report": dataclasses.asdict(report)},
+        source={
+            "kind": "import",
+            "file": files[0].name,
+            **({"num_files": len(files)} if len(files) > 1 else {}),
+            "report": dataclasses.asdict(report),
+        },
     )
     return path, report
 
 
 def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> ImportConfig:
-    """`config` for the log alone: without a column of positions that only the impressions have."""
+    """`config` without the column of positions, if only the impressions have this column."""
     if config.position is None or not config.impressions or config.position in inspect(files[0]).columns:
         return config
     shown = inspect(find_logs(config.impressions)[0]).columns
@@ -200,7 +174,7 @@ def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> Imp
 def _count_forgotten(
     forgotten: Forgotten, events: pa.Table, impressions: pa.Table | None, report: ImportReport
 ) -> None:
-    """Takes what `write_dataset` will leave out from what is reported as kept."""
+    """Subtracts the rows that `write_dataset` will leave out from the rows that are reported as kept."""
     if not len(forgotten):
         return
     report.forgotten_events = int(forgotten.holds(ids_of(events["user"], "user")).sum())
@@ -213,7 +187,7 @@ def _count_forgotten(
 
 
 def read_events(config: ImportConfig, files: Sequence[Path], report: ImportReport) -> pa.Table:
-    """The canonical events of a log, without ids and unsorted; fills `report`."""
+    """The canonical events of a log, unsorted and without int64 ids; fills `report`."""
     options = ("user", "item", "time", "action", "surface", "request", "position", "received", "context")
     wanted = {f"--{option}": value for option in options if (value := getattr(config, option)) is not None}
     log = read_log(files, wanted, config.fields)
@@ -222,14 +196,8 @@ def read_events(config: ImportConfig, files: Sequence[Path], report: ImportRepor
         raise DataError(f"{log.title} has a header but no rows", fix="give a log with at least one event")
     with Progress("parsing", total=len(wanted) + len(config.fields), unit="columns", quiet=not log.is_long) as progress:
         columns, kept_rows = _required_columns(config, log, report, progress)
-        place: Place = log.place_of if kept_rows is None else lambda row: log.place_of(int(kept_rows[row]))
         _add_optional(config, log, kept_rows, columns, report)
-        if config.context is not None:
-            columns["context"] = parse_contexts(_taken(log, config.context, kept_rows), config.context, place)
-        progress.advance(len(wanted) - 3)
-        for name, column in config.fields.items():
-            columns[name] = parse_field(_taken(log, column, kept_rows), column, typed=log.typed, place=place)
-            progress.advance()
+        progress.advance(len(wanted) + len(config.fields) - 3)
     num_rows = len(columns["order"])
     with Progress("looking for duplicates", total=num_rows, unit="rows", quiet=not log.is_long) as progress:
         report.out_of_order = _num_out_of_order(columns)
@@ -242,13 +210,11 @@ def read_events(config: ImportConfig, files: Sequence[Path], report: ImportRepor
 def _required_columns(
     config: ImportConfig, log: Log, report: ImportReport, progress: Progress
 ) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-    """The canonical columns of the usable rows, and which rows these are: None stands for all."""
+    """The canonical columns of the usable rows, and the numbers of these rows: None if all rows are usable."""
     users = parse_ids(log.take(config.user), config.user, place=log.place_of)
-    progress.advance()
     items = parse_ids(log.take(config.item), config.item, place=log.place_of)
-    progress.advance()
     times = parse_times(log.take(config.time), config.time, log.place_of)
-    progress.advance()
+    progress.advance(3)
     report.time_unit = times.unit
     usable = _drop_bad(config, log, users, items, times.good, report)
     columns: dict[str, Any] = {"user": users.values, "item": items.values, "time_ms": times.ms}
@@ -256,12 +222,12 @@ def _required_columns(
     if not usable.all():
         columns, kept_rows = _filtered(columns, usable), np.flatnonzero(usable)
     num_rows = len(columns["time_ms"])
-    constant = np.zeros(num_rows, dtype=np.int32)
+    zeros = np.zeros(num_rows, dtype=np.int32)
     return {
         "user": columns["user"],
         "item": columns["item"],
-        "action": _constant(DEFAULT_ACTION, constant),
-        "surface": _constant(DEFAULT_SURFACE, constant),
+        "action": named(zeros, [DEFAULT_ACTION]),
+        "surface": named(zeros, [DEFAULT_SURFACE]),
         "time_ms": columns["time_ms"],
         "received_ms": columns["time_ms"],
         "order": np.arange(num_rows) if kept_rows is None else kept_rows,
@@ -271,7 +237,7 @@ def _required_columns(
 def _drop_bad(
     config: ImportConfig, log: Log, users: Ids, items: Ids, good_time: NDArray[np.bool_], report: ImportReport
 ) -> NDArray[np.bool_]:
-    """Which rows are usable. Raises DataError where more than the allowed share is not."""
+    """Which rows are usable. Raises DataError if more than the allowed share is not usable."""
     report.malformed = log.num_malformed
     report.empty_users, report.empty_items = int(users.empty.sum()), int(items.empty.sum())
     report.unparsable_times = int((~good_time).sum())
@@ -283,38 +249,32 @@ def _drop_bad(
             ("without an item", np.flatnonzero(items.empty)),
             ("with an unparsable time", np.flatnonzero(~good_time)),
         )
-        named = [
+        problems = [
             f"{len(bad):,} {text} ({_places(log, [log.place_of(int(row)) for row in bad[:ROWS_NAMED]])})"
             for text, bad in kinds
             if len(bad)
         ]
         if log.num_malformed:
             places = _places(log, log.malformed_places(ROWS_NAMED))
-            named.append(f"{log.num_malformed:,} with the wrong number of fields ({places})")
+            problems.append(f"{log.num_malformed:,} with the wrong number of fields ({places})")
         raise DataError(
-            f"{num_bad:,} of {report.rows_read:,} rows of {log.title} cannot be used: {'; '.join(named)}",
+            f"{num_bad:,} of {report.rows_read:,} rows of {log.title} cannot be used: {'; '.join(problems)}",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
-            fix="correct these rows, check the column names given, or allow a larger share",
+            fix="correct these rows, check the given column names, or allow a larger share",
         )
     return np.asarray(usable)
 
 
 def _places(log: Log, places: list[str]) -> str:
-    """Places as one phrase; where there is one file, which the message names already, only its lines."""
+    """Places as one phrase: only the lines if the log is one file, because the message names this file already."""
     if len(log.parts) > 1:
         return ", ".join(places)
     words = [place.rsplit(" ", 2) for place in places]
     return f"{words[0][1]} {', '.join(word[2] for word in words)}"
 
 
-def _taken(log: Log, column: str, kept_rows: NDArray[np.int64] | None) -> pa.ChunkedArray:
-    """The usable rows of a raw column."""
-    raw = log.take(column)
-    return raw if kept_rows is None else raw.take(pa.array(kept_rows))
-
-
 def _filtered(columns: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """`columns` with the rows of `mask`; empties `columns` on the way, so that only one of them exists twice."""
+    """`columns` with the rows of `mask`. Empties `columns` on the way, so that at most one column exists twice."""
     arrow_mask = pa.array(mask)
     filtered: dict[str, Any] = {}
     same_as_time = columns.get("received_ms") is columns["time_ms"]
@@ -334,10 +294,12 @@ def _add_optional(
     columns: dict[str, Any],
     report: ImportReport,
 ) -> None:
+    """Parses the optional columns, the contexts and the fields of the usable rows into `columns`."""
     place: Place = log.place_of if kept_rows is None else lambda row: log.place_of(int(kept_rows[row]))
 
     def raw(column: str) -> tuple[pa.ChunkedArray, str, Place]:
-        return _taken(log, column, kept_rows), column, place
+        values = log.take(column)
+        return values if kept_rows is None else values.take(pa.array(kept_rows)), column, place
 
     if config.action is not None:
         columns["action"], report.empty_actions = parse_names(*raw(config.action))
@@ -351,14 +313,14 @@ def _add_optional(
         columns["request"] = parse_requests(*raw(config.request))
     if config.position is not None:
         columns["position"], report.unparsable_positions = parse_positions(*raw(config.position))
-
-
-def _constant(name: str, zeros: NDArray[np.int32]) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(zeros), pa.array([name]))
+    if config.context is not None:
+        columns["context"] = parse_contexts(*raw(config.context))
+    for name, column in config.fields.items():
+        columns[name] = parse_field(*raw(column), typed=log.typed)
 
 
 def _codes(column: Any) -> NDArray[np.integer[Any]]:
-    """A column as integers that are equal exactly where the values are equal."""
+    """One integer per row of a column; two integers are equal exactly if the values are equal."""
     if isinstance(column, np.ndarray):
         return column
     if pa.types.is_string(column.type):
@@ -371,10 +333,10 @@ def _codes(column: Any) -> NDArray[np.integer[Any]]:
 
 
 def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_] | None:
-    """Rows equal to an earlier row in every column but `order`; None where there is none.
+    """The rows that equal an earlier row in every column except `order`; None if there is no such row.
 
-    Rows are brought together by a 64-bit hash and then compared column by column, so a clash of hashes can never drop
-    a row that differs.
+    Rows are grouped by a 64-bit hash and then compared column by column, so a hash collision never drops a row that
+    differs.
     """
     codes = [_codes(columns[name]) for name in columns if name != "order" and not _says_nothing(columns, name)]
     hashed = np.zeros(len(codes[0]), dtype=np.uint64)
@@ -390,7 +352,7 @@ def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_
         return None
     suspects = by_hash[np.append(equal, False) | np.append(False, equal)]
     del by_hash, ordered, equal
-    # The sort above is fast because it is not stable; the first of equal rows must come first here.
+    # The sort above is unstable, because that is faster. Here the first of equal rows must come first.
     suspects.sort()
     suspects = suspects[np.argsort(hashed[suspects], kind="stable")]
     same = np.ones(len(suspects) - 1, dtype=bool)
@@ -403,7 +365,7 @@ def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_
 
 
 def _says_nothing(columns: dict[str, Any], name: str) -> bool:
-    """Whether a column cannot tell two rows apart that the others do not: a constant, or a copy of the times."""
+    """Whether a column cannot make two rows differ: it is constant, or a copy of the times."""
     column = columns[name]
     if name == "received_ms":
         return column is columns["time_ms"]
@@ -411,7 +373,7 @@ def _says_nothing(columns: dict[str, Any], name: str) -> bool:
 
 
 def _num_out_of_order(columns: dict[str, Any]) -> int:
-    """Rows whose time lies before that of the previous row of the same user, in file order."""
+    """How many rows have an earlier time than the previous row of the same user, in file order."""
     user, time_ms = _codes(columns["user"]), columns["time_ms"]
     if not (user[1:] >= user[:-1]).all():
         by_user = np.argsort(user, kind="stable")
@@ -422,25 +384,29 @@ def _num_out_of_order(columns: dict[str, Any]) -> int:
 def _read_attributes(
     config: ImportConfig, kind: str, path: Path, id_type: pa.DataType, report: ImportReport
 ) -> pa.Table:
-    """The attribute table of a file, its id column renamed to `kind` and parsed like the events' ids."""
+    """The attribute table of a file; the id column is renamed to `kind` and parsed like the ids of the events."""
     source = inspect(path)
     id_column = getattr(config, kind) if getattr(config, kind) in source.columns else source.columns[0]
     others = [name for name in source.columns if name != id_column]
     if VALID_FROM in others and "valid_from" in others:
         raise DataError(f"{path} has both valid_from and {VALID_FROM}", fix="remove or rename one of them")
     if kind in others:
-        raise DataError(f"{path} has a column {kind!r} that is not its id column {id_column!r}", fix="rename it")
+        raise DataError(
+            f"{path} has a column {kind!r}, but its id column is {id_column!r}", fix=f"rename the column {kind!r}"
+        )
     birth = next((name for name in BIRTH_COLUMNS if name in others), None) if kind == "item" else None
     valid_from = next((name for name in (VALID_FROM, "valid_from") if name in others), None)
     rows = read(source, as_text=[name for name in (id_column, birth, valid_from) if name is not None])
     if not rows.table.num_rows:
-        raise DataError(f"{path} has a header but no rows", fix=f"give a file with at least one {kind}, or none")
-    wanted = "int64" if pa.types.is_integer(id_type) else "string"
-    ids = parse_ids(rows.table[id_column], id_column, wanted, rows.place_of)
-    codes = ids.codes
-    # An empty id's placeholder may equal a real id and stand before it: look for firsts among the usable rows only.
+        raise DataError(f"{path} has a header but no rows", fix=f"give a file with at least one {kind}, or no file")
+    ids = parse_ids(rows.table[id_column], id_column, schema.id_type(id_type), rows.place_of)
+    codes = _codes(ids.values)
+    # Only among the usable rows: the placeholder of an empty id may equal a real id that comes later.
     good = np.flatnonzero(~ids.empty)
-    since = None if valid_from is None else _parse_valid_from(rows, valid_from)
+    since = None
+    if valid_from is not None:
+        parse = parse_milliseconds if valid_from == VALID_FROM else parse_times
+        since = parse(rows.table[valid_from], valid_from, rows.place_of)
     if since is None:
         keep = good[np.sort(np.unique(codes[good], return_index=True)[1])]
     else:
@@ -462,7 +428,7 @@ def _read_attributes(
 def _read_impressions(
     config: ImportConfig, events: pa.Table, attributes: dict[str, pa.Table | None], report: ImportReport
 ) -> pa.Table:
-    """The table of impressions; adds to `attributes` the users and items that were only shown."""
+    """The table of impressions. Adds users and items that occur only in impressions to `attributes`."""
     options = ("user", "item", "time", "request", "position")
     columns = {option: value for option in options if (value := getattr(config, option)) is not None}
     shown = parse_impressions(config.impressions, columns, events, config.max_bad_share)
@@ -474,16 +440,11 @@ def _read_impressions(
     return shown.table
 
 
-def _parse_valid_from(rows: Rows, name: str) -> Times:
-    if name == VALID_FROM:
-        return parse_milliseconds(rows.table[name], name, rows.place_of)
-    return parse_times(rows.table[name], name, rows.place_of)
-
-
 def _refuse_same_version(kind: str, rows: Rows, ids: Ids, since: Times, good: NDArray[np.int64]) -> None:
-    """Raises DataError, naming the lines, where an id has two rows that hold from one time."""
-    order = good[np.lexsort((good, since.ms[good], ids.codes[good]))]
-    codes, times = ids.codes[order], since.ms[order]
+    """Raises DataError with the lines if an id has two rows that hold from the same time."""
+    codes = _codes(ids.values)
+    order = good[np.lexsort((good, since.ms[good], codes[good]))]
+    codes, times = codes[order], since.ms[order]
     again = np.flatnonzero((codes[1:] == codes[:-1]) & (times[1:] == times[:-1]))
     if not len(again):
         return
@@ -494,7 +455,7 @@ def _refuse_same_version(kind: str, rows: Rows, ids: Ids, since: Times, good: ND
         f"{len(again):,} rows of the {kind}s repeat an id and a {VALID_FROM}: {which} at {since.ms[first]} "
         f"in {rows.place_of(first)} and {rows.unit} {rows.line_of(second)}",
         allowed="allowed: one row per id and time",
-        fix="keep one row of each",
+        fix="keep one row per id and time",
     )
 
 
@@ -509,12 +470,12 @@ def _check_attribute_loss(config: ImportConfig, rows: Rows, good: NDArray[np.int
             f"{num_bad:,} of {num_rows:,} rows of {rows.source.path} ({rows.unit} {', '.join(map(str, lines))}) "
             f"have no id that could match the events'{or_time}",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
-            fix="check that its first column, or one named like the events' column, holds the ids",
+            fix="check that the ids are in the first column, or in a column with the name of the events' column",
         )
 
 
 def default_name(source: Path) -> str:
-    """A dataset name from the name of a file or folder, or of a pattern's folder: `My log.csv.gz` becomes `My-log`."""
+    """A dataset name made from a file, a folder or the folder of a pattern: `My log.csv.gz` becomes `My-log`."""
     if glob.has_magic(source.name) and not source.exists():
         source = source.parent
     stem = source.resolve().name if source.name in ("", "..") else source.name
@@ -522,9 +483,3 @@ def default_name(source: Path) -> str:
         stem = stem.removesuffix(suffix)
     kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in stem)
     return kept.strip("-._")[:100] or "log"
-
-
-def _source_names(files: Sequence[Path]) -> dict[str, Any]:
-    """What a manifest says of the files of a log: one name, or how many there were and the first."""
-    named: dict[str, Any] = {"file": files[0].name}
-    return named if len(files) == 1 else {**named, "num_files": len(files)}

@@ -1,11 +1,11 @@
-"""What was shown: a user's file of impressions in, rows by bucket out.
+"""Impressions, the items that requests showed: a user's files in, rows by bucket out.
 
-    impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these
+    impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these columns
                           request, position, item_id                      of a synthetic world
 
-Where a table has no user and time, they are those of the first event of its request. Where there is no table, the
-events of one action (`--shown view`) are the impressions. A request belongs to a user: two users' requests of one id
-are two requests. Nothing is dropped in silence: rows without a request or a user are counted.
+If the table has no user and time, each impression gets those of the first event of its request. Without a table, the
+events of one action (`--shown view`) are the impressions. A request belongs to one user: if two users have requests of
+the same id, these are two requests. Nothing is dropped silently: rows without a request or a user are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.events.columns import Place, one_array, parse_ids, parse_positions, parse_requests
 from tackboard.events.dataset import Dataset
 from tackboard.events.entities import VALID_FROM
-from tackboard.events.layout import Layout, RowReader
+from tackboard.events.layout import Layout, RowReader, reading, row_groups
 from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.schema import id_type, ids_of, numpy_column
 from tackboard.events.tabular import inspect
@@ -34,22 +34,23 @@ from tackboard.events.times import parse_times
 IMPRESSIONS = "impressions.parquet"
 COLUMNS = ("user_id", "time_ms", "request", "position", "item_id")
 NO_POSITION = 1 << 31
-"""Stands for a missing position where positions are compared: after all others."""
+"""Stands for a missing position, so that it is sorted after all others."""
 ROWS_PER_PART = 1 << 19
-"""Impressions that are worked on at a time."""
+"""Impressions that are processed at a time."""
 ROWS_NAMED = 3
-"""Offending rows that a refusal names."""
+"""An error names at most this many bad rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A user's impressions: a table of COLUMNS, sorted by them; whom and what they name; how many rows were dropped."""
+    """The impressions of a user's files: `table` has the columns COLUMNS and is sorted by them.
+
+    `users` and `items` are the distinct raw ids, in the types of the events.
+    """
 
     table: pa.Table
     users: pa.Array
-    """Distinct users, as the events have them."""
     items: pa.Array
-    """Distinct items, likewise."""
     num_dropped: int
     num_unparsable_positions: int
 
@@ -59,12 +60,14 @@ def parse_impressions(
 ) -> Shown:
     """Reads a user's files of impressions.
 
-    `columns` says which of the files' columns is `user`, `item`, `time`, `request` and, where there is one, `position`;
-    else a column of that name is taken, if the first file has it. Ids and requests get the types of `events`. A row
-    without a usable user, item, time or request is dropped; more than `max_bad_share` of them raise DataError.
+    `columns` gives the columns of `user`, `item`, `time`, `request` and perhaps `position` in the files. Without it,
+    a column named `position` is read, if the first file has this column. Ids and requests get the types of `events`. A
+    row without a usable user, item, time or request is dropped; more than `max_bad_share` of such rows raise DataError.
     """
     if "request" not in columns or "request" not in events.column_names:
-        raise UsageError("--impressions without --request", fix="name the column of request ids: --request COLUMN")
+        raise UsageError(
+            "--impressions needs --request, which is missing", fix="name the column of request ids: --request COLUMN"
+        )
     files = find_logs(paths)
     wanted = {f"--{name}": columns[name] for name in ("user", "item", "time", "request")}
     has = inspect(files[0]).columns
@@ -88,15 +91,8 @@ def parse_impressions(
     if position is not None:
         places, num_unparsable = parse_positions(log.columns[position].filter(keep), position, log.place_of)
     users, items = user.values.filter(keep), item.values.filter(keep)
-    table = pa.table(
-        {
-            "user_id": ids_of(users, "user"),
-            "time_ms": times.ms[good],
-            "request": requests.filter(keep),
-            "position": places,
-            "item_id": ids_of(items, "item"),
-        }
-    )
+    columns_in_order = ids_of(users, "user"), times.ms[good], requests.filter(keep), places, ids_of(items, "item")
+    table = pa.table(dict(zip(COLUMNS, columns_in_order, strict=True)))
     keys = [numpy_column(table, "item_id"), positions_of(table), *common_codes(table["request"])]
     order = np.lexsort((*keys, numpy_column(table, "time_ms"), numpy_column(table, "user_id")))
     num_dropped = log.num_rows + log.num_malformed - table.num_rows
@@ -104,9 +100,9 @@ def parse_impressions(
 
 
 def with_ids(attributes: pa.Table | None, kind: str, ids: pa.Array) -> pa.Table:
-    """`attributes` of `kind` (`item` or `user`) that list `ids` too: what was only shown is known, without attributes.
+    """`attributes` of `kind` (`item` or `user`) with a row for every id in `ids`; new rows have no attributes.
 
-    Where attributes change with time, theirs hold from the beginning.
+    If attributes change with time, the new rows hold from time 0.
     """
     if attributes is None:
         return pa.table({kind: ids})
@@ -127,29 +123,36 @@ def _check_loss(log: Log, good: NDArray[np.bool_], max_bad_share: float) -> None
         f"{num_bad:,} of {num_rows:,} rows of {log.title} have no usable user, item, time or request"
         + (f": {', '.join(places[:ROWS_NAMED])}" if places else ""),
         allowed=f"allowed: at most {max_bad_share:.1%} of the rows (--max-bad-share)",
-        fix="correct these rows, check the column names given, or allow a larger share",
+        fix="correct these rows, check the given column names, or allow a larger share",
     )
 
 
 @dataclasses.dataclass
 class Impressions:
-    """Impressions of a dataset, bucket by bucket. `without_request` and `without_user` count what cannot be placed."""
+    """The impressions of a dataset, by bucket: events of the action `shown`, or rows of `table` or of `reader`.
 
-    shown: str | None
-    table: pa.Table | None
-    reader: RowReader | None
-    offsets: NDArray[np.int64] | None
+    `offsets` are the first rows of the buckets in the table or file. `without_request` and `without_user` count the
+    impressions that belong to no request or no user.
+    """
+
+    shown: str | None = None
+    table: pa.Table | None = None
+    reader: RowReader | None = None
+    offsets: NDArray[np.int64] | None = None
     without_request: int = 0
     without_user: int = 0
 
     def of_bucket(self, bucket: int, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """COLUMNS of the bucket's impressions, each with a request, and the events of the same users; whole users.
+        """The bucket's impressions that have a request (COLUMNS), and the events of the same users; whole users.
 
-        `events` are those of the bucket. Where few impressions lead to an action, a bucket has very many of them; so
-        they come in parts of ROWS_PER_PART, or of one user who has more. Every event comes once.
+        `events` are those of the bucket. A bucket can have very many impressions, because few impressions lead to an
+        action. So they come in parts of ROWS_PER_PART, or of one user who has more. Every event comes once.
         """
         if self.shown is not None:
-            yield self._with_request(_shown_events(events, self.shown)), events
+            rows = events.filter(pc.equal(events["action"], self.shown))
+            if "position" not in rows.column_names:
+                rows = rows.append_column("position", pa.nulls(rows.num_rows, pa.int32()))
+            yield self._with_request(rows.select(list(COLUMNS))), events
             return
         assert self.offsets is not None
         first, end = int(self.offsets[bucket]), int(self.offsets[bucket + 1])
@@ -181,7 +184,6 @@ class Impressions:
         return known
 
     def close(self) -> None:
-        """Closes the file."""
         if self.reader is not None:
             self.reader.close()
 
@@ -189,17 +191,17 @@ class Impressions:
 def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
     """The impressions of `dataset`: the events of the action `shown`, or else its impressions.parquet.
 
-    Without either, or where the events do not say to which request they belong, raises DataError.
+    Raises DataError without either, or if the events have no requests.
     """
     event_types = pq.read_schema(dataset.events_path)
     if "request" not in event_types.names:
         raise DataError(
-            f"the events of {dataset.path} have no request: actions cannot be joined to what was shown",
+            f"the events of {dataset.path} have no requests, so actions cannot be joined to impressions",
             fix="import the log again with `tackboard init … --request COLUMN`",
         )
     if shown is not None:
         check_action(dataset, shown, f"--shown {shown}")
-        return Impressions(shown=shown, table=None, reader=None, offsets=None)
+        return Impressions(shown=shown)
     path = dataset.path / IMPRESSIONS
     if not path.exists():
         raise DataError(
@@ -207,27 +209,24 @@ def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
             allowed="either import the log again with `tackboard init … --impressions FILE`",
             fix="or name the action that means shown, e.g. --shown view",
         )
-    try:
+    with reading(path):
         types = pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{path} cannot be read: {error}") from None
     if types.field("request").type != event_types.field("request").type:
         raise DataError(
             f"request is {types.field('request').type} in {IMPRESSIONS}",
             allowed=f"allowed: {event_types.field('request').type}, as in the events",
         )
     if "user_id" in types.names:
-        reader = RowReader(path)
-        return Impressions(shown=None, table=None, reader=reader, offsets=_offsets(path, dataset.layout))
+        return Impressions(reader=RowReader(path), offsets=_offsets(path, dataset.layout))
     table, num_unknown = _placed(dataset)
     offsets = dataset.layout.with_rows("impressions", numpy_column(table, "user_id")).offsets["impressions"]
-    return Impressions(shown=None, table=table, reader=None, offsets=offsets, without_user=num_unknown)
+    return Impressions(table=table, offsets=offsets, without_user=num_unknown)
 
 
 def common_codes(*columns: pa.ChunkedArray | pa.Array) -> list[NDArray[np.int64]]:
-    """Numbers that compare like the values of all `columns` together: equal where they are, smaller where they are.
+    """Numbers that have the same order as the values of all `columns` together; equal values get equal numbers.
 
-    The columns have one type, int64 or string; strings compare by their UTF-8 bytes. A null is -1.
+    The columns have one type, int64 or string; strings are compared by their UTF-8 bytes. A null is -1.
     """
     arrays = [one_array(column) for column in columns]
     encoded = pa.concat_arrays(arrays).dictionary_encode()
@@ -256,7 +255,7 @@ def check_action(dataset: Dataset, action: str, option: str) -> None:
 
 
 def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
-    """Request ids as the events have them; text that is no whole number is no id where theirs are numbers."""
+    """Request ids in the type of the events; if that is int64, text that is not a whole number becomes null."""
     if requests.type == wanted:
         return requests
     if pa.types.is_string(wanted):
@@ -265,34 +264,23 @@ def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -
     return pa.array(numbers.values.to_numpy(), mask=numbers.empty)
 
 
-def _shown_events(events: pa.Table, shown: str) -> pa.Table:
-    rows = events.filter(pc.equal(events["action"], shown))
-    if "position" not in rows.column_names:
-        rows = rows.append_column("position", pa.nulls(rows.num_rows, pa.int32()))
-    return rows.select(list(COLUMNS))
-
-
 def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
-    """Where each bucket's impressions begin in the file, found by reading the users a row group at a time."""
+    """The first row of each bucket's impressions in the file, found by reading the users one row group at a time."""
     counts = np.zeros(layout.num_buckets, dtype=np.int64)
     previous: int | None = None
-    try:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                users = file.read_row_group(group, columns=["user_id"])["user_id"].to_numpy()
-                if (users[1:] < users[:-1]).any() or (previous is not None and len(users) and users[0] < previous):
-                    raise CorruptFileError(f"{path} is not sorted by user_id")
-                previous = int(users[-1]) if len(users) else previous
-                counts += np.bincount(layout.buckets_of(users), minlength=layout.num_buckets)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+    for table in row_groups(path, ["user_id"]):
+        users = table["user_id"].to_numpy()
+        if (users[1:] < users[:-1]).any() or (previous is not None and len(users) and users[0] < previous):
+            raise CorruptFileError(f"{path} is not sorted by user_id")
+        previous = int(users[-1]) if len(users) else previous
+        counts += np.bincount(layout.buckets_of(users), minlength=layout.num_buckets)
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _placed(dataset: Dataset) -> tuple[pa.Table, int]:
-    """The impressions of a world with the user and time of their request's first event, and how many have none.
+    """The impressions of a world with the user and time of their request's first event, and how many have no event.
 
-    Decided: in memory as a whole. Only synthetic worlds are written without users.
+    Decided: the whole table is in memory, because only synthetic worlds have impressions without users.
     """
     table = dataset.read_impressions()
     assert table is not None

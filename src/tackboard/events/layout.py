@@ -1,89 +1,124 @@
-"""Where the users of a snapshot lie: buckets of whole users, the same users in the same bucket of every file.
+"""Where the users of a snapshot lie: in buckets of whole users, which hold the same users in every file.
 
     events.parquet    ├── bucket 0 ──┤├──── bucket 1 ────┤├ bucket 2 ┤      one row group each
     requests.parquet  ├ bucket 0 ┤├─ bucket 1 ─┤├──── bucket 2 ──────┤      the requests of the same users
     features.parquet  like events.parquet, row by row
 
-Files are sorted by user_id, so a bucket is a range of users, and in each file a range of rows. A job reads bucket g of
-every file and has all that belongs to those users: joins need no shuffle, and memory is that of a bucket. Decided: a
-user is never split, so a bucket is larger than planned where one user is.
+Files are sorted by user_id, so a bucket is a range of users and, in each file, a range of rows. A job that reads bucket
+g of every file has everything about its users: joins need no shuffle, and a job needs memory for one bucket. Decided: a
+user is never split, so one user with many events makes a bucket larger than planned.
+
+This module also reads and checks the Parquet files. A manifest proves that the files are the sealed ones, not that the
+content makes sense, and later steps rely on the order of the rows: histories are cut where the user changes, ids are
+found by bisection. Decided: columns, types and numbers of rows are compared when a snapshot is opened, from the footers
+alone. Nulls and order are checked when rows are read. Both checks cost little beside hashing and decoding.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tackboard.core.documents import read_document
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.files import write_json_atomic
-from tackboard.events.schema import starts_of_users
-from tackboard.events.stored_tables import check_rows
+from tackboard.events.schema import EVENT_COLUMNS, NAMES, OPTIONAL_COLUMNS, starts_of_users, without_unused_names
 
 FILE_NAME = "layout.json"
 VERSION = 1
 FILES = ("events", "requests")
-"""Files whose rows a layout has."""
+"""Files whose row offsets a layout may hold."""
 ROWS_PER_BUCKET = 65_536
 RISING = ("time_ms", "received_ms", "order")
 """Columns that mostly rise from row to row."""
 LARGE_DICTIONARY = 256
-"""Entries above which a column's dictionary is made anew for each row group, because Parquet writes all of it there."""
+"""A larger dictionary is cut down for each row group, because Parquet writes the whole dictionary into every group."""
+Ints = NDArray[np.int64]
+_INT64, _TEXT = (pa.int64(),), (NAMES, pa.string())
+_NUMBER_OR_TEXT = (pa.int64(), *_TEXT)
+Columns = Mapping[str, tuple[pa.DataType, ...]]
+REQUIRED: dict[str, Columns] = {
+    "events": {name: types if types == _INT64 else (*types, pa.string()) for name, types in EVENT_COLUMNS.items()}
+    | {"user_id": _INT64, "item_id": _INT64},
+    "items": {"item_id": _INT64, "item": _NUMBER_OR_TEXT},
+    "users": {"user_id": _INT64, "user": _NUMBER_OR_TEXT},
+    "item_history": {"item_id": _INT64, "valid_from_ms": _INT64},
+    "user_history": {"user_id": _INT64, "valid_from_ms": _INT64},
+    "requests": {"user_id": _INT64, "time_ms": _INT64, "item_id": (pa.list_(pa.int64()),)},
+    "impressions": {"item_id": _INT64},
+    "features": {},
+}
+"""Columns that each file must have, with a value in every row, and the types that these columns may have."""
+OPTIONAL: dict[str, Columns] = {
+    "events": OPTIONAL_COLUMNS,
+    "requests": {"position": (pa.list_(pa.int32()),), "weight": (pa.list_(pa.float32()),)},
+    "impressions": {"request": OPTIONAL_COLUMNS["request"], "position": (pa.int32(),), "user_id": _INT64},
+}
+SORTED: dict[str, tuple[str, ...]] = {
+    "events": ("user_id", "time_ms"),
+    "items": ("item_id",),
+    "users": ("user_id",),
+    "item_history": ("item_id", "valid_from_ms"),
+    "user_history": ("user_id", "valid_from_ms"),
+    "requests": ("user_id", "time_ms"),
+}
+"""The columns that sort the rows of each file. Where one column sorts a file, it has each value once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """G buckets: `first_users` [G] is the smallest user of each, `offsets` [G+1] its rows in each file, by name.
+    """G buckets: `first_users` [G] holds the smallest user of each, `offsets` [G+1] the first rows, by file.
 
-    The first bucket also owns smaller users than its first, so every user has a bucket, with or without events.
+    Users below the first of `first_users` belong to the first bucket, so every user has a bucket, even without events.
     """
 
-    first_users: NDArray[np.int64]
-    offsets: Mapping[str, NDArray[np.int64]]
+    first_users: Ints
+    offsets: Mapping[str, Ints]
 
     @property
     def num_buckets(self) -> int:
-        """G."""
         return len(self.first_users)
 
     def rows_of(self, file: str, bucket: int) -> tuple[int, int]:
-        """First row of a bucket in a file (`events`, `requests`), and the row after its last."""
+        """First row of a bucket in a file (`events` or `requests`), and the row after its last row."""
         offsets = self.offsets[file]
         return int(offsets[bucket]), int(offsets[bucket + 1])
 
-    def buckets_of(self, user_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def buckets_of(self, user_ids: Ints) -> Ints:
         """The bucket of each user."""
         return np.maximum(np.searchsorted(self.first_users, user_ids, side="right") - 1, 0)
 
-    def with_rows(self, file: str, user_ids: NDArray[np.int64]) -> Layout:
+    def with_rows(self, file: str, user_ids: Ints) -> Layout:
         """The layout with a further file, whose rows are sorted by `user_ids`."""
         rows = np.searchsorted(user_ids, self.first_users[1:], side="left")
         offsets = np.concatenate([[0], rows, [len(user_ids)]]).astype(np.int64)
         return Layout(self.first_users, {**self.offsets, file: offsets})
 
-    def check_users(self, bucket: int, user_ids: NDArray[np.int64], folder: Path) -> None:
-        """Raises CorruptFileError unless the users of a bucket's events are those that the layout gives it."""
+    def check_users(self, bucket: int, user_ids: Ints, folder: Path) -> None:
+        """Raises CorruptFileError unless `user_ids`, those of a bucket's events, belong to this bucket."""
         ends = self.first_users[bucket + 1 : bucket + 2]
         if len(user_ids) and (user_ids[0] != self.first_users[bucket] or (user_ids[-1] >= ends).any()):
-            raise CorruptFileError(f"{folder / FILE_NAME} does not have the users of bucket {bucket} of the events")
+            raise CorruptFileError(
+                f"{folder / FILE_NAME} does not match events.parquet: bucket {bucket} has other users there"
+            )
 
     def write(self, folder: Path) -> None:
-        """Writes layout.json."""
         content: dict[str, Any] = {"version": VERSION, "first_users": self.first_users.tolist()}
         write_json_atomic(folder / FILE_NAME, content | {name: rows.tolist() for name, rows in self.offsets.items()})
 
 
-def cut_buckets(user_ids: NDArray[np.int64], rows_per_bucket: int) -> Layout:
-    """The layout of events (one or more) sorted by `user_ids`: as many whole users per bucket as fit, at least one."""
-    # Where each user begins, and at last where the events end.
+def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
+    """The layout of events that are sorted by `user_ids`. A bucket takes whole users while they fit, at least one."""
+    # The first row of each user, then the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
     while begin < len(starts) - 1:
@@ -94,34 +129,40 @@ def cut_buckets(user_ids: NDArray[np.int64], rows_per_bucket: int) -> Layout:
 
 
 def read_layout(folder: Path, events: Path) -> Layout:
-    """The layout of a snapshot. One written before there was layout.json is looked through, a row group at a time."""
+    """The layout of a snapshot. Without layout.json, as in old snapshots, the layout is derived from the events."""
     path = folder / FILE_NAME
     if not path.exists():
         return _derive(events)
     numbers = tuple[int, ...]
     content = read_document(path, {"version": int, "first_users": numbers, "events": numbers}, {"requests": numbers})
     if content["version"] > VERSION:
-        raise CorruptFileError(f"{path} is of a newer tackboard", allowed=f"allowed: up to version {VERSION}")
+        raise CorruptFileError(
+            f"{path} was written by a newer tackboard: layout version {content['version']}",
+            allowed=f"allowed: up to version {VERSION}",
+        )
     first_users = np.array(content["first_users"], dtype=np.int64)
     offsets = {name: np.array(content[name], dtype=np.int64) for name in FILES if name in content}
     whole = all(len(rows) == len(first_users) + 1 and bool((np.diff(rows) >= 0).all()) for rows in offsets.values())
     # Compared, not subtracted: ids of strings may lie more than 2^63 apart.
     rising = bool((first_users[1:] > first_users[:-1]).all())
     if not (whole and rising):
-        raise CorruptFileError(f"{path} is no layout", allowed="rising users, and a row offset per bucket and file")
+        raise CorruptFileError(
+            f"{path} is not a valid layout", allowed="allowed: rising users, and one row offset per bucket and file"
+        )
     return Layout(first_users, offsets)
 
 
-def write_buckets(table: pa.Table, offsets: NDArray[np.int64], path: Path) -> None:
-    """Writes `table` with one row group per bucket; an empty bucket has none."""
+def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
+    """Writes `table` with one row group per bucket; an empty bucket has no row group."""
     with pq.ParquetWriter(path, table.schema, **_encodings(table.schema)) as writer:
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             if last > first:
-                writer.write_table(compact(table.slice(first, last - first)), row_group_size=last - first)
+                piece = without_unused_names(table.slice(first, last - first), larger_than=LARGE_DICTIONARY)
+                writer.write_table(piece, row_group_size=last - first)
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Rising numbers as differences: smaller than Parquet's default, and read four times as fast."""
+    """Stores rising numbers as differences: smaller than Parquet's default encoding, and four times as fast to read."""
     rising = [field.name for field in schema if field.name in RISING and field.type == pa.int64()]
     if not rising or any(pa.types.is_nested(field.type) for field in schema):
         return {}
@@ -131,38 +172,24 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def compact(table: pa.Table) -> pa.Table:
-    """`table` with large dictionaries cut down to the strings that occur in it."""
-    for place, field in enumerate(table.schema):
-        column = table[field.name]
-        if not pa.types.is_dictionary(field.type) or not column.num_chunks:
-            continue
-        if len(column.chunk(0).dictionary) > LARGE_DICTIONARY:
-            plain = column.cast(field.type.value_type)
-            table = table.set_column(place, field, pc.dictionary_encode(plain).cast(field.type))
-    return table
-
-
 class RowReader:
-    """Ranges of rows of one Parquet file; decodes only the row groups and columns that are asked for.
+    """Reads ranges of rows of one Parquet file; decodes only the row groups and columns that are needed.
 
-    `bytes_read` counts the compressed bytes of what was decoded. Not to be shared between processes or threads.
+    `bytes_read` counts the compressed bytes that were decoded. Do not share a reader between processes or threads.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.bytes_read = 0
-        try:
+        with reading(path):
             self._file = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptFileError(f"{path} cannot be read: {error}") from None
         metadata = self._file.metadata
         self._starts = np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
         self.schema = self._file.schema_arrow
         self.num_rows = int(self._starts[-1])
 
     def read(self, spans: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        """Some columns of the rows [first, last) of each of `spans`, one span after the other."""
+        """Some columns of the rows [first, last) of every span in `spans`, one span after the other."""
         if missing := [name for name in columns if name not in self.schema.names]:
             raise CorruptFileError(f"{self.path} has no column {missing[0]}")
         parts = []
@@ -170,28 +197,17 @@ class RowReader:
             low = int(np.searchsorted(self._starts, first, side="right")) - 1
             high = int(np.searchsorted(self._starts, last, side="left"))
             groups = list(range(low, high)) if last > first else []
-            try:
+            with reading(self.path):
                 table = self._file.read_row_groups(groups, columns=list(columns), use_threads=False)
-            except (pa.ArrowException, OSError) as error:
-                raise CorruptFileError(f"{self.path} cannot be read: {error}") from None
-            self._count(groups, columns)
+            sizes = column_bytes(self._file.metadata, groups)
+            self.bytes_read += sum(sizes[name] for name in set(columns))
             parts.append(table.slice(first - int(self._starts[low]), last - first) if groups else table)
             check_rows(parts[-1], self.path)
         if not parts:
-            return self._file.schema_arrow.empty_table().select(list(columns))
+            return self.schema.empty_table().select(list(columns))
         return pa.concat_tables(parts).select(list(columns))
 
-    def _count(self, groups: list[int], columns: Sequence[str]) -> None:
-        wanted = set(columns)
-        for group in groups:
-            row_group = self._file.metadata.row_group(group)
-            for place in range(row_group.num_columns):
-                chunk = row_group.column(place)
-                if chunk.path_in_schema.partition(".")[0] in wanted:
-                    self.bytes_read += chunk.total_compressed_size
-
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
@@ -199,19 +215,95 @@ def _derive(events: Path) -> Layout:
     first_users: list[int] = []
     offsets: list[int] = []
     row, previous = 0, None
-    try:
-        with pq.ParquetFile(events) as file:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["user_id"])
-                check_rows(table, events)
-                users = table["user_id"].to_numpy()
-                # A user who goes on from the row group before belongs to the bucket where they began.
-                begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
-                if begin < len(users):
-                    first_users.append(int(users[begin]))
-                    offsets.append(row + begin)
-                    previous = int(users[-1])
-                row += len(users)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{events} cannot be read: {error}") from None
+    for table in row_groups(events, ["user_id"]):
+        check_rows(table, events)
+        users = table["user_id"].to_numpy()
+        # A user who continues from the previous row group belongs to the bucket in which this user began.
+        begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
+        if begin < len(users):
+            first_users.append(int(users[begin]))
+            offsets.append(row + begin)
+            previous = int(users[-1])
+        row += len(users)
     return Layout(np.array(first_users, dtype=np.int64), {"events": np.array([*offsets, row], dtype=np.int64)})
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around the reading of a Parquet file: an error of Arrow or of the disk becomes a CorruptFileError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+
+
+def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The row groups of a Parquet file in order, with all columns or some of them."""
+    with reading(path), pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, columns=columns)
+
+
+def column_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> Counter[str]:
+    """Compressed bytes of each column in some row groups; the leaves of a nested column count as one column."""
+    sizes: Counter[str] = Counter()
+    for group in groups:
+        row_group = metadata.row_group(group)
+        for place in range(row_group.num_columns):
+            chunk = row_group.column(place)
+            sizes[chunk.path_in_schema.partition(".")[0]] += chunk.total_compressed_size
+    return sizes
+
+
+def check_files(folder: Path, num_rows: Mapping[str, int]) -> None:
+    """Checks the footers of a snapshot's Parquet files. `num_rows` holds the known numbers of rows, by file."""
+    always = ("events", "items", "users", *(["features"] if (folder / "features.json").exists() else []))
+    for name, required in REQUIRED.items():
+        path = folder / f"{name}.parquet"
+        if not path.exists() and name not in always:
+            continue
+        with reading(path), pq.ParquetFile(path) as file:
+            schema, count = file.schema_arrow, file.metadata.num_rows
+        if len(set(schema.names)) < len(schema.names):
+            raise CorruptFileError(f"{path} has two columns of the same name")
+        for column, types in {**OPTIONAL.get(name, {}), **required}.items():
+            found = schema.field(column).type if column in schema.names else None
+            if found not in types and (column in required or found is not None):
+                raise CorruptFileError(
+                    f"{path} has no column {column}" if found is None else f"{path}: {column} is {found}",
+                    allowed=f"allowed: {' or '.join(map(str, types))}",
+                )
+        if count != num_rows.get(name, count):
+            raise CorruptFileError(f"{path} has {count:,} rows", allowed=f"statistics.json says {num_rows[name]:,}")
+
+
+def check_rows(table: pa.Table, path: Path) -> None:
+    """Raises CorruptFileError where rows lack a value or are out of order.
+
+    `table` holds consecutive rows of the snapshot's file at `path`.
+    """
+    for column in REQUIRED.get(path.stem, {}):
+        if column in table.column_names and table[column].null_count:
+            raise CorruptFileError(f"{path}: {table[column].null_count:,} rows have no {column}")
+    keys = [column for column in SORTED.get(path.stem, ()) if column in table.column_names]
+    if table.num_rows < 2 or not keys or keys[0] != SORTED[path.stem][0]:
+        return
+    numbers = [np.asarray(table[key].to_numpy()) for key in keys]
+    if len(out_of_order(numbers, None, strictly=len(SORTED[path.stem]) == 1)):
+        raise CorruptFileError(f"{path} is not sorted by {' and '.join(keys)}", fix="import the log again")
+
+
+def out_of_order(keys: Sequence[Ints], before: tuple[int, ...] | None, *, strictly: bool = False) -> Ints:
+    """The rows whose `keys`, compared first key first, are smaller than the keys of the row before.
+
+    `before` holds the keys of the row before the first row. With `strictly`, rows with equal keys count as well.
+    """
+    if before is not None:
+        keys = [np.concatenate([[first], key]) for first, key in zip(before, keys, strict=True)]
+    below = np.zeros(max(len(keys[0]) - 1, 0), dtype=bool)
+    equal = np.ones(len(below), dtype=bool)
+    for key in keys:
+        below |= equal & (key[1:] < key[:-1])
+        equal &= key[1:] == key[:-1]
+    wrong = np.flatnonzero(below | equal if strictly else below)
+    return wrong if before is not None else wrong + 1

@@ -1,9 +1,8 @@
-"""The files of one log: paths, folders and patterns in, one table whose rows know their file and line out.
+"""The files of one log: paths, folders and patterns in, one table with the file and line of every row out.
 
-Decided: files come in the order of their names and rows in the order of their file, whatever order they were given in,
-so that the same folder always gives the same dataset. In a folder, names that begin with `.` or `_` are left out, as
-the programs that write such folders mean it; anything else there that is no log is refused, because a file that is
-silently left out is an event that is silently lost.
+Decided: files are sorted by name, whatever order they were given in, so that the same folder always gives the same
+dataset. In a folder, names that begin with `.` or `_` are left out, because programs use them for files that are not
+data. Any other file that is not a log is refused, because a skipped file would mean lost events.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from tackboard.events.columns import is_text
 from tackboard.events.tabular import Rows, Source, inspect, read, require_columns
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet", ".pq")
-"""How the names of logs in a folder end."""
+"""Endings of the names of logs in a folder."""
 LONG_BYTES = 32 << 20
-"""Smaller logs are read before anybody would look at a progress bar."""
+"""A smaller log is read too quickly for a progress bar."""
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """The files that `paths` mean: files themselves, folders and patterns such as `logs/*.csv`; sorted by name.
+    """The files of `paths`, which are files, folders and patterns such as `logs/*.csv`; sorted by name.
 
-    Nothing found raises UsageError; a folder that holds no log, or something else, DataError.
+    Raises UsageError if there is no file, and DataError for a folder without logs or with other files.
     """
     found: list[Path] = []
     for path in paths:
@@ -48,7 +47,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
     for file in files:
         if (other := seen.setdefault(file.resolve(), file)) is not file:
             same = f"{file} is given twice" if other == file else f"{file} is the same file as {other}"
-            raise UsageError(same, allowed="allowed: every file of a log once")
+            raise UsageError(same, allowed="allowed: each file of a log once")
     return files
 
 
@@ -57,22 +56,20 @@ class Log:
     """The wanted columns of all files of a log, one below the other."""
 
     parts: tuple[Rows, ...]
-    """What was read of each file; their tables are empty, the rows stand in `columns`."""
+    """The files as they were read; their tables are empty, because the rows are in `columns`."""
     starts: tuple[int, ...]
-    """Row at which each part begins, and behind the last one the number of rows."""
+    """First row of each part, then the number of rows."""
     columns: dict[str, pa.ChunkedArray]
-    """By name."""
     uses: Counter[str]
-    """How often each column is still wanted."""
+    """How often each column will still be taken."""
 
     @property
     def num_rows(self) -> int:
-        """Rows that could be read as records."""
         return self.starts[-1]
 
     @property
     def num_malformed(self) -> int:
-        """Records that had the wrong number of fields."""
+        """Records with the wrong number of fields."""
         return sum(len(part.malformed) for part in self.parts)
 
     @property
@@ -82,27 +79,27 @@ class Log:
 
     @property
     def typed(self) -> bool:
-        """Whether the types of the columns mean something: Parquet, not CSV."""
+        """Whether the columns have types: in Parquet they do, in CSV all are text."""
         return self.parts[0].source.format == "parquet"
 
     @property
     def title(self) -> str:
-        """What the log is called in a message."""
+        """The name of the log in a message."""
         first = self.parts[0].source.path
         return str(first) if len(self.parts) == 1 else f"{first} and {len(self.parts) - 1} more"
 
     def take(self, column: str) -> pa.ChunkedArray:
-        """A column for one of its uses. The last use takes it out of the log, so that memory is given back."""
+        """A column for one of its uses. The last use removes the column from the log, which frees memory."""
         self.uses[column] -= 1
         return self.columns[column] if self.uses[column] > 0 else self.columns.pop(column)
 
     def place_of(self, row: int) -> str:
-        """Where a row stands: `a.csv line 7`, `b.parquet row 5`."""
+        """The place of a row: `a.csv line 7`, `b.parquet row 5`."""
         part = int(np.searchsorted(self.starts[1:-1], row, side="right"))
         return self.parts[part].place_of(row - self.starts[part])
 
     def malformed_places(self, limit: int) -> list[str]:
-        """Where the first records with the wrong number of fields stand."""
+        """The places of the first records with the wrong number of fields."""
         places = [(part.source.path, line) for part in self.parts for line in sorted(part.malformed.tolist())]
         return [f"{path} line {line}" for path, line in places[:limit]]
 
@@ -110,8 +107,8 @@ class Log:
 def read_log(files: Sequence[Path], wanted: Mapping[str, str], fields: Mapping[str, str]) -> Log:
     """Reads the columns of `wanted` (option → column) and `fields` (name → column) of every file.
 
-    The files must have one format, and each column one type in all of them, integers of any width being one; else
-    DataError names the file.
+    All files must have the same format, and a column must have the same type in all files; integers of any width are
+    the same type. Otherwise raises DataError with the name of the file.
     """
     sources = [inspect(file) for file in files]
     for source in sources:
@@ -129,8 +126,9 @@ def read_log(files: Sequence[Path], wanted: Mapping[str, str], fields: Mapping[s
             tables.append(rows.table)
             parts.append(dataclasses.replace(rows, table=rows.table.slice(0, 0)))
     starts = (0, *np.cumsum([table.num_rows for table in tables]).tolist())
-    joined = {column: _joined([table[column] for table in tables], types[column]) for column in columns}
-    return Log(tuple(parts), starts, joined, Counter([*wanted.values(), *fields.values()]))
+    joined = pa.concat_tables([table.select(columns).cast(pa.schema(types)) for table in tables])
+    by_name = {column: joined[column] for column in columns}
+    return Log(tuple(parts), starts, by_name, Counter([*wanted.values(), *fields.values()]))
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -147,31 +145,32 @@ def _in_folder(folder: Path) -> list[Path]:
             )
         if not entry.name.lower().endswith(SUFFIXES):
             raise DataError(
-                f"{entry} is no log by its name",
+                f"{entry} is not a log, judging by its name",
                 allowed=f"allowed in a folder of logs: {', '.join(f'*{suffix}' for suffix in SUFFIXES)}",
-                fix=f'move it away, or give a pattern, e.g. "{folder}/*.csv"',
+                fix=f'move the file away, or give a pattern, e.g. "{folder}/*.csv"',
             )
     return entries
 
 
 def _matching(pattern: Path) -> list[Path]:
-    names = glob.glob(str(pattern), recursive=True)
-    files = [path for name in names if not (path := Path(name)).is_dir() and not path.name.startswith((".", "_"))]
+    found = map(Path, glob.glob(str(pattern), recursive=True))
+    files = [path for path in found if not path.is_dir() and not path.name.startswith((".", "_"))]
     if not files:
         raise UsageError(f"no file matches {pattern}", fix="give the path of a CSV or Parquet file")
     return files
 
 
 def _common_type(sources: Sequence[Source], column: str) -> pa.DataType:
-    """The one type of a column in all files."""
+    """The common type of a column in all files."""
     first = sources[0]
+    formats = {"csv": "CSV", "parquet": "Parquet"}
     types = [source.type_of(column) for source in sources]
     for source, type_ in zip(sources, types, strict=True):
         if source.format != first.format:
             raise DataError(
-                f"{source.path} is {_format(source)}, but {first.path} is {_format(first)}",
+                f"{source.path} is {formats[source.format]}, but {first.path} is {formats[first.format]}",
                 allowed="allowed: files of one format",
-                fix="import them as two datasets, or convert one",
+                fix="import the files as two datasets, or convert one of them",
             )
         if _kind(type_) != _kind(types[0]):
             raise DataError(
@@ -188,13 +187,3 @@ def _kind(type_: pa.DataType) -> str:
     if is_text(type_):
         return "text"
     return "integer" if pa.types.is_integer(type_) and type_ != pa.uint64() else str(type_)
-
-
-def _format(source: Source) -> str:
-    return "CSV" if source.format == "csv" else "Parquet"
-
-
-def _joined(columns: list[pa.ChunkedArray], type_: pa.DataType) -> pa.ChunkedArray:
-    same = [column if column.type == type_ else column.cast(type_) for column in columns]
-    chunks = [chunk for column in same for chunk in column.chunks]
-    return pa.chunked_array(chunks, type=type_)

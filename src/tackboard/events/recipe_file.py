@@ -1,4 +1,4 @@
-"""The recipe that `init` writes: a dataset's place and size in, a short Python file out."""
+"""The recipe that `init` writes: the path and the size of a dataset in, a short Python file out."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def recipe() -> RunConfig:
     )
 '''
 MAX_NAMED_ACTIONS = 20
-"""A log with more actions than this gets `()`, which means all of them."""
+"""A log with more actions than this gets `()`, which means all actions."""
 
 
 def recipe_text(path: Path, dataset: str, name: str, statistics: Mapping[str, Any]) -> str:
-    """The recipe file's text for a dataset given by its folder (the one that holds `latest`)."""
+    """The text of a recipe at `path` for the dataset in the folder `dataset`, which holds `latest`."""
     actions = sorted(statistics["actions"])
     named = "".join(f"{json.dumps(action, ensure_ascii=False)}, " for action in actions)
     return _TEMPLATE.format(
@@ -54,9 +54,9 @@ def recipe_text(path: Path, dataset: str, name: str, statistics: Mapping[str, An
 
 
 def check_recipe_path(path: Path, *, force: bool) -> None:
-    """Raises UsageError where `path` cannot become a recipe; called before any work is done."""
+    """Raises UsageError if no recipe can be written to `path`; called before any work is done."""
     if path.suffix != ".py":
-        raise UsageError(f"--recipe {path}", allowed="allowed: a path that ends in .py")
+        raise UsageError(f"--recipe {path} is not a Python file", allowed="allowed: a path that ends in .py")
     if not path.parent.is_dir():
         raise UsageError(f"--recipe {path}: {path.parent} is not a folder", fix="make the folder first")
     if path.exists() and not force:

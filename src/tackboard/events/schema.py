@@ -1,19 +1,21 @@
-"""The canonical event: what every log becomes before anything else looks at it.
+"""The canonical event: every log is converted to this table before anything else reads the log.
 
-An Arrow table with the columns below goes in; `complete_events` gives it int64 ids and the one order in which events
-lie on disk, by (user_id, time_ms, order). Decided: ids are the values themselves where they are int64 and the first 8
-bytes of BLAKE2b where they are strings, so no mapping file is needed to score a request; two strings with one id are
-refused, never merged. A log's further columns, its fields, follow the canonical ones under their own names.
+An Arrow table with the columns below goes in. `complete_events` adds int64 ids and sorts the events as they lie on
+disk, by (user_id, time_ms, order). Decided: an int64 id is used as it is, and a string id becomes the first 8 bytes of
+its BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same id are refused, never
+merged. Further columns of a log, its fields, follow the canonical columns under their own names.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
@@ -31,7 +33,7 @@ EVENT_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "received_ms": (pa.int64(),),
     "order": (pa.int64(),),
 }
-"""Required columns and the types each may have. None of them holds nulls. Times are ms UTC."""
+"""Required columns and the types that each may have. None of them holds nulls. Times are ms UTC."""
 OPTIONAL_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "request": (pa.int64(), pa.string()),
     "position": (pa.int32(),),
@@ -45,32 +47,43 @@ FIELD_KINDS: dict[pa.DataType, str] = {
     pa.string(): "string",
     NAMES: "string",
 }
-"""Types that a field may have, and what each is called. Nulls are allowed."""
+"""Types that a field may have, and the name of each type. Nulls are allowed."""
 RESERVED_NAMES = frozenset({*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id", "id", "time", "received"})
-"""Names that no field may have: our columns, and what features call them."""
-FIELD_NAME_RULE = "lower-case letters, digits and `_`, starting with a letter, no word of Python"
+"""Names that no field may have: the canonical columns, and the names that the feature language gives them."""
+FIELD_NAME_RULE = "lower-case letters, digits and `_`, starting with a letter, not a Python keyword"
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def check_events(events: pa.Table) -> None:
-    """Raises DataError unless `events` has the canonical columns, types and no null in a required one."""
+    """Raises DataError unless `events` has the canonical columns and types, and no null in a required column."""
     for name, types in EVENT_COLUMNS.items():
         if name not in events.column_names:
-            raise DataError(f"events lack the column {name}", allowed=f"needed: {', '.join(EVENT_COLUMNS)}")
+            raise DataError(f"events lack the column {name}", allowed=f"required: {', '.join(EVENT_COLUMNS)}")
         _check_type(events, name, types)
         if events[name].null_count:
-            raise DataError(f"{events[name].null_count} events have no {name}", allowed="allowed: a value in each")
+            raise DataError(
+                f"{events[name].null_count} events have no {name}", allowed="allowed: a value in every event"
+            )
     for name, types in OPTIONAL_COLUMNS.items():
         if name in events.column_names:
             _check_type(events, name, types)
     for name in [n for n in events.column_names if n not in EVENT_COLUMNS and n not in OPTIONAL_COLUMNS]:
-        _check_field(events, name)
+        if name in RESERVED_NAMES:
+            raise DataError(
+                f"events have a field named {name}, which is reserved",
+                allowed=f"reserved: {', '.join(sorted(RESERVED_NAMES))}",
+            )
+        if not is_field_name(name):
+            raise DataError(f"events have a field named {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}")
+        if events.column_names.count(name) > 1:
+            raise DataError(f"events have two fields named {name}", fix="rename one of them")
+        _check_type(events, name, tuple(FIELD_KINDS))
 
 
 def complete_events(events: pa.Table) -> pa.Table:
     """`events` checked, with user_id and item_id added, sorted by (user_id, time_ms, order), in schema order.
 
-    Fields come last, in the order given; those of text are dictionary-encoded.
+    Fields come last, in the order given. Fields of text are dictionary-encoded.
     """
     check_events(events)
     user_id, item_id = ids_of(events["user"], "user"), ids_of(events["item"], "item")
@@ -78,24 +91,27 @@ def complete_events(events: pa.Table) -> pa.Table:
     table = events.select(names).unify_dictionaries().combine_chunks()
     table = table.append_column("user_id", pa.array(user_id)).append_column("item_id", pa.array(item_id))
     for name in field_names(events):
-        table = table.append_column(name, _stored_field(events[name]))
+        field = events[name]
+        # By way of plain text: a dictionary from outside may hold a string twice, or a null.
+        is_text = FIELD_KINDS[field.type] == "string"
+        table = table.append_column(name, encode(field.cast(pa.string())) if is_text else field.combine_chunks())
     order = np.lexsort((numpy_column(events, "order"), numpy_column(events, "time_ms"), user_id))
     return table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
 
 
 def field_names(events: pa.Table) -> list[str]:
-    """The columns of `events`, completed or not, that are fields."""
+    """The columns of `events`, whether completed or not, that are fields."""
     ours = {*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id"}
     return [name for name in events.column_names if name not in ours]
 
 
 def is_field_name(name: str) -> bool:
-    """Whether a field may be called so, reserved names aside."""
+    """Whether a field may have this name. Reserved names are checked elsewhere."""
     return bool(_FIELD_NAME.fullmatch(name)) and not keyword.iskeyword(name)
 
 
 def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
-    """int64 ids of an id column: int64 values unchanged, strings hashed. Two strings with one id raise DataError."""
+    """int64 ids of an id column: int64 values stay, strings are hashed. Two strings with one id raise DataError."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     array = encode(column)
@@ -110,7 +126,7 @@ def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
 
 
 def encode(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
-    """A string column as one dictionary array, whose dictionary holds each string once."""
+    """A string column as one dictionary array. Its dictionary holds each string once."""
     if isinstance(column, pa.ChunkedArray):
         if pa.types.is_dictionary(column.type):
             column = column.unify_dictionaries()
@@ -118,6 +134,28 @@ def encode(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
         if isinstance(column, pa.ChunkedArray):
             column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
     return column if pa.types.is_dictionary(column.type) else column.cast(pa.string()).dictionary_encode()
+
+
+def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
+    """The names of codes 0, 1, … as a dictionary array."""
+    indices = pa.array(codes.astype(np.int32, copy=False))
+    return pa.DictionaryArray.from_arrays(indices, pa.array(list(names), pa.string()))
+
+
+def without_unused_names(table: pa.Table, larger_than: int = 0) -> pa.Table:
+    """`table` whose dictionaries hold only the strings of its rows; dictionaries of up to `larger_than` strings stay.
+
+    A filter leaves dictionaries as they are, and Parquet writes whole dictionaries: the names of users who were
+    filtered out would stay in the file.
+    """
+    for place, field in enumerate(table.schema):
+        if not pa.types.is_dictionary(field.type):
+            continue
+        column = table[field.name]
+        if max((len(chunk.dictionary) for chunk in column.chunks), default=0) > larger_than:
+            plain = column.cast(field.type.value_type)
+            table = table.set_column(place, field, pc.dictionary_encode(plain).cast(field.type))
+    return table
 
 
 def numpy_column(table: pa.Table, name: str) -> NDArray[Any]:
@@ -131,25 +169,8 @@ def starts_of_users(user_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def id_type(column_type: pa.DataType) -> str:
-    """`int64` or `string`: how ids of this column type are given to the outside."""
+    """`int64` or `string`: the type of ids in requests and in answers, given the type of the id column."""
     return "int64" if pa.types.is_integer(column_type) else "string"
-
-
-def _check_field(events: pa.Table, name: str) -> None:
-    if name in RESERVED_NAMES:
-        raise DataError(f"events have a field {name}", allowed=f"reserved: {', '.join(sorted(RESERVED_NAMES))}")
-    if not is_field_name(name):
-        raise DataError(f"events have a field {name!r}", allowed=f"allowed: {FIELD_NAME_RULE}")
-    if events.column_names.count(name) > 1:
-        raise DataError(f"events have two fields {name}", fix="rename one of them")
-    _check_type(events, name, tuple(FIELD_KINDS))
-
-
-def _stored_field(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    if FIELD_KINDS[column.type] != "string":
-        return column.combine_chunks()
-    # By way of plain text: a dictionary from outside may hold a string twice, or a null.
-    return encode(column.cast(pa.string()))
 
 
 def _check_type(events: pa.Table, name: str, types: tuple[pa.DataType, ...]) -> None:

@@ -1,7 +1,7 @@
-"""Counts and marginals of a dataset: completed events and its items in, one JSON object out.
+"""Counts and distributions of a dataset: completed events and the items in, one JSON object out.
 
-It is what `init` prints, what sizes a recipe, and what docs/synthetic-world.md compares between worlds and real logs.
-Everything is one pass of sorts over NumPy columns.
+`init` prints the statistics, recipes take their sizes from them, and docs/synthetic-world.md compares worlds and real
+logs by them. Everything is computed with sorts over NumPy columns.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FIELDS = {
     **dict.fromkeys(("user_type", "item_type"), Literal["int64", "string"]),
     **dict.fromkeys(("actions", "surfaces"), dict[str, float]),
 }
-"""What statistics.json must hold for a dataset to be read, with types; the rest is for people."""
+"""Fields of statistics.json, with types, that are needed to read a dataset; the other fields are for people."""
 OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
-"""Share of items, most popular first, over which the Zipf exponent is fitted."""
+"""The Zipf exponent is fitted over this share of the items, the most popular ones."""
 
 
 def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
     per_user = np.diff(np.append(starts, len(user_id)))
     per_item = numpy_column(items, "num_events")
     per_item = np.sort(per_item[per_item > 0])[::-1]
+    num_sessions = len(time_ms) - int((same_user & (np.diff(time_ms) <= SESSION_GAP_MS)).sum())
     return {
         "num_events": len(user_id),
         "num_users": len(per_user),
@@ -53,7 +54,11 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
         "actions": name_shares(events["action"]),
         "surfaces": name_shares(events["surface"]),
         "gaps_s": _spread(np.diff(time_ms)[same_user] / 1000.0, disposable=True),
-        "sessions": _sessions(time_ms, same_user, len(per_user)),
+        "sessions": {
+            "count": num_sessions,
+            "per_user": num_sessions / len(per_user),
+            "events_per_session": len(time_ms) / num_sessions,
+        },
         "item_births": _births(items, int(time_ms.min()), int(time_ms.max())),
         "fields": {
             name: {"type": FIELD_KINDS[events[name].type], "num_missing": events[name].null_count}
@@ -63,7 +68,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
 
 
 def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
-    """Share of each name among the events, most frequent first."""
+    """Share of the events that have each name, most frequent first."""
     array = encode(column)
     counts = np.bincount(array.indices.to_numpy(), minlength=len(array.dictionary))
     pairs = zip(array.dictionary.to_pylist(), counts.tolist(), strict=True)
@@ -72,7 +77,7 @@ def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
 
 
 def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, float]:
-    """Mean and quantiles. `disposable` says that `values` may be reordered, which spares a copy of a whole column."""
+    """Mean and quantiles. With `disposable`, `values` may be reordered, which saves a copy of the whole column."""
     if not len(values):
         return {}
     mean = float(values.mean())
@@ -82,7 +87,7 @@ def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, floa
 
 
 def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
-    """Concentration of events on items; `per_item` is sorted, largest first."""
+    """How far the events concentrate on few items; `per_item` is sorted, largest first."""
     count, total = len(per_item), int(per_item.sum())
     rank = np.arange(count, 0, -1)
     gini = float((2 * rank - count - 1) @ np.sort(per_item)[::-1]) / (count * total)
@@ -100,9 +105,9 @@ def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
 def _repeats(
     per_user: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_], known_items: NDArray[Any]
 ) -> dict[str, float]:
-    """Shares of events that repeat an item of their user, and the one just before; `known_items` is sorted."""
+    """Share of the events whose user had the item before, or had it just before; `known_items` is sorted."""
     first, last = int(item_id.min()), int(item_id.max())
-    # One int64 key per (user, item). Ids that lie far apart, such as hashed strings, are numbered densely first.
+    # One int64 key per (user, item). Ids that lie far apart, such as hashed strings, are numbered from 0 first.
     if (last - first + 1) * len(per_user) < 1 << 62:
         keys, span = item_id - first, last - first + 1
     else:
@@ -114,14 +119,8 @@ def _repeats(
     return {"share": 1.0 - distinct / len(item_id), "immediate_share": immediate / len(item_id)}
 
 
-def _sessions(time_ms: NDArray[np.int64], same_user: NDArray[np.bool_], num_users: int) -> dict[str, float]:
-    inside = same_user & (np.diff(time_ms) <= SESSION_GAP_MS)
-    count = len(time_ms) - int(inside.sum())
-    return {"count": count, "per_user": count / num_users, "events_per_session": len(time_ms) / count}
-
-
 def _births(items: pa.Table, first_ms: int, last_ms: int) -> dict[str, float]:
-    """When items appear, as a share of the time span: by birth_ms where it is known, else by their first event."""
+    """When items appear, as a share of the time span: by birth_ms if the column exists, else by their first event."""
     column = items["birth_ms"] if "birth_ms" in items.column_names else items["first_ms"]
     births = column.drop_null().to_numpy().astype(np.float64)
     if not len(births):

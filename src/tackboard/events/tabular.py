@@ -1,9 +1,9 @@
 """A user's file as a table: CSV, gzipped CSV or Parquet in, the wanted columns out.
 
-What the file is, its first bytes decide, not its name. Decided: CSV columns are read as text, never by a guessed type,
-because a guess turns the id `007` into 7 and one stray letter into a column of another type. Rows with the wrong number
-of fields are left out and remembered; the caller decides whether there are too many. A file must be the same after
-reading as it was before: one that somebody still writes is refused.
+The first bytes of a file decide its format, not its name. Decided: CSV columns are read as text and never as a guessed
+type, because a guess turns the id `007` into 7, and one stray letter changes the type of a column. Rows with the wrong
+number of fields are left out and remembered; the caller decides whether there are too many. A file that changes while
+it is read is refused.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ DELIMITERS = (",", "\t", ";", "|")
 ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
-"""A column's name: text that begins with a letter. The index that some programs write has an empty one."""
+"""A column's name begins with a letter. Some programs write an index column with an empty name."""
 _HEADER_BYTES = 1 << 20
 MAX_COLUMNS = 10_000
-"""Of one file. Beyond that a log is a matrix, or its lines do not end where they should."""
+"""Of one file. A log with more columns is a matrix, or its lines do not end where they should."""
 _BLOCK_BYTES = 8 << 20
 
 
@@ -52,28 +52,26 @@ class Source:
     """`csv` or `parquet`."""
     columns: tuple[str, ...]
     state: tuple[int, ...]
-    """What tells a file from one that has changed: device, inode, size, time of the last change in ns."""
+    """Device, inode, size and time of the last change in ns, by which a changed file is noticed."""
     types: tuple[pa.DataType, ...] = ()
-    """Of Parquet: one type per column. CSV is text."""
+    """One type per column of Parquet; empty for CSV, which is text."""
     delimiter: str = ","
     gzipped: bool = False
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
         return self.state[2]
 
     def type_of(self, column: str) -> pa.DataType:
-        """The type that `read` gives a column."""
         return self.types[self.columns.index(column)] if self.types else pa.string()
 
     @property
     def is_named(self) -> bool:
-        """Whether the columns have names for all that can be seen; a CSV without a header has data there."""
+        """Whether the columns seem to have names; in a CSV without a header, data stands in their place."""
         return self.format == "parquet" or all(_NAME.fullmatch(name) for name in self.columns)
 
     def check_unchanged(self) -> None:
-        """Raises DataError where the file is not what it was when it was inspected."""
+        """Raises DataError if the file has changed since it was inspected."""
         try:
             now = _state_of(self.path)
         except OSError:
@@ -82,52 +80,53 @@ class Source:
             what = f"was {self.state[2]:,} bytes, is {now[2]:,}" if now and now[2] != self.state[2] else "was replaced"
             raise DataError(
                 f"{self.path} changed while it was read: it {what if now else 'is gone'}",
-                fix="run the command again when nobody writes the file any more",
+                fix="run the command again when the file is complete",
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Chosen columns of a file, and where its rows stood."""
+    """Chosen columns of a file, and the lines of its rows."""
 
     source: Source
     table: pa.Table
     malformed: NDArray[np.int64]
-    """1-based numbers of the records, header included, that had the wrong number of fields and were left out."""
+    """Numbers of the left-out records, which had the wrong number of fields; the header is record 1."""
 
     @property
     def unit(self) -> str:
-        """What a record of the file is called."""
         return "line" if self.source.format == "csv" else "row"
 
     def line_of(self, row: int) -> int:
-        """The record number in the file of a row of `table`: 1-based, a header and left-out records counted."""
+        """The record number in the file of a row of `table`, counted from 1 with the header and left-out records."""
         line = row + 1 + (self.source.format == "csv")
         for left_out in np.sort(self.malformed).tolist():
             line += left_out <= line
         return line
 
     def place_of(self, row: int) -> str:
-        """Where a row of `table` stands, in words."""
+        """The place of a row of `table`, in words."""
         return f"{self.source.path} {self.unit} {self.line_of(row)}"
 
 
 def inspect(path: Path) -> Source:
-    """Finds out what a file is and which columns it has. Unreadable files raise DataError, missing ones UsageError."""
+    """Finds the format and the columns of a file. Unreadable files raise DataError, missing files UsageError."""
     if path.is_symlink() and not path.exists():
-        raise DataError(f"{path} is a symlink to nothing", fix="put the file there, or leave the symlink out")
+        raise DataError(
+            f"{path} is a symlink whose target does not exist", fix="restore the target, or leave out the link"
+        )
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="give the path of a CSV or Parquet file")
     if path.is_dir():
         raise UsageError(f"{path} is a folder", allowed="allowed: one CSV or Parquet file")
     if not path.is_file():
-        raise DataError(f"{path} is no regular file", allowed=ALLOWED, fix="write its content to a file first")
+        raise DataError(f"{path} is not a regular file", allowed=ALLOWED, fix="write its content to a file first")
     try:
         state = _state_of(path)
         with path.open("rb") as file:
             start = file.readline(_HEADER_BYTES)
         if start.startswith(_ZIP):
-            raise DataError(f"{path} is a zip archive", allowed=ALLOWED, fix="unzip it")
+            raise DataError(f"{path} is a zip archive", allowed=ALLOWED, fix="unzip the archive")
         if start.startswith(_PARQUET):
             schema = pq.read_schema(path)
             _check_columns(path, tuple(schema.names))
@@ -142,7 +141,7 @@ def inspect(path: Path) -> Source:
 
 
 def require_columns(source: Source, wanted: dict[str, str]) -> None:
-    """Raises DataError unless every wanted column (option → column) exists; names what there is and the closest."""
+    """Raises DataError unless every wanted column (option → column) exists; the error lists the existing columns."""
     for option, column in wanted.items():
         if column not in source.columns:
             if not source.is_named:
@@ -151,16 +150,16 @@ def require_columns(source: Source, wanted: dict[str, str]) -> None:
             raise DataError(
                 f"{source.path} has no column {column!r} (given by {option})",
                 allowed=f"its columns: {', '.join(source.columns[:40])}",
-                fix=f"did you mean {option} {close}?" if close else f"give {option} one of these",
+                fix=f"did you mean {option} {close}?" if close else f"give {option} one of these columns",
             )
 
 
 def _no_names(path: Path, lack: str) -> DataError:
-    """A first line that is data is not shown: it may hold the id of a user."""
+    """The error does not quote a first line that looks like data, because the line may hold the id of a user."""
     return DataError(
         f"{path} has {lack}, and its first line looks like data",
         allowed="allowed: CSV whose first line names the columns, each beginning with a letter",
-        fix="write the names into a line above it",
+        fix="add a first line with the names",
     )
 
 
@@ -171,11 +170,11 @@ def read(
     as_text: list[str] | None = None,
     progress: Progress | None = None,
 ) -> Rows:
-    """Reads `columns` (all by default). Parquet columns come as they are, CSV columns as strings.
+    """Reads `columns` (by default all). Parquet columns keep their types, CSV columns are strings.
 
-    With `as_text`, only those CSV columns do and the others get the type that fits all their values. `progress` counts
-    bytes of the file. A file that cannot be read, or that changes meanwhile, raises DataError naming the row where
-    there is one.
+    With `as_text`, only these CSV columns are strings, and the others get the type that fits all their values.
+    `progress` counts bytes of the file. A file that cannot be read, or that changes meanwhile, raises DataError, which
+    names the row if there is one.
     """
     names = list(dict.fromkeys(columns if columns is not None else source.columns))
     progress = progress if progress is not None else Progress("", quiet=True)
@@ -185,7 +184,7 @@ def read(
         else:
             rows = _read_csv(source, names, as_text, progress)
     except DataError:
-        source.check_unchanged()  # The better explanation of the two.
+        source.check_unchanged()  # A changed file is the better explanation.
         raise
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         source.check_unchanged()
@@ -201,7 +200,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error of the system or of Arrow says, without the path, which the message names already."""
+    """The text of an error of the system or of Arrow, without the path, which our message names already."""
     if isinstance(error, OSError) and error.errno and error.strerror:
         return error.strerror
     return str(error)[:200] or type(error).__name__
@@ -212,19 +211,19 @@ def _unreadable(source: Source, error: BaseException) -> DataError:
     if source.format == "csv" and "UTF8" in message:
         row = re.search(r"Row #(\d+)", message)
         where = f" in line {row[1]}" if row else ""
-        return DataError(f"{source.path} is not UTF-8 text{where}", fix="convert it, e.g. with iconv -t UTF-8")
+        return DataError(f"{source.path} is not UTF-8 text{where}", fix="convert the file, e.g. with iconv -t UTF-8")
     if "Expected all lists to be of size" in message:
         return DataError(
             f"{source.path} has a column of fixed-size lists that holds a null, which Arrow cannot read",
-            fix="store that column as lists without a fixed size",
+            fix="store this column as lists without a fixed size",
         )
-    return DataError(f"{source.path} cannot be read: {_reason(error)}", fix="check that the file is whole")
+    return DataError(f"{source.path} cannot be read: {_reason(error)}", fix="check that the file is complete")
 
 
 def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> Source:
     header_bytes = start.split(b"\n", 1)[0].rstrip(b"\r")
     try:
-        # What is cut may end within a letter.
+        # A cut line may end within a letter.
         is_cut = len(start) == _HEADER_BYTES and b"\n" not in start
         header = codecs.getincrementaldecoder("utf-8-sig")().decode(header_bytes, final=not is_cut)
     except UnicodeDecodeError:
@@ -232,12 +231,11 @@ def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: b
     if not header.strip() or "\x00" in header:
         raise DataError(f"{path} has no header line", allowed="allowed: CSV whose first line names the columns")
     delimiter = max(DELIMITERS, key=header.count)
-    # Before the line is parsed: it may be cut, and then its last name is not the file's.
-    if (num_columns := header.count(delimiter) + 1) > MAX_COLUMNS:
-        raise _too_wide(path, num_columns, is_cut=is_cut)
+    # Checked before the line is parsed, because the last name of a cut line is incomplete.
+    _check_width(path, header.count(delimiter) + 1, is_cut=is_cut)
     if is_cut:
         raise DataError(
-            f"{path}: the first line has more than {_HEADER_BYTES:,} bytes",
+            f"{path} has a first line of more than {_HEADER_BYTES:,} bytes",
             allowed="allowed: CSV whose first line names the columns",
             fix="check that the lines of the file end in line breaks",
         )
@@ -245,34 +243,34 @@ def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: b
     try:
         parsed = pyarrow.csv.read_csv(pa.BufferReader(header.encode() + b"\n"), parse_options=options)
     except pa.ArrowException as error:
-        raise DataError(f"{path} line 1 is no header: {_reason(error)}", fix="name the columns there") from None
+        raise DataError(f"{path} line 1 is not a header: {_reason(error)}", fix="name the columns in line 1") from None
     names = tuple(parsed.column_names)
     source = Source(path, "csv", names, state, delimiter=delimiter, gzipped=gzipped)
     if len(set(names)) < len(names) and not source.is_named:
-        raise _no_names(path, "two columns of one name")
+        raise _no_names(path, "two columns of the same name")
     _check_columns(path, names)
     return source
 
 
-def _too_wide(path: Path, num_columns: int, *, is_cut: bool = False) -> DataError:
-    return DataError(
-        f"{path} has {'more than ' if is_cut else ''}{num_columns:,} columns",
-        allowed=f"allowed: up to {MAX_COLUMNS:,}",
-        fix="keep the columns that are needed, and check that lines end in line breaks",
-    )
+def _check_width(path: Path, num_columns: int, *, is_cut: bool = False) -> None:
+    if num_columns > MAX_COLUMNS:
+        raise DataError(
+            f"{path} has {'more than ' if is_cut else ''}{num_columns:,} columns",
+            allowed=f"allowed: up to {MAX_COLUMNS:,}",
+            fix="keep only the needed columns, and check that lines end in line breaks",
+        )
 
 
 def _check_columns(path: Path, names: tuple[str, ...]) -> None:
-    """Raises DataError where there are too many columns, or two of one name."""
-    if len(names) > MAX_COLUMNS:
-        raise _too_wide(path, len(names))
+    """Raises DataError if there are too many columns, or two of the same name."""
+    _check_width(path, len(names))
     doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles:
         raise DataError(f"{path} has two columns named {doubles[0]!r}", fix="rename one of them in the header")
 
 
 def _read_parquet(source: Source, names: list[str], progress: Progress) -> Rows:
-    """Group by group: an error can name its rows, and long work shows how far it is."""
+    """Reads one row group at a time, so that an error can name its rows and a progress bar can move."""
     tables = []
     with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
         start, num_rows = 0, file.metadata.num_rows
@@ -280,14 +278,14 @@ def _read_parquet(source: Source, names: list[str], progress: Progress) -> Rows:
             end = start + file.metadata.row_group(group).num_rows
             try:
                 table = file.read_row_group(group, columns=names)
-                # Arrow takes texts from Parquet as they are; bytes that are no UTF-8 would fail far from here.
+                # Arrow does not check text in Parquet; bytes that are not UTF-8 would cause an error much later.
                 table.validate(full=True)
             except (OSError, pa.ArrowException) as error:
                 if "Expected all lists to be of size" in str(error):
                     raise
                 raise DataError(
                     f"{source.path} rows {start + 1:,} to {end:,} cannot be read: {_reason(error)}",
-                    fix="check that the file is whole",
+                    fix="check that the file is complete",
                 ) from None
             tables.append(table)
             progress.advance(source.num_bytes * (end - start) // max(num_rows, 1))
@@ -299,9 +297,9 @@ def _read_parquet(source: Source, names: list[str], progress: Progress) -> Rows:
 
 @contextlib.contextmanager
 def _undecodable_rows(source: Source) -> Iterator[None]:
-    """Raises DataError where a row with the wrong number of fields is no UTF-8 either.
+    """Raises DataError if a row with the wrong number of fields is not UTF-8 either.
 
-    Arrow fails before it can hand such a row over, in a place from which nothing can be raised: Python then calls
+    Arrow fails before it can pass on this row, in a place from which nothing can be raised. Python then calls
     `sys.unraisablehook`, which would print a traceback.
     """
     failed: list[object] = []
@@ -311,18 +309,10 @@ def _undecodable_rows(source: Source) -> Iterator[None]:
     finally:
         sys.unraisablehook = usual
         if failed:
-            raise _unreadable(source, pa.ArrowInvalid(f"UTF8 Row #{_first_undecodable(source)}"))
-
-
-def _first_undecodable(source: Source) -> int:
-    """The number of the first line that is not UTF-8."""
-    with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return 1
+            with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:
+                lines = enumerate(file, start=1)
+                number = next((n for n, line in lines if line.decode(errors="ignore").encode() != line), 1)
+            raise _unreadable(source, pa.ArrowInvalid(f"UTF8 Row #{number}"))
 
 
 def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress: Progress) -> pa.Table:
@@ -330,7 +320,7 @@ def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress
     with pyarrow.csv.open_csv(stream, **options) as reader:
         for batch in reader:
             batches.append(batch)
-            # Asked once: Arrow reads on meanwhile.
+            # Read once, because Arrow continues to read meanwhile.
             place = file.tell()
             progress.advance(place - position)
             position = place
@@ -349,7 +339,7 @@ def _read_csv(source: Source, names: list[str], as_text: list[str] | None, progr
         return "skip"
 
     texts = dict.fromkeys(names if as_text is None else as_text, pa.string())
-    # One thread: only then does pyarrow number the records it could not parse.
+    # With one thread only, because otherwise pyarrow does not number the records that it cannot parse.
     options = {
         "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
         "parse_options": pyarrow.csv.ParseOptions(
@@ -371,9 +361,9 @@ def _read_csv(source: Source, names: list[str], as_text: list[str] | None, progr
                 raise
             table = pa.table({name: pa.array([], pa.string()) for name in names})  # A header without a line break.
     if torn:
-        # It would swallow every line up to the next quote, and count as one bad row.
+        # The quote would swallow every line up to the next quote, and count as one bad row.
         raise DataError(
-            f"{source.path} line {torn[0]} opens a quote that is not closed where it should be",
-            fix="close it, or double the quotes that stand inside a value",
+            f"{source.path} line {torn[0]} opens a quote and does not close it",
+            fix="close the quote, or double the quotes inside a value",
         )
     return Rows(source, table, np.array(malformed, dtype=np.int64))

@@ -1,13 +1,14 @@
-"""Times of any usual shape in, milliseconds UTC out.
+"""Times in any usual form in, milliseconds UTC out.
 
-Rules, also in docs/events.md: a number is seconds, milliseconds, microseconds or nanoseconds by its magnitude; text is
-ISO 8601, with a zone or else UTC; a time at or before 1970-01-01 is no time, because zero is how logs say "missing",
-and neither is one after the year 5138, where seconds would be read as milliseconds.
-A column that mixes units is refused whole: which half is right cannot be known.
+The rules are also in docs/events.md. The magnitude of a number decides whether it means seconds, milliseconds,
+microseconds or nanoseconds. Text is ISO 8601, with a zone or else UTC. A time at or before 1970-01-01 is unusable,
+because logs write zero for a missing time. A time after the year 5138 is unusable, because its seconds would be read
+as milliseconds. A column that mixes units is refused, because nobody can know which unit is right.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -17,12 +18,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
-from tackboard.events.columns import Place, first_above_int64, in_row, refuse_control
+from tackboard.events.columns import Place, as_int64, in_row, is_text, plain, refuse_control, trimmed
 
 UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
-"""Unit and the magnitude below which a number is read as that unit: 1e11 s is the year 5138, 1e11 ms is March 1973."""
+"""Unit, and the magnitude below which a number has this unit: 1e11 s is the year 5138, 1e11 ms is March 1973."""
 LATEST_MS = 10**14
-"""A time at or above this many ms (the year 5138) is no time."""
+"""A time at or above this many ms (the year 5138) is unusable."""
 _LARGEST_NUMBER = float(1 << 63)
 _NUMBER = r"^\s*\+?\d{1,19}(\.\d+)?\s*$"
 _ISO = r"^\s*\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?)?\s*(Z|z|UTC|[+-]\d\d(:?\d\d)?)?\s*$"
@@ -37,73 +38,64 @@ class Times:
     """Milliseconds since 1970 UTC; 0 where `good` is False."""
     good: NDArray[np.bool_]
     unit: str
-    """What the column held, in words."""
+    """The unit or format of the column, in words."""
 
 
 def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
     """Milliseconds of a column of numbers, text, dates or timestamps.
 
-    Mixed units or another type raise DataError; `place` says where a row stands.
+    Mixed units and other types raise DataError, which names the `place` of a row.
     """
+    column = plain(column)
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        # A timestamp with a zone is stored in UTC already; one without is taken as UTC.
+        # A timestamp with a zone is stored in UTC already; a timestamp without a zone counts as UTC.
         moments = column.cast(pa.timestamp("ms")) if pa.types.is_date(kind) else column
         per_ms = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}[moments.type.unit]
         raw = moments.cast(pa.int64())
         good = raw.is_valid().to_numpy()
         values = raw.fill_null(0).to_numpy()
         if per_ms < 1:
-            # Clipped first: a multiplication that overflows could land among plausible times.
+            # Clipped first, because an overflow could give a plausible time.
             return _checked(np.clip(values, 0, LATEST_MS) * 1000, good, "timestamps")
         return _checked(values if per_ms == 1 else values // per_ms, good, "timestamps")
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         good = column.is_valid().to_numpy()
-        return _from_numbers(column.fill_null(0).to_numpy(), good, _Mixture(name, place))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _from_text(column.cast(pa.string()).fill_null(""), _Mixture(name, place))
+        return _from_numbers(column.fill_null(0).to_numpy(), good, name, place)
+    if is_text(kind):
+        return _from_text(column.cast(pa.string()).fill_null(""), name, place)
     raise DataError(
         f"{place(0)}: the time column {name!r} has type {kind}", allowed="allowed: numbers, text, dates or timestamps"
     )
 
 
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
-    """A column said to hold milliseconds: whole numbers as they are, 0 and less too; other types by `parse_times`."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    """A column of milliseconds: whole numbers stay as they are, even 0 and less; other types go to `parse_times`."""
+    column = plain(column)
+    if is_text(column.type):
+        text = trimmed(column.cast(pa.string()))
         whole = pc.match_substring_regex(text, r"^-?\d{1,18}$")
         column = pc.if_else(whole, text, pa.scalar(None, pa.string())).cast(pa.int64())
-    elif not pa.types.is_integer(kind):
+    elif not pa.types.is_integer(column.type):
         return parse_times(column, name, place)
-    try:
-        ms = column.cast(pa.int64())
-    except pa.ArrowInvalid:
-        row = first_above_int64(column)
-        raise DataError(f"{place(row)}: the time column {name!r} holds a number above 2^63 - 1") from None
+    ms = as_int64(column, name, place)
     return Times(ms=ms.fill_null(0).to_numpy(), good=ms.is_valid().to_numpy(), unit="milliseconds")
 
 
-def _from_text(column: pa.ChunkedArray, mixture: _Mixture) -> Times:
+def _from_text(column: pa.ChunkedArray, name: str, place: Place) -> Times:
     is_number = pc.match_substring_regex(column, _NUMBER).to_numpy()
     is_iso = pc.match_substring_regex(column, _ISO).to_numpy()
     neither = ~(is_number | is_iso)
     if neither.any():
-        # Such a text is one bad row, but may have swallowed all that follow it.
-        refuse_control(column.filter(pa.array(neither)), mixture.name, _place_of(mixture, neither))
+        # A text with a line break is one bad row, but it may hold all the rows that follow.
+        refuse_control(column.filter(pa.array(neither)), name, _place_of(place, neither))
     if is_number.any() and is_iso.any():
-        raise mixture.error({"numbers": int(is_number.argmax()), "ISO 8601 text": int(is_iso.argmax())})
+        raise _mixed(name, place, {"numbers": int(is_number.argmax()), "ISO 8601 text": int(is_iso.argmax())})
     ms, good = np.zeros(len(column), dtype=np.int64), np.zeros(len(column), dtype=bool)
     if is_number.any():
         text = pc.utf8_trim_whitespace(column.filter(pa.array(is_number)))
-        numbers = _Mixture(mixture.name, _place_of(mixture, is_number))
-        times = _from_numbers(_numbers_of(text), np.ones(len(text), dtype=bool), numbers)
+        usable = np.ones(len(text), dtype=bool)
+        times = _from_numbers(_numbers_of(text), usable, name, _place_of(place, is_number))
         ms[is_number], good[is_number] = times.ms, times.good
         return Times(ms=ms, good=good, unit=times.unit)
     if is_iso.any():
@@ -119,26 +111,27 @@ def _from_text(column: pa.ChunkedArray, mixture: _Mixture) -> Times:
     return _checked(ms, good, "ISO 8601 text")
 
 
-def _place_of(mixture: _Mixture, chosen: NDArray[np.bool_]) -> Place:
-    """Where the rows of a mask stand, numbered among themselves."""
+def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
+    """The places of the rows of a mask, numbered among themselves."""
     rows = np.flatnonzero(chosen)
-    return lambda row: mixture.place(int(rows[row]))
+    return lambda row: place(int(rows[row]))
 
 
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
-    """Numbers of numeric texts: int64 where all are whole and fit, else float64."""
+    """Numbers of numeric texts: int64 if all are whole and fit, else float64."""
     if not pc.any(pc.match_substring(text, ".")).as_py():
-        try:
+        # Nineteen digits above 2^63 are nanoseconds after the year 2262: a float is exact enough.
+        with contextlib.suppress(pa.ArrowInvalid):
             return np.asarray(text.cast(pa.int64()).to_numpy())
-        except pa.ArrowInvalid:
-            # Nineteen digits above 2^63: nanoseconds after the year 2262, which a float tells well enough.
-            return np.asarray(text.cast(pa.float64()).to_numpy())
     return np.asarray(text.cast(pa.float64()).to_numpy())
 
 
 def _cast_text(text: pa.Array, type_: pa.DataType) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """ms and validity of ISO texts. A text that looks right but is no date (31 February) fails the whole cast, so a
-    failing block is halved until the culprits stand alone."""
+    """ms and validity of ISO texts.
+
+    A text that looks right but is not a date (31 February) fails the whole cast, so a failing block is halved until
+    each bad text stands alone.
+    """
     if not len(text):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
     try:
@@ -151,7 +144,7 @@ def _cast_text(text: pa.Array, type_: pa.DataType) -> tuple[NDArray[np.int64], N
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_], mixture: _Mixture) -> Times:
+def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_], name: str, place: Place) -> Times:
     with np.errstate(invalid="ignore"):
         good = good & (values > 0)
         if np.issubdtype(values.dtype, np.floating):
@@ -165,10 +158,10 @@ def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_], mixture: _Mixtu
         units = np.searchsorted(bounds, usable.astype(np.float64), side="right")
         found, first = np.unique(units, return_index=True)
         rows = np.flatnonzero(good)[first]
-        raise mixture.error({UNITS[unit][0]: int(row) for unit, row in zip(found, rows, strict=True)})
+        raise _mixed(name, place, {UNITS[unit][0]: int(row) for unit, row in zip(found, rows, strict=True)})
     whole = np.issubdtype(values.dtype, np.integer)
     if highest == 0:
-        # Widened first: seconds fit into 32 bits, their milliseconds do not.
+        # Converted to 64 bits first: seconds fit into 32 bits, but their milliseconds do not.
         in_ms = usable.astype(np.int64) * 1000 if whole else np.round(usable * 1000.0)
     else:
         in_ms = usable if highest == 1 and whole else usable // 1000 ** (highest - 1)
@@ -185,19 +178,11 @@ def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
     return Times(ms=ms if good.all() else np.where(good, ms, 0), good=good, unit=unit)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Mixture:
-    """What to say of a column that mixes units: its name, and where its rows stand."""
-
-    name: str
-    place: Place
-
-    def error(self, first_rows: dict[str, int]) -> DataError:
-        """`first_rows`: unit → the first row that has it."""
-        units = " and ".join(first_rows)
-        where = ", ".join(f"{unit} from {self.place(row)}" for unit, row in first_rows.items())
-        return DataError(
-            f"the time column {self.name!r} mixes {units}: {where}",
-            allowed="allowed: one unit (seconds below 1e11, ms below 1e14, µs below 1e17, else ns) or ISO 8601 text",
-            fix="convert the column to one unit",
-        )
+def _mixed(name: str, place: Place, first_rows: dict[str, int]) -> DataError:
+    """The error for a column that mixes units; `first_rows` gives the first row of each unit."""
+    where = ", ".join(f"{unit} from {place(row)}" for unit, row in first_rows.items())
+    return DataError(
+        f"the time column {name!r} mixes {' and '.join(first_rows)}: {where}",
+        allowed="allowed: one unit (seconds below 1e11, ms below 1e14, µs below 1e17, else ns) or ISO 8601 text",
+        fix="convert the column to one unit",
+    )

@@ -1,7 +1,7 @@
-"""Vectors among attributes: lists of floats in, fixed-width vectors of float32 out, and how they lie in Parquet.
+"""Vectors among attributes: lists of floats in, fixed-width vectors of float32 out, and their form in Parquet.
 
-Decided: on disk a vector is a list whose width stands in the column's metadata. Parquet knows no fixed width, and
-pyarrow cannot read back a fixed-width column that holds a null, which every item without attributes has.
+Decided: on disk a vector is a list, and the column's metadata holds its width. Parquet has no lists of fixed width, and
+pyarrow cannot read back a fixed-width column that holds a null, as every item without attributes does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from tackboard.core.errors import DataError
 
 WIDTH = b"vector_width"
-"""Key of the metadata of a stored column."""
+"""Key of the width in the metadata of a stored column."""
 
 
 def with_vectors(table: pa.Table) -> pa.Table:
-    """`table` with its lists of floats as fixed_size_list<float32>, where all rows but nulls have one length.
+    """`table` with its lists of floats as fixed_size_list<float32>, if all rows except nulls have the same length.
 
-    Other lists stay as they are; those of integers always, because they are ids more often than not and float32 would
-    merge large ones. A null inside a vector raises DataError.
+    Other lists stay as they are. Lists of integers always stay, because they are usually ids and float32 would merge
+    large ids. A null inside a vector raises DataError.
     """
     for place, name in enumerate(table.column_names):
         width = _width_of(table[name])
@@ -30,7 +30,7 @@ def with_vectors(table: pa.Table) -> pa.Table:
 
 
 def to_stored(table: pa.Table) -> pa.Table:
-    """`table` as Parquet can hold it: vectors as lists that remember their width, other fixed-size lists as lists."""
+    """`table` for Parquet: vectors become lists whose width is in the metadata, other fixed-size lists become lists."""
     for place, field in enumerate(table.schema):
         if pa.types.is_fixed_size_list(field.type):
             stored = table[field.name].cast(pa.list_(field.type.value_type))
@@ -40,7 +40,7 @@ def to_stored(table: pa.Table) -> pa.Table:
 
 
 def from_stored(table: pa.Table) -> pa.Table:
-    """What `to_stored` was given, its vectors restored."""
+    """The table that `to_stored` was given, with its vectors restored."""
     for place, field in enumerate(table.schema):
         if field.metadata and WIDTH in field.metadata:
             vectors = _vectors_of(table[field.name], field.name, int(field.metadata[WIDTH]))
@@ -49,7 +49,7 @@ def from_stored(table: pa.Table) -> pa.Table:
 
 
 def _width_of(column: pa.ChunkedArray) -> int:
-    """The width of the vectors that a column holds, 0 where it holds none."""
+    """The width of the vectors in a column, 0 if the column holds no vectors."""
     kind = column.type
     is_fixed = pa.types.is_fixed_size_list(kind)
     is_list = is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -66,7 +66,8 @@ def _vectors_of(column: pa.ChunkedArray, name: str, width: int) -> pa.Array:
     flat = pc.list_flatten(column).cast(pa.float32())
     if flat.null_count:
         raise DataError(
-            f"a vector of the attribute {name!r} lacks a number", allowed="allowed: whole vectors, or null for none"
+            f"a vector of the attribute {name!r} lacks a number",
+            allowed="allowed: vectors without a missing number, or null instead of a vector",
         )
     values = np.zeros((len(valid), width), dtype=np.float32)
     values[valid] = flat.to_numpy().reshape(-1, width)

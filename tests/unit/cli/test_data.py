@@ -138,7 +138,7 @@ def test_warnings_of_check_are_no_failure(tackboard: Program, make_dataset: Make
     answer = tackboard("data", "check", folder)
     assert answer.code == 0
     assert answer.out.splitlines()[0].endswith(": 2 events, 1 user, 1 item")
-    assert "warning  events.parquet: 1 row repeats user, item, action and time of a row before it (row 1)" in answer.out
+    assert "warning  events.parquet: 1 row repeats user, item, action and time of an earlier row (row 1)" in answer.out
     assert "warning  events.parquet: 2 rows were received before they happened (row 0, 1)" in answer.out
     assert "0 errors, 2 warnings; rows are counted from 0" in answer.out
 
@@ -261,7 +261,7 @@ def test_a_password_is_not_shown() -> None:
     [
         (["--user", "a"], 2, "no dataset and no store was named"),
         (["--user", " ", "--data", "{dataset}"], 2, "no user was named"),
-        (["--user", SECRET, "--data", "nowhere"], 3, "nowhere is no dataset"),
+        (["--user", SECRET, "--data", "nowhere"], 3, "nowhere is not a dataset's folder"),
     ],
 )
 def test_forget_needs_users_and_places(
@@ -301,7 +301,7 @@ def test_retain_writes_nothing_where_nobody_knows_what_may_be_removed(
 ) -> None:
     old = open_dataset(ten_days).path
     answer = tackboard("data", "retain", ten_days, "--days", "2", "--prune", "--runs", tmp_path / "nowhere")
-    assert answer.code == 2 and "is no folder of runs" in answer.err
+    assert answer.code == 2 and "is not a folder of runs" in answer.err
     assert open_dataset(ten_days).path == old
 
 

@@ -28,7 +28,7 @@ def test_one_id_that_is_no_plain_integer_makes_all_of_them_text(odd: str) -> Non
 def test_spaces_around_ids_do_not_matter() -> None:
     ids = parse_ids(column(["a", " a", "b ", "  "]), "u")
     assert ids.values.to_pylist()[:3] == ["a", "a", "b"]
-    assert ids.codes[0] == ids.codes[1] != ids.codes[2]
+    assert ids.values.indices.to_pylist()[:2] == [0, 0]
     assert ids.empty.tolist() == [False, False, False, True]
 
 
@@ -87,7 +87,7 @@ def test_unusable_ids_are_named_by_their_place_and_never_shown(values: list[Any]
 def test_numbers_above_int64_are_named_by_their_place() -> None:
     large = column([1, None, 2**63], pa.uint64())
     for parse in (parse_ids, parse_requests):
-        with pytest.raises(DataError, match="log.csv line 4: 'u' holds a number above"):
+        with pytest.raises(DataError, match="log.csv line 4: the column 'u' holds a number above"):
             parse(large, "u", place=place)
 
 

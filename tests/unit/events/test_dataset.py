@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tackboard.core import files
-from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.events.dataset import check_name, open_dataset, write_dataset
 from tackboard.events.privacy.forgetting import add_forgotten
 
@@ -84,22 +85,9 @@ def test_the_same_events_imported_at_once_are_one_snapshot(
     monkeypatch.setattr(files, "observer", import_too)
     path = write_dataset(tmp_path, "tiny", events())
     assert others[1:] == [path]
-    assert "the same events were imported in the same second" in capsys.readouterr().err
+    assert "the same events were imported twice in the same second" in capsys.readouterr().err
     assert open_dataset(tmp_path / "tiny").path == path.resolve()
     assert sorted(entry.name for entry in (tmp_path / "tiny").iterdir()) == [path.name, "latest"]
-
-
-def test_every_flipped_byte_is_found_and_the_file_named(tmp_path: Path) -> None:
-    path = write_dataset(tmp_path, "log", events())
-    for name in ("events.parquet", "items.parquet", "statistics.json", "MANIFEST.json"):
-        data = bytearray((path / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (path / name).write_bytes(bytes(data))
-        with pytest.raises(CorruptFileError, match=name):
-            open_dataset(path)
-        data[len(data) // 2] ^= 1
-        (path / name).write_bytes(bytes(data))
-    open_dataset(path)
 
 
 def test_a_writer_that_dies_at_any_point_leaves_the_old_dataset(
@@ -111,18 +99,15 @@ def test_a_writer_that_dies_at_any_point_leaves_the_old_dataset(
     write_dataset(tmp_path / "elsewhere", "log", events(6))
     before_latest = points[: points.index("latest:before-rename")]
 
-    class Died(Exception):
-        pass
+    for last in range(len(before_latest)):
+        left = iter(range(last))
 
-    for point_to_die in range(len(before_latest)):
-        reached = iter(range(len(points)))
-
-        def observe(point: str, die_at: int = point_to_die, reached: object = reached) -> None:
-            if next(reached) == die_at:  # type: ignore[call-overload]
-                raise Died
+        def observe(_point: str, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise ValueError("died")
 
         monkeypatch.setattr(files, "observer", observe)
-        with pytest.raises(Died):
+        with pytest.raises(ValueError, match="died"):
             write_dataset(tmp_path, "log", events(6))
         monkeypatch.setattr(files, "observer", None)
         assert open_dataset(tmp_path / "log").num_events == 4
@@ -150,20 +135,6 @@ def test_fields_versions_and_vectors_are_written_and_read_back(tmp_path: Path) -
     assert dataset.read_history("user") is None
     with pytest.raises(UsageError, match="item, user"):
         dataset.read_history("items")
-    data = bytearray((dataset.path / "item_history.parquet").read_bytes())
-    data[len(data) // 2] ^= 1
-    (dataset.path / "item_history.parquet").write_bytes(bytes(data))
-    with pytest.raises(CorruptFileError, match=r"item_history\.parquet"):
-        open_dataset(dataset.path)
-
-
-def test_a_plain_log_has_neither_fields_nor_versions(tmp_path: Path) -> None:
-    path = write_dataset(tmp_path, "log", events(), user_attributes=pa.table({"user": [1], "age": [3]}))
-    dataset = open_dataset(path)
-    assert dataset.fields == {}
-    assert dataset.read_history("item") is None and dataset.read_history("user") is None
-    names = ["MANIFEST.json", "events.parquet", "items.parquet", "layout.json", "statistics.json", "users.parquet"]
-    assert sorted(file.name for file in path.iterdir()) == names
 
 
 def test_a_path_without_a_dataset_names_the_closest_one(tmp_path: Path) -> None:
@@ -205,11 +176,3 @@ def test_events_come_in_pieces_of_whole_users(tmp_path: Path, monkeypatch: pytes
     assert [piece.num_rows for piece in pieces] == [2, 7, 3, 3]
     assert pieces[0].column_names == ["user_id", "action"]
     assert [user for piece in pieces for user in piece["user_id"].to_pylist()] == users
-
-
-def test_events_in_pieces_that_cannot_be_read(tmp_path: Path) -> None:
-    write_dataset(tmp_path, "log", events())
-    dataset = open_dataset(tmp_path / "log")
-    dataset.events_path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(CorruptFileError, match=r"events\.parquet cannot be read"):
-        list(dataset.event_chunks(["action"]))

@@ -5,7 +5,7 @@ import pytest
 
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import string_id
-from tackboard.events.entities import encode_if_string, entity_table, split_versions
+from tackboard.events.entities import entity_table, split_versions
 
 EVENTS = pa.table(
     {
@@ -41,9 +41,11 @@ def test_an_empty_attribute_table_adds_only_columns() -> None:
     assert entity_table(EVENTS, "user", attributes)["age"].to_pylist() == [None, None]
 
 
-def test_an_attribute_may_not_take_our_column() -> None:
+def test_an_attribute_or_a_version_may_not_take_our_column() -> None:
     with pytest.raises(DataError, match="num_events"):
         entity_table(EVENTS, "user", pa.table({"user": [1], "num_events": [9]}))
+    with pytest.raises(DataError, match="num_events"):
+        split_versions("user", pa.table({"user": [1], "valid_from_ms": [1], "num_events": [9]}))
 
 
 def test_without_a_time_there_are_no_versions() -> None:
@@ -85,19 +87,9 @@ def test_versions_that_cannot_be_told_apart_are_refused(times: pa.Array, words: 
         split_versions("user", pa.table({"user": [1, 1, 1], "valid_from_ms": times}))
 
 
-def test_a_version_may_not_take_our_column() -> None:
-    with pytest.raises(DataError, match="num_events"):
-        split_versions("user", pa.table({"user": [1], "valid_from_ms": [1], "num_events": [9]}))
-
-
 def test_a_list_is_a_vector_in_both_tables_or_in_none() -> None:
     # The newest versions alone would all have two numbers.
     attributes = pa.table({"user": [1, 1, 2], "valid_from_ms": [1, 2, 1], "v": [[1.0], [1.0, 2.0], [3.0, 4.0]]})
     newest, versions = split_versions("user", attributes)
     assert newest is not None and versions is not None
     assert newest["v"].type == versions["v"].type == pa.list_(pa.float64())
-
-
-def test_encode_if_string_leaves_integers() -> None:
-    assert encode_if_string(pa.chunked_array([[1], [2]])).to_pylist() == [1, 2]
-    assert pa.types.is_dictionary(encode_if_string(pa.chunked_array([["a"], ["a"]])).type)

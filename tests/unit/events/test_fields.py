@@ -52,9 +52,6 @@ def test_text_becomes_the_type_that_all_its_values_have(texts: list, type_: pa.D
     found = parse_field(column(texts), "x", typed=False)
     assert found.type == type_
     assert found.to_pylist() == values
-
-
-def test_nan_is_a_number() -> None:
     assert math.isnan(parse_field(column(["1", "NaN"]), "x", typed=False)[1].as_py())
 
 
@@ -96,6 +93,8 @@ def test_contexts_are_kept_as_they_are_and_empty_ones_null() -> None:
     found = parse_contexts(column([' {"a": [1, null]}', "", None, "{}"]), "c")
     assert found.type == pa.string()
     assert found.to_pylist() == ['{"a": [1, null]}', None, None, "{}"]
+    with pytest.raises(DataError, match="has type int64"):
+        parse_contexts(column([1, 2]), "c")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +111,3 @@ def test_a_context_that_is_no_object_names_its_line(text: str, words: str) -> No
     with pytest.raises(DataError, match=words) as caught:
         parse_contexts(column(["{}", "", "{}", text, text]), "c", lambda row: f"log.csv line {row + 2}")
     assert "log.csv line 5: the context" in str(caught.value)
-
-
-def test_contexts_are_text() -> None:
-    with pytest.raises(DataError, match="has type int64"):
-        parse_contexts(column([1, 2]), "c")

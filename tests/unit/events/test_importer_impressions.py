@@ -69,28 +69,17 @@ def test_bad_rows_are_counted_or_refused(config: ImportConfig, tmp_path: Path) -
     ]
 
 
-def test_impressions_need_the_column_of_requests(config: ImportConfig, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--impressions without --request"):
-        import_log(dataclasses.replace(config, request=None), tmp_path / "datasets", "shop")
-
-
-def test_forgotten_users_are_not_shown_anything(config: ImportConfig, tmp_path: Path) -> None:
+def test_forgotten_users_are_left_out_and_not_reported_as_kept(config: ImportConfig, tmp_path: Path) -> None:
     import_log(config, tmp_path / "datasets", "shop")
     ids = [user_id for name in ("cid", "bob") for user_id in user_ids_of(name)]
     add_forgotten(tmp_path / "datasets" / "shop", ids)
-    dataset = open_dataset(import_log(config, tmp_path / "datasets", "shop")[0])
+    path, report = import_log(config, tmp_path / "datasets", "shop")
+    dataset = open_dataset(path)
     impressions = dataset.read_impressions()
     assert impressions is not None and impressions["request"].to_pylist() == ["r1"]
     assert dataset.read_users()["user"].to_pylist() == ["ann"]
-
-
-def test_what_is_left_out_is_not_reported_as_kept(config: ImportConfig, tmp_path: Path) -> None:
-    import_log(config, tmp_path / "datasets", "shop")
-    add_forgotten(tmp_path / "datasets" / "shop", user_ids_of("bob"))
-    path, report = import_log(config, tmp_path / "datasets", "shop")
-    assert (report.rows_kept, report.forgotten_events) == (1, 1)
-    assert (report.impressions_kept, report.forgotten_impressions) == (2, 2)
-    assert open_dataset(path).num_events == report.rows_kept
+    assert (report.rows_kept, report.forgotten_events) == (dataset.num_events, 1)
+    assert (report.impressions_kept, report.forgotten_impressions) == (1, 3)
 
 
 def test_a_column_of_positions_that_only_one_of_the_files_has(config: ImportConfig, tmp_path: Path) -> None:

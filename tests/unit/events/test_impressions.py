@@ -91,12 +91,9 @@ def test_ids_get_the_types_of_the_events(tmp_path: Path) -> None:
     shown = parse_impressions([path], NAMES, complete_events(events(pa.string())), 0.01)
     table = shown.table
     assert (table["request"].to_pylist(), table["position"].to_pylist(), shown.num_dropped) == (["5"], [None], 0)
-
-
-def test_a_position_needs_no_option(tmp_path: Path) -> None:
-    names = {name: column for name, column in NAMES.items() if name != "position"}
+    unnamed = {name: column for name, column in NAMES.items() if name != "position"}
     text = "who,what,when,call,position\n1,14,1714557600,b,3\n"
-    assert parse(tmp_path, text, events(pa.string()), names)[0]["position"] == 3
+    assert parse(tmp_path, text, events(pa.string()), unnamed)[0]["position"] == 3, "a position needs no option"
 
 
 def test_unusable_rows_are_counted_up_to_the_share(tmp_path: Path) -> None:
@@ -116,23 +113,8 @@ def test_unusable_rows_are_counted_up_to_the_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", [events(), events(pa.string())])
 def test_impressions_need_requests(tmp_path: Path, table: pa.Table) -> None:
     names = {"user": "who", "item": "what", "time": "when"}
-    with pytest.raises(UsageError, match="--impressions without --request"):
+    with pytest.raises(UsageError, match="--impressions needs --request"):
         parse(tmp_path, HEADER + "1,14,1714557600,b,\n", table, names)
-
-
-def test_a_folder_of_impressions(tmp_path: Path) -> None:
-    folder = tmp_path / "shown"
-    folder.mkdir()
-    (folder / "b.csv").write_text(HEADER + "1,14,1714557600,b,1\n")
-    (folder / "a.csv").write_text(HEADER + "1,13,1714557600,b,0\n")
-    shown = parse_impressions([folder], NAMES, complete_events(events(pa.string())), 0.01)
-    assert shown.table["item_id"].to_pylist() == [13, 14]
-    assert (shown.users.to_pylist(), shown.items.to_pylist()) == ([1], [13, 14])
-
-
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no column 'call' \(given by --request\)"):
-        parse(tmp_path, "who,what,when,cal\n1,14,1714557600,b\n", events(pa.string()))
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -215,18 +197,12 @@ def test_a_dataset_that_does_not_say_what_was_shown(tmp_path: Path) -> None:
     assert wrong.value.fix == "did you mean view?"
 
 
-def test_events_without_requests(tmp_path: Path) -> None:
+def test_impressions_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="have no request"):
         open_impressions(make(tmp_path, events()), "view")
-
-
-def test_requests_of_another_type(tmp_path: Path) -> None:
     table = impressions_of((1, 2, "b", 0, 9))
     with pytest.raises(DataError, match=r"request is string in impressions\.parquet"):
         open_impressions(make(tmp_path, events(pa.int64()), table))
-
-
-def test_a_table_out_of_order_is_refused(tmp_path: Path) -> None:
     table = impressions_of((2, 1, "c", 0, 9), (1, 2, "b", 0, 9))
     with pytest.raises(CorruptFileError, match="not sorted by user_id"):
         open_impressions(make(tmp_path, events(pa.string()), table))

@@ -37,11 +37,8 @@ def test_a_folder_a_pattern_and_names_mean_the_same_files_in_the_order_of_their_
     assert find_logs([folder / "*.csv*"]) == named
     assert find_logs([folder.parent / "**" / "?.csv", named[2]]) == named
     assert find_logs(named[::-1]) == named
-
-
-def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> None:
-    odd = write(tmp_path / "log[1].csv", "u,i\n")
-    assert find_logs([odd]) == [odd]
+    odd = write(folder.parent / "log[1].csv", "u,i\n")
+    assert find_logs([odd]) == [odd], "a file whose name looks like a pattern is a file"
 
 
 def test_rows_of_all_files_stand_below_each_other_and_know_their_place(folder: Path) -> None:
@@ -108,7 +105,7 @@ def test_what_no_log_can_be_is_refused(folder: Path) -> None:
         find_logs([folder])
     (folder / "link.csv").unlink()
     (folder / "notes.md").touch()
-    with pytest.raises(DataError, match="notes.md is no log by its name"):
+    with pytest.raises(DataError, match="notes.md is not a log, judging by its name"):
         find_logs([folder])
     (folder / "notes.md").unlink()
     (folder / "old").mkdir()

@@ -20,9 +20,7 @@ def test_the_recipe_is_python_that_calls_pretrain_recipe_with_the_sizes() -> Non
         "name": "x",
         "positive_actions": ('"buy"', "see"),
     }
-
-
-def test_one_action_is_still_a_tuple_and_very_many_mean_all() -> None:
+    # One action is still a tuple, and very many mean all.
     assert call_of(STATISTICS | {"actions": {"see": 1.0}})["positive_actions"] == ("see",)
     many = {f"action {number}": 0.01 for number in range(100)}
     assert call_of(STATISTICS | {"actions": many})["positive_actions"] == ()
@@ -37,16 +35,13 @@ def call_of(statistics: dict[str, Any]) -> dict[str, Any]:
     return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
 
 
-def test_an_existing_recipe_is_kept_unless_forced(tmp_path: Path) -> None:
+def test_an_existing_recipe_is_kept_unless_forced_and_other_paths_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.py"
     write_recipe(path, "x = 1\n")
     with pytest.raises(UsageError, match="--force"):
         check_recipe_path(path, force=False)
     check_recipe_path(path, force=True)
     assert path.read_text() == "x = 1\n"
-
-
-def test_a_path_that_cannot_be_a_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.py"):
         check_recipe_path(tmp_path / "recipe.txt", force=False)
     with pytest.raises(UsageError, match="not a folder"):

@@ -44,13 +44,9 @@ def test_what_stays_is_linked_and_what_is_new_replaces(folder: Path) -> None:
         assert (old.path / name).stat().st_ino == (second / name).stat().st_ino
     assert (first / "words.txt").read_text() == "one", "a snapshot never changes"
     assert new.manifest["source"] == old.manifest["source"] and new.manifest["words"]["from"] == first.name
-
-
-def test_two_kinds_of_additions_keep_each_other(folder: Path) -> None:
-    derive(folder, "one")
-    path = derive(folder, "1", "numbers")
-    assert {"words.txt", "numbers.txt"} <= {entry.name for entry in path.iterdir()}
-    assert {"words", "numbers"} <= set(open_dataset(folder).manifest)
+    third = derive(folder, "1", "numbers")
+    assert {"words.txt", "numbers.txt"} <= {entry.name for entry in third.iterdir()}
+    assert {"words", "numbers"} <= set(open_dataset(folder).manifest), "two kinds of additions keep each other"
 
 
 def test_what_was_complete_is_taken_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

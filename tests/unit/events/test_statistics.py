@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from tackboard.events.entities import entity_table
-from tackboard.events.statistics import describe, name_shares
+from tackboard.events.statistics import describe
 
 MINUTE = 60_000
 
@@ -81,11 +81,6 @@ def test_fields_are_listed_with_their_type_and_how_many_are_missing() -> None:
         "dwell": {"type": "int", "num_missing": 1},
         "ok": {"type": "bool", "num_missing": 0},
     }
-
-
-def test_name_shares_leave_out_names_without_events() -> None:
-    column = pa.chunked_array([pa.DictionaryArray.from_arrays([0, 0], ["a", "b"])])
-    assert name_shares(column) == {"a": 1.0}
 
 
 def test_repeats_do_not_depend_on_how_far_apart_ids_lie() -> None:

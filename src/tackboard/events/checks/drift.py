@@ -1,20 +1,20 @@
-"""How far two snapshots, or two ranges of time, lie apart: old and new events in, one distance per column out.
+"""How far two snapshots, or two ranges of time, differ: old and new events in, one distance per column out.
 
-Every column becomes two lists of shares over the same values. Names (actions, surfaces, hours, popular items, fields of
-text) are their own values, the most frequent of the old side and `other`; numbers (gaps, lateness, events per user,
-fields) are cut where the old side has its quantiles. Two distances: L∞, the largest difference of a share, and the
-Jensen–Shannon divergence with logarithms to base 2, in bits: 0 for equal shares, 1 where no value occurs on both sides,
-the same in both directions. Decided: bins come from the old side alone, so that every new snapshot is measured alike.
+Every column becomes two lists of shares over the same values. For names (actions, surfaces, hours, items, fields of
+text) the values are the most frequent names of the old side, and `other`. Numbers (gaps, lateness, events per user,
+fields) are cut into bins at the quantiles of the old side. There are two distances: L∞, the largest difference of a
+share, and the Jensen–Shannon divergence to base 2, in bits: 0 for equal shares, 1 if no value occurs on both sides, the
+same in both directions. Decided: bins come from the old side alone, so that every new snapshot is measured alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tackboard.core.errors import DataError
 from tackboard.events.checks.measures import (
     MISSING,
     Floats,
@@ -27,12 +27,11 @@ from tackboard.events.checks.measures import (
     names_in,
     number_columns,
     numbers_in,
-    require_events,
 )
 from tackboard.events.schema import numpy_column
 
 NUM_NAMES = 100
-"""Most frequent names of the old side that count on their own."""
+"""This many of the most frequent names of the old side are counted; all other names are `other`."""
 NUM_BINS = 20
 OTHER = "(other)"
 ITEM = "item"
@@ -53,7 +52,7 @@ class Distance:
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """Distances, worst first by Jensen–Shannon, and the columns that only one side has."""
+    """Distances, the largest Jensen–Shannon divergence first, and the fields that only one side has."""
 
     num_old: int
     num_new: int
@@ -74,44 +73,32 @@ def jensen_shannon(old: NDArray[np.float64], new: NDArray[np.float64]) -> float:
     for shares in (old, new):
         some = shares > 0
         total += 0.5 * float((shares[some] * np.log2(shares[some] / middle[some])).sum())
-    # Rounding may leave a hair outside.
+    # Rounding may leave the sum slightly outside.
     return min(max(total, 0.0), 1.0)
 
 
 def measure_drift(old: Slice, new: Slice) -> Drift:
-    """Compares two slices column by column. One without events raises DataError."""
+    """Compares two slices column by column. A slice without events raises DataError."""
     names = [name for name in name_columns(old.dataset) if name in name_columns(new.dataset)]
     numbers = [name for name in number_columns(old.dataset) if name in number_columns(new.dataset)]
     scale = _Scale(names, numbers)
     scale.learn(old)
     old_counts, new_counts = scale.count(old), scale.count(new)
-    distances = [_distance(scale, column, old_counts.shares(column), new_counts.shares(column))
-                 for column in (ITEM, *names, *numbers)]  # fmt: skip
-    ours, theirs = set(columns_of(old.dataset)), set(columns_of(new.dataset))
-    same = {*names, *numbers}
+    columns = (ITEM, *names, *numbers)
+    distances = [_distance(scale, column, old_counts[column], new_counts[column]) for column in columns]
+    compared = set(old.dataset.fields) & set(new.dataset.fields) & set(columns)
     return Drift(
-        num_old=old_counts.num_events,
-        num_new=new_counts.num_events,
+        # Every event has an item.
+        num_old=int(old_counts[ITEM].sum()),
+        num_new=int(new_counts[ITEM].sum()),
         distances=sorted(distances, key=lambda one: (-one.jensen_shannon_bits, -one.l_infinity, one.column)),
-        only_old=sorted(name for name in old.dataset.fields if name not in theirs or name not in same),
-        only_new=sorted(name for name in new.dataset.fields if name not in ours or name not in same),
+        only_old=sorted(set(old.dataset.fields) - compared),
+        only_new=sorted(set(new.dataset.fields) - compared),
     )
 
 
-@dataclasses.dataclass
-class _Counts:
-    """Counts of one side, by column; each list is as long as the column has values."""
-
-    num_events: int
-    values: dict[str, NDArray[np.int64]]
-
-    def shares(self, column: str) -> Floats:
-        counts = self.values[column]
-        return counts / max(int(counts.sum()), 1)
-
-
 class _Scale:
-    """The values that shares are taken over, learnt from the old side."""
+    """The values whose shares are compared, learnt from the old side."""
 
     def __init__(self, names: list[str], numbers: list[str]) -> None:
         self._names, self._numbers = names, numbers
@@ -121,7 +108,7 @@ class _Scale:
         self._item_names: list[str] = []
 
     def learn(self, part: Slice) -> None:
-        """The most frequent names and the bounds of the bins."""
+        """Finds the most frequent names and the bounds of the bins."""
         counts = {name: NameCounts() for name in self._names}
         samples = {name: Sample() for name in self._numbers}
         items = IdCounts()
@@ -142,29 +129,31 @@ class _Scale:
         place = np.searchsorted(numpy_column(listed, "item_id"), self._items)
         self._item_names = [str(text) for text in listed["item"].take(place).to_pylist()]
 
-    def count(self, part: Slice) -> _Counts:
-        """How often each value occurs in a slice."""
+    def count(self, part: Slice) -> dict[str, NDArray[np.int64]]:
+        """How often each value of each column occurs in a slice."""
         values = {ITEM: np.zeros(len(self._items) + 1, dtype=np.int64)}
         values |= {name: np.zeros(len(self._labels[name]) + 1, dtype=np.int64) for name in self._names}
-        # One place more for what is missing; numbers have one more bin than bounds.
+        # Numbers have one more bin than bounds, and one more place for missing values.
         values |= {name: np.zeros(len(self._bounds[name]) + 2, dtype=np.int64) for name in self._numbers}
-        num_events = 0
         for table in part.chunks(columns_of(part.dataset)):
-            num_events += table.num_rows
             for name in self._names:
-                _count_names(names_in(table, name), self._labels[name], values[name])
+                labels = self._labels[name]
+                for label, count in names_in(table, name).items():
+                    values[name][labels.get(label, len(labels))] += count
             for name in self._numbers:
                 _count_numbers(numbers_in(table, name), self._bounds[name], values[name])
-            self._count_items(numpy_column(table, "item_id"), values[ITEM])
-        require_events(part, num_events)
-        return _Counts(num_events, values)
+            items = numpy_column(table, "item_id")
+            place = np.clip(np.searchsorted(self._items, items), 0, len(self._items) - 1)
+            known = self._items[place] == items
+            values[ITEM] += np.bincount(np.where(known, place, len(self._items)), minlength=len(values[ITEM]))
+        if not values[ITEM].any():
+            raise DataError(f"{part.dataset.path} has no event in this range", fix="give another range, or no range")
+        return values
 
     def label(self, column: str, place: int) -> str:
-        """What a value is called."""
-        if column == ITEM:
-            return self._item_names[place] if place < len(self._item_names) else OTHER
-        if column in self._labels:
-            labels = list(self._labels[column])
+        """The text for a value."""
+        if column not in self._bounds:
+            labels = self._item_names if column == ITEM else list(self._labels[column])
             return labels[place] if place < len(labels) else OTHER
         bounds = self._bounds[column]
         if place > len(bounds):
@@ -179,27 +168,18 @@ class _Scale:
         """`names` or `numbers`."""
         return "numbers" if column in self._bounds else "names"
 
-    def _count_items(self, items: NDArray[np.int64], values: NDArray[np.int64]) -> None:
-        place = np.clip(np.searchsorted(self._items, items), 0, len(self._items) - 1)
-        known = self._items[place] == items
-        values += np.bincount(np.where(known, place, len(self._items)), minlength=len(values))
-
-
-def _count_names(counts: Mapping[str, int], labels: Mapping[str, int], values: NDArray[np.int64]) -> None:
-    for name, count in counts.items():
-        values[labels.get(name, len(labels))] += count
-
 
 def _count_numbers(numbers: Floats, bounds: Floats, values: NDArray[np.int64]) -> None:
     missing = np.isnan(numbers)
-    # A number that equals a bound lies below it: many columns hold few values, and each should be a bin's end.
+    # A number that equals a bound lies below it: in a column of few values, each value should end a bin.
     values[: len(bounds) + 1] += np.bincount(
         np.searchsorted(bounds, numbers[~missing], side="left"), minlength=len(bounds) + 1
     )
     values[-1] += int(missing.sum())
 
 
-def _distance(scale: _Scale, column: str, old: Floats, new: Floats) -> Distance:
+def _distance(scale: _Scale, column: str, *counts: NDArray[np.int64]) -> Distance:
+    old, new = (one / max(int(one.sum()), 1) for one in counts)
     most = int(np.abs(old - new).argmax())
     return Distance(
         column=column,

@@ -4,69 +4,64 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
 from tackboard.events.checks.findings import Findings
 from tackboard.events.checks.measures import DAY_MS, IdCounts
-from tackboard.events.checks.table_quality import KnownIds, check_times, integers, is_known
+from tackboard.events.checks.table_quality import KnownIds, TableCheck, integers, is_known, not_finite
 from tackboard.events.schema import EVENT_COLUMNS, FIELD_KINDS, OPTIONAL_COLUMNS, encode, field_names, ids_of
-from tackboard.events.stored_tables import out_of_order
 
 EVENTS = "events.parquet"
 MAX_HISTORY = 16_000
-"""Events of a user that are read at most."""
+"""Of a user's events, at most this many are read."""
 NUM_NEIGHBOURS = 7
-"""Days on each side that a day is compared with."""
+"""A day is compared with this many days on each side."""
 SMALL_SHARE = 0.1
-"""A day with fewer events than this share of its neighbours' median is a gap."""
+"""A day is a gap if it has fewer events than this share of the median of its neighbours."""
 USUAL_SHARE = 0.5
-"""A day with at least this share of it is a usual one."""
+"""A day is a usual day if it has at least this share of the median."""
 USUAL_EVENTS = 50
-"""Where the usual day has fewer events than this, an empty one is no surprise."""
+"""If the median is below this, a day without events is not a gap."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A user is heavy only with so many times the events of the average user: in a small log everyone has a large share."""
-Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Ids, sorted, and how many events each has."""
+"""A heavy user has at least this many times the average number of events: in a small log, every share is large."""
 
 
-class EventCheck:
-    """Looks at the events of a snapshot. `is_whole`: all of them could be read."""
-
-    columns: tuple[str, ...] | None = None
+class EventCheck(TableCheck):
+    """Checks the events of a snapshot; `users` and `items` count them."""
 
     def __init__(self, findings: Findings, known: KnownIds, *, now_ms: int) -> None:
-        self.is_whole = False
-        self.num_rows = 0
-        self._findings, self._known, self._now_ms = findings, known, now_ms
+        super().__init__(EVENTS, findings, {})
+        self._known, self._now_ms = known, now_ms
         self._right: set[str] = set()
-        self._users, self._items = IdCounts(), IdCounts()
+        self.users, self.items = IdCounts(), IdCounts()
         self._days: dict[int, int] = {}
         self._groups: list[tuple[int, int, int]] = []
-        self._last: tuple[int, ...] | None = None
         self._held: NDArray[np.int64] = np.zeros((0, 5), dtype=np.int64)
         self._actions: dict[str, int] = {}
 
-    def look(self, table: pa.Table, first_row: int) -> None:
-        """The next row group."""
-        self.num_rows += table.num_rows
-        self._check_nulls(table, first_row)
-        self._check_ids(table, first_row)
-        self._check_ranges(table, first_row)
+    def _check(self, table: pa.Table) -> None:
+        for name in (*EVENT_COLUMNS, "user_id", "item_id"):
+            if name in table.column_names and table[name].null_count:
+                self._note("null", table[name].is_null().to_numpy(), name)
+        self._check_ids(table)
+        self._check_ranges(table)
         if {"user_id", "time_ms", "order"} <= self._right:
-            self._check_order(table, first_row)
+            self._check_order(table, ("user_id", "time_ms", "order"), "user_id, time_ms and order")
         if {"user_id", "item_id", "time_ms", "action"} <= self._right:
-            self._check_duplicates(table, first_row)
+            self._check_duplicates(table)
         if "user_id" in self._right:
-            self._count_users(table, first_row)
+            users, valid = integers(table["user_id"])
+            self.users.add(users[valid])
+            self._groups.append((self.num_rows, int(users[0]), int(users[-1])))
+            self._check_known("unknown-user", table["user_id"], self._known.users)
         if "item_id" in self._right:
-            self._check_items(table, first_row)
+            self._check_items(table)
 
     def finish(self, max_user_share: float) -> None:
-        """The rules about all events together."""
-        counts = self.user_counts()[1]
+        """Checks the rules about all events together."""
+        counts = self.users.result()[1]
         if len(counts):
             share = counts.max() / counts.sum()
             if share > max(max_user_share, MANY_USERS / len(counts)):
@@ -79,21 +74,13 @@ class EventCheck:
             more = f" and {len(gaps) - DAYS_NAMED} more" if len(gaps) > DAYS_NAMED else ""
             self._findings.add("day-gap", EVENTS, ", ".join(days) + more, count=len(gaps))
 
-    def user_counts(self) -> Counts:
-        """Every user that occurs, and their events."""
-        return self._users.result()
-
-    def item_counts(self) -> Counts:
-        """Every item that occurs, and its events."""
-        return self._items.result()
-
     def row_groups(self) -> tuple[list[int], list[int], list[int]]:
         """First row, first user and last user of each row group."""
         starts, firsts, lasts = zip(*self._groups, strict=True) if self._groups else ((), (), ())
         return list(starts), list(firsts), list(lasts)
 
     def begin(self, table: pa.Table) -> bool:
-        """The columns, told by a table without rows. Columns that are as they should be are looked at in any case."""
+        """Checks the columns of `table`, which has no rows. The rows of correct columns are checked in any case."""
         wanted = {**EVENT_COLUMNS, "user_id": (pa.int64(),), "item_id": (pa.int64(),)}
         fields = {name: tuple(FIELD_KINDS) for name in field_names(table)}
         for name, types in {**wanted, **OPTIONAL_COLUMNS, **fields}.items():
@@ -107,92 +94,64 @@ class EventCheck:
                 self._right.add(name)
         return True
 
-    def _check_nulls(self, table: pa.Table, first_row: int) -> None:
-        for name in (*EVENT_COLUMNS, "user_id", "item_id"):
-            if name in table.column_names and table[name].null_count:
-                rows = np.flatnonzero(table[name].is_null().to_numpy())
-                self._findings.add_rows("null", EVENTS, first_row + rows, name)
-
-    def _check_ids(self, table: pa.Table, first_row: int) -> None:
+    def _check_ids(self, table: pa.Table) -> None:
         for kind in ("user", "item"):
             if not {kind, f"{kind}_id"} <= self._right or table[kind].null_count or table[f"{kind}_id"].null_count:
                 continue
             try:
                 right = ids_of(table[kind], kind)
-            except DataError:  # Two names with one id: neither can be told.
+            except DataError:  # Two names have the same id, so the right ids are unknown.
                 continue
-            wrong = np.flatnonzero(right != integers(table, f"{kind}_id")[0])
-            self._findings.add_rows("id-mismatch", EVENTS, first_row + wrong, f"{kind}_id")
+            self._note("id-mismatch", right != integers(table[f"{kind}_id"])[0], f"{kind}_id")
 
-    def _check_ranges(self, table: pa.Table, first_row: int) -> None:
+    def _check_ranges(self, table: pa.Table) -> None:
         for name in ("time_ms", "received_ms"):
             if name in self._right:
-                good = check_times(table, name, first_row, EVENTS, self._now_ms, self._findings)
+                good = self._check_times(table, name, self._now_ms)
                 if name == "time_ms":
                     days, counts = np.unique(good // DAY_MS, return_counts=True)
                     for day, count in zip(days.tolist(), counts.tolist(), strict=True):
                         self._days[day] = self._days.get(day, 0) + count
         if {"time_ms", "received_ms"} <= self._right:
-            (time, valid), (received, also) = integers(table, "time_ms"), integers(table, "received_ms")
-            early = np.flatnonzero((received < time) & valid & also)
-            self._findings.add_rows("received-early", EVENTS, first_row + early)
+            (time, valid), (received, also) = integers(table["time_ms"]), integers(table["received_ms"])
+            self._note("received-early", (received < time) & valid & also)
         if "position" in self._right:
-            position, valid = integers(table, "position")
-            self._findings.add_rows(
-                "position-range", EVENTS, first_row + np.flatnonzero((position < 0) & valid), "position"
-            )
+            self._check_positions(table)
         for name in field_names(table):
             if name in self._right and pa.types.is_floating(table[name].type):
-                infinite = pc.invert(pc.is_finite(table[name])).fill_null(False).to_numpy()
-                self._findings.add_rows("not-finite", EVENTS, first_row + np.flatnonzero(infinite), name)
+                self._note("not-finite", not_finite(table[name]), name)
 
-    def _check_order(self, table: pa.Table, first_row: int) -> None:
-        keys = [integers(table, name)[0] for name in ("user_id", "time_ms", "order")]
-        rows = out_of_order(keys, self._last)
-        self._findings.add_rows("not-sorted", EVENTS, first_row + rows, "user_id, time_ms and order")
-        self._last = tuple(int(key[-1]) for key in keys)
-
-    def _check_duplicates(self, table: pa.Table, first_row: int) -> None:
-        """Same user, item, action and time. Rows that could repeat one of the next row group are held until then."""
+    def _check_duplicates(self, table: pa.Table) -> None:
+        """Notes events with the same user, item, action and time. The last rows are kept for the next row group."""
         names = encode(table["action"].fill_null("") if table["action"].null_count else table["action"])
         codes = [self._actions.setdefault(name or "", len(self._actions)) for name in names.dictionary.to_pylist()]
         action = np.array(codes, dtype=np.int64)[names.indices.to_numpy()]
-        row = np.arange(first_row, first_row + table.num_rows)
-        columns = [integers(table, name)[0] for name in ("user_id", "time_ms", "item_id")]
+        row = np.arange(self.num_rows, self.num_rows + table.num_rows)
+        columns = [integers(table[name])[0] for name in ("user_id", "time_ms", "item_id")]
         rows = np.concatenate([self._held, np.stack([*columns, action, row], axis=1)])
         same = (rows[1:, 0] == rows[:-1, 0]) & (rows[1:, 1] == rows[:-1, 1])
         tied = rows[np.append(False, same) | np.append(same, False)]
         tied = tied[np.lexsort((tied[:, 4], tied[:, 3], tied[:, 2], tied[:, 1], tied[:, 0]))]
         repeats = tied[1:][(tied[1:, :4] == tied[:-1, :4]).all(axis=1)][:, 4]
-        self._findings.add_rows("duplicate-event", EVENTS, np.sort(repeats[repeats >= first_row]))
+        self._findings.add_rows("duplicate-event", EVENTS, np.sort(repeats[repeats >= self.num_rows]))
         last = (rows[:, 0] == rows[-1, 0]) & (rows[:, 1] == rows[-1, 1])
         self._held = rows[last]
 
-    def _count_users(self, table: pa.Table, first_row: int) -> None:
-        users, valid = integers(table, "user_id")
-        self._users.add(users[valid])
-        self._groups.append((first_row, int(users[0]), int(users[-1])))
-        if self._known.users is not None:
-            unknown = np.flatnonzero(valid & ~is_known(users, self._known.users))
-            self._findings.add_rows("unknown-user", EVENTS, first_row + unknown)
-
-    def _check_items(self, table: pa.Table, first_row: int) -> None:
-        items, valid = integers(table, "item_id")
-        self._items.add(items[valid])
-        if self._known.items is None:
-            return
-        listed = is_known(items, self._known.items)
-        self._findings.add_rows("unknown-item", EVENTS, first_row + np.flatnonzero(valid & ~listed))
-        if self._known.births is not None and len(self._known.births) and "time_ms" in self._right:
-            place = np.clip(np.searchsorted(self._known.items, items), 0, len(self._known.items) - 1)
-            early = listed & (integers(table, "time_ms")[0] < self._known.births[place])
-            self._findings.add_rows("before-birth", EVENTS, first_row + np.flatnonzero(early))
+    def _check_items(self, table: pa.Table) -> None:
+        items, valid = integers(table["item_id"])
+        self.items.add(items[valid])
+        self._check_known("unknown-item", table["item_id"], self._known.items)
+        known, births = self._known.items, self._known.births
+        if known is not None and births is not None and len(births) and "time_ms" in self._right:
+            place = np.clip(np.searchsorted(known, items), 0, len(known) - 1)
+            early = is_known(items, known) & (integers(table["time_ms"])[0] < births[place])
+            self._note("before-birth", early)
 
 
 def day_gaps(days: dict[int, int]) -> list[int]:
-    """Days (since 1970) with far fewer events than the days around them, between days of a usual number.
+    """Days (since 1970) with far fewer events than the days around them, if usual days come before and after.
 
-    A log that begins or ends thinly has no gap there.
+    Few events at the beginning or at the end of a log are not a gap.
     """
     if len(days) < 2:
         return []

@@ -1,7 +1,7 @@
-"""What events look like, a bucket at a time: a dataset in, columns of names and of numbers out, and ways to count them.
+"""Measures of events, one bucket at a time: a dataset in, columns of names and of numbers out, and ways to count them.
 
-`data stats` and `data drift` look at events through this module, so that both mean the same by a gap or an hour.
-Memory is that of one bucket and of one count per item and per user: samples and counts of names are bounded.
+`data stats` and `data drift` both use this module, so a gap or an hour means the same in both. They need memory for one
+bucket and for one count per item and per user; samples and counts of names are bounded.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tackboard.events.schema import encode, numpy_column, starts_of_users
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 TOLERANCE_MS = DAY_MS
-"""How far clocks may be ahead, and how far time zones may be confused."""
+"""A time may lie this far in the future, because clocks run fast and time zones are confused."""
 SAMPLE_SIZE = 65_536
 MAX_NAMES = 100_000
-"""Names of a column that are counted at once; beyond, the rarest half is given up."""
+"""Beyond this many names of a column, the rarest half is dropped."""
 MERGE_AT = 1 << 22
-"""Ids that may wait to be counted."""
+"""Beyond this many ids, the collected counts are merged."""
 MISSING = "(missing)"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,14 +40,14 @@ _RANGE = re.compile(rf"{_DAY}\.\.{_DAY}")
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """The events of a dataset whose time lies in [from_ms, until_ms); None is no bound."""
+    """The events of a dataset whose time lies in [from_ms, until_ms); None means no bound."""
 
     dataset: Dataset
     from_ms: int | None = None
     until_ms: int | None = None
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """user_id, time_ms and `columns`, whole users at a time, pieces without events left out."""
+        """user_id, time_ms and `columns` of whole users, one bucket at a time; buckets without events are left out."""
         for table in self.dataset.event_chunks(list(dict.fromkeys(["time_ms", *columns]))):
             times = numpy_column(table, "time_ms")
             kept = np.ones(len(times), dtype=bool)
@@ -61,7 +61,7 @@ class Slice:
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """`2026-01-01..2026-01-31`, both days included and either left out, as ms UTC [from, until)."""
+    """`2026-01-01..2026-01-31` as ms UTC [from, until). Both days are included, and either may be left out."""
     if text is None:
         return None, None
     found = _RANGE.fullmatch(text.strip())
@@ -71,7 +71,8 @@ def parse_range(text: str | None) -> tuple[int | None, int | None]:
         days = []
     if not days or days == [None, None]:
         raise UsageError(
-            f"the range {text!r}", allowed="allowed: days of UTC, e.g. 2026-01-01..2026-01-31 or 2026-02-01.."
+            f"cannot read the range {text!r}",
+            allowed="allowed: days of UTC, e.g. 2026-01-01..2026-01-31 or 2026-02-01..",
         )
     first, last = (None if day is None else (day - datetime.date(1970, 1, 1)).days for day in days)
     if first is not None and last is not None and last < first:
@@ -85,7 +86,7 @@ def columns_of(dataset: Dataset) -> list[str]:
 
 
 def name_columns(dataset: Dataset) -> list[str]:
-    """The measures that are names: action, surface, hour of day, and the fields of text and of truth values."""
+    """The measures that are names: action, surface, hour of day, and the fields of text and booleans."""
     return ["action", "surface", "hour", *(name for name, kind in dataset.fields.items() if kind in ("string", "bool"))]
 
 
@@ -96,27 +97,20 @@ def number_columns(dataset: Dataset) -> list[str]:
 
 
 def names_in(table: pa.Table, name: str) -> dict[str, int]:
-    """How often each name occurs in a piece; `hour` is the hour of the day in UTC."""
+    """How often each name occurs in a table; `hour` is the hour of the day in UTC."""
     if name == "hour":
         counts = np.bincount(hours_in(table), minlength=24)
         return {f"{hour:02d}": int(count) for hour, count in enumerate(counts) if count}
-    column = table[name]
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.string())
-    array = encode(
-        column.fill_null(MISSING) if column.null_count and not pa.types.is_dictionary(column.type) else column
-    )
-    indices = array.indices
-    missing = indices.null_count
-    counts = np.bincount(indices.drop_null().to_numpy(), minlength=len(array.dictionary))
+    array = encode(table[name])
+    counts = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(array.dictionary))
     found = {str(text): int(count) for text, count in zip(array.dictionary.to_pylist(), counts, strict=True) if count}
-    if missing:
+    if missing := array.indices.null_count:
         found[MISSING] = found.get(MISSING, 0) + missing
     return found
 
 
 def numbers_in(table: pa.Table, name: str) -> Floats:
-    """The values of a measure in a piece: seconds for gaps and lateness, NaN where a field is missing or not finite."""
+    """The values of a measure in a table: seconds for gaps and lateness, NaN where a field is missing or not finite."""
     if name == "gap_s":
         users, times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
         return np.asarray(np.diff(times)[users[1:] == users[:-1]] / 1000.0)
@@ -129,7 +123,7 @@ def numbers_in(table: pa.Table, name: str) -> Floats:
 
 
 def user_counts_in(table: pa.Table) -> Ints:
-    """Events of each user of a piece, in the order of the users."""
+    """The number of events of each user of a table, in the order of the users."""
     users = numpy_column(table, "user_id")
     return np.diff(np.append(starts_of_users(users), len(users)))
 
@@ -140,7 +134,7 @@ def hours_in(table: pa.Table) -> Ints:
 
 
 class Sample:
-    """At most `SAMPLE_SIZE` of the values that are added, each as likely as any other, the same ones every time."""
+    """At most `SAMPLE_SIZE` of the added values, drawn with equal chances and the same way every time."""
 
     def __init__(self) -> None:
         self.num_seen = 0
@@ -149,7 +143,7 @@ class Sample:
         self._keys: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def add(self, values: Floats) -> None:
-        """Offers values; NaN is passed over."""
+        """Adds values; NaN is left out."""
         values = values[~np.isnan(values)]
         keys = mix64(np.arange(self.num_seen, self.num_seen + len(values)), 1) if len(values) else self._keys[:0]
         self.num_seen += len(values)
@@ -163,28 +157,27 @@ class Sample:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every value that was added was drawn."""
+        """Whether the sample holds every added value."""
         return len(self._values) == self.num_seen
 
     def quantiles(self, shares: Sequence[float]) -> Floats:
-        """Quantiles of what was drawn; none without values."""
+        """Quantiles of the sample; an empty array without values."""
         return np.quantile(self._values, shares) if len(self._values) else np.zeros(0)
 
 
 class NameCounts:
-    """Counts of names. Exact up to `MAX_NAMES` different ones; beyond, the rarest are given up now and then."""
+    """Counts of names. Exact up to `MAX_NAMES` different names; beyond, the rarest names are dropped."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
     def add(self, counts: dict[str, int]) -> None:
-        """Adds what a piece holds."""
         self.counts.update(counts)
         if len(self.counts) > MAX_NAMES:
             self.counts = Counter(dict(self.counts.most_common(MAX_NAMES // 2)))
 
     def top(self, number: int) -> list[str]:
-        """The most frequent names, ties by name."""
+        """The most frequent names; names of equal count are sorted by name."""
         return sorted(self.counts, key=lambda name: (-self.counts[name], name))[:number]
 
 
@@ -219,9 +212,9 @@ class IdCounts:
 
 
 def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> tuple[int, int]:
-    """The newest of a column of times that does not lie in the future, and how many events do.
+    """The newest time of a column that does not lie in the future, and how many events lie in the future.
 
-    The future begins a day after `now_ms` (ms, the clock's by default). Where all lie there, raises DataError.
+    The future begins a day after `now_ms` (by default the clock's time). If all times lie there, raises DataError.
     """
     last = (int(time.time() * 1000) if now_ms is None else now_ms) + TOLERANCE_MS
     newest, num_future = -1, 0
@@ -233,12 +226,6 @@ def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> 
     if newest < 0:
         raise DataError(
             f"every {column} of {dataset.path} lies in the future",
-            fix="look at this machine's clock and at the unit of the log's times",
+            fix="check this machine's clock and the unit of the log's times",
         )
     return newest, num_future
-
-
-def require_events(part: Slice, num_events: int) -> None:
-    """Raises DataError where a slice turned out to hold nothing."""
-    if not num_events:
-        raise DataError(f"{part.dataset.path} has no event in this range", fix="give another range, or none")

@@ -1,8 +1,9 @@
-"""`tackboard data stats`: a snapshot in, what its events look like out, as plain JSON.
+"""`tackboard data stats`: a snapshot in, a description of its events out, as plain JSON.
 
-Events are read a bucket at a time and counted into fixed bins; items and users are one number each. Nothing in the
-result is about one user. Quantiles of gaps, lateness and candidates per request are those of a sample where there
-are more than 65,536 values, drawn the same way every time, and marked `estimated`; everything else is exact.
+Events are read one bucket at a time and counted into fixed bins; each item and user takes the memory of one number.
+Nothing in the result is about a single user. With more than 65,536 values, the quantiles of gaps, lateness and
+candidates per request come from a sample, drawn the same way every time, and are marked `estimated`. Everything else is
+exact.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tackboard.core.errors import CorruptFileError
 from tackboard.events.checks.measures import (
     DAY_MS,
     IdCounts,
@@ -31,6 +31,7 @@ from tackboard.events.checks.measures import (
     user_counts_in,
 )
 from tackboard.events.dataset import LABEL, REQUESTS, Dataset
+from tackboard.events.layout import column_bytes, reading, row_groups
 from tackboard.events.schema import numpy_column
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
@@ -46,15 +47,15 @@ DURATIONS_S: tuple[tuple[str, float], ...] = (
     ("1 to 7 days", 604_800.0),
     ("7 to 30 days", 2_592_000.0),
 )
-"""Bins of gaps and lateness: a name, and the largest number of seconds in it. What is longer is `over 30 days`."""
+"""Bins of gaps and lateness: the name and the largest number of seconds. Longer times are `over 30 days`."""
 COUNTS: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000)
-"""Bins of events per user: each begins here."""
+"""Bins of events per user: the smallest number of each bin."""
 NUM_RANKS = 60
 NUM_TOP_ITEMS = 10
 
 
 def profile(dataset: Dataset) -> dict[str, Any]:
-    """What `data stats` prints and draws. Shares lie in [0, 1]; times are in seconds; days are UTC."""
+    """The content of `data stats`. Shares lie in [0, 1]; times are in seconds; days are UTC."""
     actions, surfaces, items, days = NameCounts(), NameCounts(), IdCounts(), IdCounts()
     hours = np.zeros(24, dtype=np.int64)
     user_counts: list[NDArray[np.int64]] = []
@@ -72,7 +73,7 @@ def profile(dataset: Dataset) -> dict[str, Any]:
         for name in missing:
             missing[name] += table[name].null_count
     per_user = np.concatenate(user_counts)
-    item_ids, per_item = items.result()
+    (item_ids, per_item), (day_numbers, per_day) = items.result(), days.result()
     num_events = int(per_user.sum())
     return {
         "dataset": dataset.name,
@@ -81,7 +82,11 @@ def profile(dataset: Dataset) -> dict[str, Any]:
         "num_users": len(per_user),
         "num_items": len(item_ids),
         "num_items_listed": dataset.num_items,
-        "days": _by_day(*days.result()),
+        "days": {
+            "first": str(np.datetime64(int(day_numbers[0]), "D")),
+            "day": (day_numbers - day_numbers[0]).tolist(),
+            "events": per_day.tolist(),
+        },
         "hours": hours.tolist(),
         "actions": _shares(actions),
         "surfaces": _shares(surfaces),
@@ -112,19 +117,17 @@ class _Durations:
 
     def to_json(self) -> dict[str, Any]:
         labels = [label for label, _ in DURATIONS_S] + ["over 30 days"]
-        quantiles = self._sample.quantiles(SHARES)
         return {
             "bins": dict(zip(labels, self._counts.tolist(), strict=True)),
             "num_negative": self._num_negative,
             "estimated": not self._sample.is_whole,
-            "quantiles": {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=False)},
+            "quantiles": _by_share(self._sample.quantiles(SHARES)),
         }
 
 
-def _by_day(days: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[str, Any]:
-    """Events per day: the first day, and for each day with events its number from there and its events."""
-    first = np.datetime64(int(days[0]), "D")
-    return {"first": str(first), "day": (days - days[0]).tolist(), "events": counts.tolist()}
+def _by_share(quantiles: NDArray[np.float64]) -> dict[str, float]:
+    """Quantiles at SHARES by name; empty without quantiles."""
+    return {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=False)}
 
 
 def _shares(names: NameCounts) -> dict[str, float]:
@@ -139,12 +142,11 @@ def _per_user(per_user: NDArray[np.int64]) -> dict[str, Any]:
         f"{first:,}" if after == first + 1 else f"{first:,} to {after - 1:,}"
         for first, after in itertools.pairwise(COUNTS)
     ]
-    quantiles = np.quantile(per_user, SHARES)
     return {
         "bins": dict(zip([*labels, f"{COUNTS[-1]:,} or more"], counted.tolist(), strict=True)),
         "mean": float(per_user.mean()),
         "max": int(per_user.max()),
-        "quantiles": {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=True)},
+        "quantiles": _by_share(np.quantile(per_user, SHARES)),
     }
 
 
@@ -164,47 +166,42 @@ def _popularity(dataset: Dataset, item_ids: NDArray[np.int64], per_item: NDArray
 
 
 def _growth(dataset: Dataset) -> dict[str, Any]:
-    """Items there were at the end of each day on which one appeared: by birth where it is known, else first event."""
+    """The number of items after each day with a new item: by birth if the column exists, else by first event."""
     held = pq.read_schema(dataset.path / "items.parquet").names
     name = "birth_ms" if "birth_ms" in held else "first_ms"
     births = dataset.read_items([name])[name].drop_null().to_numpy()
     if not len(births):
         return {"by": name, "day": [], "items": []}
     start = int(dataset.statistics["first_ms"]) // DAY_MS
-    # What was there before the first event is there from the first day on.
+    # Items that are older than the first event count from the first day on.
     days, counts = np.unique(np.maximum(births // DAY_MS - start, 0), return_counts=True)
     return {"by": name, "day": days.tolist(), "items": np.cumsum(counts).tolist()}
 
 
 def _requests(path: Path) -> dict[str, Any] | None:
-    """Requests, their candidates, and of every label how many are 1, 0 and not known; None without the file."""
+    """Requests, their candidates, and how many values of every label are 1, 0 and unknown; None without the file."""
     if not path.is_file():
         return None
     num_requests, sizes, sample = 0, 0, Sample()
     labels: dict[str, NDArray[np.int64]] = {}
-    try:
-        with pq.ParquetFile(path) as file:
-            names = [name for name in file.schema_arrow.names if name.startswith(LABEL)]
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["item_id", *names])
-                lengths = pc.list_value_length(table["item_id"]).fill_null(0).to_numpy()
-                num_requests += table.num_rows
-                sizes += int(lengths.sum())
-                sample.add(lengths.astype(np.float64))
-                for name in names:
-                    values = pc.list_flatten(table[name])
-                    ones = pc.sum(values.cast(pa.int64())).as_py() or 0
-                    known = len(values) - values.null_count
-                    counts = np.array([ones, known - ones, values.null_count])
-                    labels[name] = labels.get(name, np.zeros(3, dtype=np.int64)) + counts
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{path} cannot be read: {error}") from None
-    quantiles = sample.quantiles(SHARES)
+    with reading(path):
+        names = [name for name in pq.read_schema(path).names if name.startswith(LABEL)]
+    for table in row_groups(path, ["item_id", *names]):
+        lengths = pc.list_value_length(table["item_id"]).fill_null(0).to_numpy()
+        num_requests += table.num_rows
+        sizes += int(lengths.sum())
+        sample.add(lengths.astype(np.float64))
+        for name in names:
+            values = pc.list_flatten(table[name])
+            ones = pc.sum(values.cast(pa.int64())).as_py() or 0
+            known = len(values) - values.null_count
+            counts = np.array([ones, known - ones, values.null_count])
+            labels[name] = labels.get(name, np.zeros(3, dtype=np.int64)) + counts
     return {
         "num_requests": num_requests,
         "num_candidates": sizes,
         "estimated": not sample.is_whole,
-        "candidates_per_request": {f"q{round(100 * q)}": float(v) for q, v in zip(SHARES, quantiles, strict=False)},
+        "candidates_per_request": _by_share(sample.quantiles(SHARES)),
         "labels": {
             name.removeprefix(LABEL): dict(zip(("positive", "negative", "unknown"), counts.tolist(), strict=True))
             for name, counts in labels.items()
@@ -213,20 +210,13 @@ def _requests(path: Path) -> dict[str, Any] | None:
 
 
 def _file_sizes(dataset: Dataset) -> dict[str, Any]:
-    """Bytes of every file, and of every column of the Parquet files as they lie compressed."""
+    """Bytes of every file, and compressed bytes of every column of the Parquet files."""
     sizes: dict[str, Any] = {}
     for entry in dataset.manifest["files"]:
         name = str(entry["name"])
         sizes[name] = {"bytes": int(entry["bytes"]), "columns": {}}
-        if not name.endswith(".parquet"):
-            continue
-        metadata = pq.read_metadata(dataset.path / name)
-        columns: dict[str, int] = {}
-        for group in range(metadata.num_row_groups):
-            row_group = metadata.row_group(group)
-            for place in range(row_group.num_columns):
-                column = row_group.column(place)
-                top = column.path_in_schema.partition(".")[0]
-                columns[top] = columns.get(top, 0) + column.total_compressed_size
-        sizes[name] |= {"num_rows": metadata.num_rows, "columns": columns}
+        if name.endswith(".parquet"):
+            metadata = pq.read_metadata(dataset.path / name)
+            columns = dict(column_bytes(metadata, range(metadata.num_row_groups)))
+            sizes[name] |= {"num_rows": metadata.num_rows, "columns": columns}
     return sizes

@@ -1,14 +1,16 @@
 """`tackboard data check`: a snapshot on disk in, everything that is wrong with it out.
 
-First the manifest and every byte that it vouches for, then each Parquet file, a row group at a time: memory is that of
-one row group and of the ids of items and users, however many events there are. A file that is damaged does not keep the
-others from being looked at. Decided: a check never repairs, and never stops at the first mistake.
+The check compares every file with the manifest, then reads each Parquet file one row group at a time: it needs memory
+for one row group and for the ids of items and users, however many events there are. A damaged file does not keep the
+other files from being checked. Decided: a check never repairs, and never stops at the first mistake.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,7 +30,7 @@ from tackboard.events.checks.table_quality import (
     RequestCheck,
     TableCheck,
 )
-from tackboard.events.dataset import EVENTS, KIND, LATEST, REQUESTS, open_dataset
+from tackboard.events.dataset import EVENTS, KIND, snapshot_folder
 from tackboard.events.privacy import forgetting
 from tackboard.events.privacy.forgetting import read_forgotten
 
@@ -38,7 +40,7 @@ FEATURES = "features.parquet"
 
 @dataclasses.dataclass(frozen=True)
 class QualityReport:
-    """What was looked at, and what was found; errors first."""
+    """What was checked, and what was found; errors come first."""
 
     path: Path
     num_events: int
@@ -48,59 +50,58 @@ class QualityReport:
 
     @property
     def num_errors(self) -> int:
-        """Findings that are errors."""
         return sum(finding.severity == "error" for finding in self.findings)
 
     @property
     def num_warnings(self) -> int:
-        """Findings that are warnings."""
         return len(self.findings) - self.num_errors
 
 
 def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | None = None) -> QualityReport:
-    """Looks at a snapshot, or at the newest of a dataset. A path that holds no dataset raises DataError.
+    """Checks a snapshot, or the newest snapshot of a dataset. A path without a dataset raises DataError.
 
-    `max_user_share` is the share of events above which one user is called heavy; `now_ms` is the time after which
-    events lie in the future, by default the clock's.
+    A user with more than `max_user_share` of the events is a heavy user. Events after `now_ms`, by default the clock's
+    time, lie in the future.
     """
-    folder = path
-    if not (path / MANIFEST).exists() and (path / LATEST).exists():
-        folder = (path / LATEST).resolve()
-    if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
-        open_dataset(path)  # Says which datasets there are.
+    folder = snapshot_folder(path)
     findings = Findings()
     if not _check_manifest(folder, findings):
         return QualityReport(folder, 0, 0, 0, findings.sorted())
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
-    # Nothing else is opened: a link may lead anywhere, and a pipe would be waited for.
+    # Only plain files are opened: a link may lead anywhere, and reading a pipe would wait for ever.
     plain = [file for file in sorted(folder.glob("*.parquet")) if file.is_file() and not file.is_symlink()]
     files = {file.name: file for file in plain}
     for name in REQUIRED:
         if not (folder / name).is_file():
             findings.add("file-missing", name)
     items, users = EntityCheck("item", findings), EntityCheck("user", findings)
-    for check, name in ((items, "items.parquet"), (users, "users.parquet")):
-        _run(check, files.get(name), findings)
+    for check in (items, users):
+        _run(check, files, findings)
     known = KnownIds(items.ids(), users.ids(), items.births())
     events = EventCheck(findings, known, now_ms=now_ms)
-    _run(events, files.get(EVENTS), findings)
+    _run(events, files, findings)
     events.finish(max_user_share)
     if events.is_whole:
-        items.compare_counts(events.item_counts())
-        users.compare_counts(events.user_counts())
+        items.compare_counts(events.items.result())
+        users.compare_counts(events.users.result())
         _check_statistics(folder, events, findings)
-    _check_others(files, known, findings, now_ms)
+    histories = [HistoryCheck(kind, known, findings) for kind in ("item", "user")]
+    for other in (*histories, ImpressionCheck(known, findings), RequestCheck(known, findings, now_ms)):
+        _run(other, files, findings)
     _check_layout(folder, events, findings)
     _check_forgotten(folder.resolve().parent, known, findings)
     if FEATURES in files and events.is_whole:
-        _check_row_count(files[FEATURES], events.num_rows, findings)
-    num_users = len(events.user_counts()[0]) if events.is_whole else 0
+        with _noting(FEATURES, findings):
+            num_rows = pq.read_metadata(files[FEATURES]).num_rows
+            if num_rows != events.num_rows:
+                findings.add("row-count", FEATURES, f"has {num_rows:,} rows for {events.num_rows:,} events")
+    num_users = len(events.users.result()[0]) if events.is_whole else 0
     num_items = 0 if known.items is None else len(known.items)
     return QualityReport(folder, events.num_rows, num_users, num_items, findings.sorted())
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Every file against the manifest; False where the snapshot is of a kind or version that cannot be looked into."""
+    """Compares every file with the manifest. Returns False for a kind or version that cannot be checked further."""
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:
@@ -116,9 +117,9 @@ def _check_manifest(folder: Path, findings: Findings) -> bool:
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if file.is_symlink() or not (file.is_file() or file.is_dir()):
-            findings.add("manifest", name, "it is a link, or neither a file nor a folder")
+            findings.add("manifest", name, "is a link, or neither a file nor a folder")
         elif file.is_file() and name not in listed and file != folder / MANIFEST:
-            findings.add("manifest", name, "the manifest does not list it")
+            findings.add("manifest", name, "is not listed in the manifest")
     for name, entry in listed.items():
         file = folder / name
         if file.is_symlink():
@@ -129,37 +130,33 @@ def _check_manifest(folder: Path, findings: Findings) -> bool:
         elif file.stat().st_size != entry["bytes"]:
             findings.add("manifest", name, f"has {file.stat().st_size:,} bytes, the manifest says {entry['bytes']:,}")
         elif sha256_file(file) != entry["sha256"]:
-            findings.add("manifest", name, "its SHA-256 differs from the manifest's")
+            findings.add("manifest", name, "has another SHA-256 than the manifest says")
     return True
 
 
-def _run(check: TableCheck, file: Path | None, findings: Findings) -> None:
-    """Shows a check the columns of a file, then its row groups in order."""
-    if file is None:
-        return
+@contextlib.contextmanager
+def _noting(name: str, findings: Findings) -> Iterator[None]:
+    """Around the reading of a Parquet file: an error becomes a finding."""
     try:
-        with pq.ParquetFile(file) as opened:
-            names = [name for name in opened.schema_arrow.names if check.columns is None or name in check.columns]
-            if not check.begin(opened.schema_arrow.empty_table().select(names)):
-                return
-            first_row = 0
-            for group in range(opened.num_row_groups):
-                table = opened.read_row_group(group, columns=names)
-                table.validate(full=True)
-                if table.num_rows:
-                    check.look(table, first_row)
-                first_row += table.num_rows
+        yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        findings.add("file-unreadable", file.name, " ".join(str(error).split())[:120])
+        findings.add("file-unreadable", name, " ".join(str(error).split())[:120])
+
+
+def _run(check: TableCheck, files: Mapping[str, Path], findings: Findings) -> None:
+    """Gives a check the columns of its file, then the row groups in order."""
+    if check.file not in files:
         return
-    check.is_whole = True
-
-
-def _check_others(files: dict[str, Path], known: KnownIds, findings: Findings, now_ms: int) -> None:
-    for kind in ("item", "user"):
-        _run(HistoryCheck(kind, known, findings), files.get(f"{kind}_history.parquet"), findings)
-    _run(ImpressionCheck(known, findings), files.get("impressions.parquet"), findings)
-    _run(RequestCheck(known, findings, now_ms), files.get(REQUESTS), findings)
+    with _noting(check.file, findings), pq.ParquetFile(files[check.file]) as opened:
+        names = [name for name in opened.schema_arrow.names if check.columns is None or name in check.columns]
+        if not check.begin(opened.schema_arrow.empty_table().select(names)):
+            return
+        for group in range(opened.num_row_groups):
+            table = opened.read_row_group(group, columns=names)
+            table.validate(full=True)
+            if table.num_rows:
+                check.look(table)
+        check.is_whole = True
 
 
 def _check_statistics(folder: Path, events: EventCheck, findings: Findings) -> None:
@@ -168,16 +165,16 @@ def _check_statistics(folder: Path, events: EventCheck, findings: Findings) -> N
         said = {name: statistics[name] for name in ("num_events", "num_users", "num_items")}
     except (TackboardError, KeyError, TypeError) as error:
         if (folder / "statistics.json").is_file():
-            findings.add("file-unreadable", "statistics.json", f"{type(error).__name__}")
+            findings.add("file-unreadable", "statistics.json", type(error).__name__)
         return
-    counted = (events.num_rows, len(events.user_counts()[0]), len(events.item_counts()[0]))
+    counted = (events.num_rows, len(events.users.result()[0]), len(events.items.result()[0]))
     for (name, value), right in zip(said.items(), counted, strict=True):
         if value != right:
             findings.add("statistics", "statistics.json", f"{name} is {value}, {EVENTS} says {right}")
 
 
 def _check_layout(folder: Path, events: EventCheck, findings: Findings) -> None:
-    """layout.json against the row groups that were seen."""
+    """Compares layout.json with the row groups of the events."""
     name = layout.FILE_NAME
     if not (folder / name).exists() or not events.is_whole:
         return
@@ -196,15 +193,15 @@ def _check_layout(folder: Path, events: EventCheck, findings: Findings) -> None:
     for file, offsets in found.offsets.items():
         path = folder / f"{file}.parquet"
         if not path.is_file():
-            findings.add("layout", name, f"it has rows of {path.name}, which is not there")
-        elif file != "events" and not findings.has(("file-unreadable",), path.name):
+            findings.add("layout", name, f"has rows of {path.name}, but this file does not exist")
+        elif file != "events" and not findings.has("file-unreadable", path.name):
             num_rows = pq.read_metadata(path).num_rows
             if int(offsets[-1]) != num_rows:
-                findings.add("layout", name, f"it has {int(offsets[-1]):,} rows of {path.name}, which has {num_rows:,}")
+                findings.add("layout", name, f"has {int(offsets[-1]):,} rows of {path.name}, which has {num_rows:,}")
 
 
 def _check_forgotten(parent: Path, known: KnownIds, findings: Findings) -> None:
-    """The list beside the snapshots, and whether this one holds somebody who is on it."""
+    """Checks the list of forgotten users, and whether the snapshot holds users of this list."""
     try:
         forgotten = read_forgotten(parent)
     except DataError as error:
@@ -213,13 +210,3 @@ def _check_forgotten(parent: Path, known: KnownIds, findings: Findings) -> None:
     num_held = 0 if known.users is None else int(forgotten.holds(known.users).sum())
     if num_held:
         findings.add("forgotten-user", "users.parquet", count=num_held)
-
-
-def _check_row_count(path: Path, num_events: int, findings: Findings) -> None:
-    try:
-        num_rows = pq.read_metadata(path).num_rows
-    except (pa.ArrowException, OSError) as error:
-        findings.add("file-unreadable", path.name, " ".join(str(error).split())[:120])
-        return
-    if num_rows != num_events:
-        findings.add("row-count", path.name, f"it has {num_rows:,} rows for {num_events:,} events")

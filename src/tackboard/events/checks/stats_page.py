@@ -1,4 +1,4 @@
-"""The page of `tackboard data stats`: a profile in, one self-contained HTML file out, and the table on the terminal."""
+"""`tackboard data stats`: a profile in, one self-contained HTML page or the lines for a terminal out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tackboard.report.page import Figure, Page, Section
 from tackboard.report.svg import Bars, Line, bar_chart, format_number, line_chart
 
 MAX_DAYS = 4000
-"""Of a longer span, which is nearly always a wrong unit, only the days with events are drawn."""
+"""Of a longer span, only the days with events are drawn: the span is so long because the times have a wrong unit."""
 NUM_BARS = 20
-"""Names of actions, surfaces and columns that are drawn; a table has them all."""
+"""At most this many actions, surfaces or columns are drawn."""
 
 
 def render(profile: Mapping[str, Any]) -> str:
@@ -22,27 +22,17 @@ def render(profile: Mapping[str, Any]) -> str:
         f"What the {profile['num_events']:,} events of snapshot {profile['snapshot']} look like.",
         footer=f"tackboard data stats, snapshot {profile['snapshot']}. Days and hours are UTC.",
     )
-    page.lead.figures(
-        [
-            Figure(label="events", value=f"{profile['num_events']:,}", note=_span(profile)),
-            Figure(
-                label="users", value=f"{profile['num_users']:,}", note=_median(profile["events_per_user"], "events")
-            ),
-            Figure(
-                label="items with events",
-                value=f"{profile['num_items']:,}",
-                note=f"{profile['num_items_listed']:,} listed",
-            ),
-            Figure(
-                label="events on 1% of the items",
-                value=f"{profile['items']['top_1_percent_share']:.0%}",
-                note="the most popular",
-            ),
-            Figure(
-                label="on disk", value=_bytes(sum(one["bytes"] for one in profile["files"].values())), note="all files"
-            ),
-        ]
-    )
+    median = f"median {profile['events_per_user']['quantiles']['q50']:,.0f} events"
+    popular = f"{profile['items']['top_1_percent_share']:.0%}"
+    size = _bytes(sum(one["bytes"] for one in profile["files"].values()))
+    figures = [
+        ("events", f"{profile['num_events']:,}", _span(profile)),
+        ("users", f"{profile['num_users']:,}", median),
+        ("items with events", f"{profile['num_items']:,}", f"{profile['num_items_listed']:,} listed"),
+        ("events on 1% of the items", popular, "the most popular"),
+        ("on disk", size, "all files"),
+    ]
+    page.lead.figures([Figure(label=label, value=value, note=note) for label, value, note in figures])
     _add_time(page.section("Time"), profile)
     _add_users(page.section("Users"), profile)
     _add_items(page.section("Items"), profile)
@@ -56,7 +46,7 @@ def render(profile: Mapping[str, Any]) -> str:
 
 
 def lines(profile: Mapping[str, Any]) -> list[str]:
-    """The figures for a terminal, one a line."""
+    """The figures for a terminal, one per line."""
     per_user, gap, lateness = profile["events_per_user"], profile["gap_s"], profile["lateness_s"]
     rows = [
         ("dataset", f"{profile['dataset']}, snapshot {profile['snapshot']}"),
@@ -91,73 +81,63 @@ def _add_time(section: Section, profile: Mapping[str, Any]) -> None:
     every_day = dict(zip(days["day"], days["events"], strict=True))
     is_long = days["day"][-1] > MAX_DAYS
     number = days["day"] if is_long else range(days["day"][-1] + 1)
-    section.chart(
-        line_chart(
-            [Line(name="events", x=list(number), y=[every_day.get(day, 0) for day in number])],
-            title="Events per day",
-            description=f"{len(every_day)} days with events from {days['first']} on.",
-            x_label=f"days since {days['first']}",
-            y_label="events",
-        ),
-        "Events per day. A day at zero between busy ones is usually a part of the log that lacks.",
+    _line(
+        section,
+        "Events per day. A day without events between busy days usually means that part of the log is missing.",
+        list(number),
+        [every_day.get(day, 0) for day in number],
+        title="Events per day",
+        description=f"{len(every_day)} days with events from {days['first']} on.",
+        x_label=f"days since {days['first']}",
     )
-    section.chart(
-        line_chart(
-            [Line(name="events", x=list(range(24)), y=profile["hours"])],
-            title="Events by hour of the day",
-            description=", ".join(f"{hour}: {count:,}" for hour, count in enumerate(profile["hours"])),
-            x_label="hour of the day, UTC",
-            y_label="events",
-            height=240,
-        ),
+    _line(
+        section,
         "Events by hour of the day.",
+        list(range(24)),
+        profile["hours"],
+        title="Events by hour of the day",
+        description=", ".join(f"{hour}: {count:,}" for hour, count in enumerate(profile["hours"])),
+        x_label="hour of the day, UTC",
+        height=240,
     )
     lateness = profile["lateness_s"]
-    section.chart(
-        _bins(lateness["bins"], "Lateness: received − happened", "events"),
-        f"How long after it happened an event was received.{_negative(lateness, ' ')} {_quantiles(lateness)} seconds.",
-    )
+    caption = f"Time from an event to its receipt.{_negative(lateness, ' ')} {_quantiles(lateness)} seconds."
+    _bins(section, caption, lateness["bins"], "Lateness: received − happened", "events")
 
 
 def _add_users(section: Section, profile: Mapping[str, Any]) -> None:
-    per_user = profile["events_per_user"]
-    section.chart(
-        _bins(per_user["bins"], "Events per user", "users"),
-        f"Users by their events. Mean {per_user['mean']:.1f}, {_quantiles(per_user)}, most {per_user['max']:,}.",
-    )
-    gap = profile["gap_s"]
-    section.chart(
-        _bins(gap["bins"], "Gaps between a user's events", "gaps"),
-        f"Time between one event of a user and the next. {_quantiles(gap)} seconds.",
-    )
+    per_user, gap = profile["events_per_user"], profile["gap_s"]
+    caption = f"Users by their events. Mean {per_user['mean']:.1f}, {_quantiles(per_user)}, most {per_user['max']:,}."
+    _bins(section, caption, per_user["bins"], "Events per user", "users")
+    caption = f"Time between one event of a user and the next. {_quantiles(gap)} seconds."
+    _bins(section, caption, gap["bins"], "Gaps between a user's events", "gaps")
 
 
 def _add_items(section: Section, profile: Mapping[str, Any]) -> None:
     items, growth = profile["items"], profile["catalogue"]
-    section.chart(
-        line_chart(
-            [Line(name="events", x=items["rank"], y=items["events"])],
-            title="Events of an item by its rank",
-            description=f"The first item has {items['events'][0]:,} events, the last {items['events'][-1]:,}.",
-            x_label="rank of the item by events",
-            y_label="events",
-            log_x=True,
-            log_y=True,
-        ),
+    _line(
+        section,
         "Events of an item by its rank, both axes logarithmic. A straight line is a power law.",
+        items["rank"],
+        items["events"],
+        title="Events of an item by its rank",
+        description=f"The first item has {items['events'][0]:,} events, the last {items['events'][-1]:,}.",
+        x_label="rank of the item by events",
+        log_x=True,
+        log_y=True,
     )
     if len(growth["day"]) > 1:
         by = "their birth" if growth["by"] == "birth_ms" else "their first event"
-        section.chart(
-            line_chart(
-                [Line(name="items", x=growth["day"], y=growth["items"])],
-                title="Growth of the catalogue",
-                description=f"From {growth['items'][0]:,} to {growth['items'][-1]:,} items.",
-                x_label=f"days since {profile['days']['first']}",
-                y_label="items",
-                height=240,
-            ),
-            f"Items that were there by the end of each day, by {by}.",
+        _line(
+            section,
+            f"Items that existed at the end of each day, by {by}.",
+            growth["day"],
+            growth["items"],
+            y_label="items",
+            title="Growth of the catalogue",
+            description=f"From {growth['items'][0]:,} to {growth['items'][-1]:,} items.",
+            x_label=f"days since {profile['days']['first']}",
+            height=240,
         )
     section.table(
         ["item", "events", "share"],
@@ -169,25 +149,16 @@ def _add_items(section: Section, profile: Mapping[str, Any]) -> None:
 
 def _add_names(section: Section, profile: Mapping[str, Any]) -> None:
     for title, names in (("Actions", profile["actions"]), ("Surfaces", profile["surfaces"])):
-        shown = list(names)[:NUM_BARS]
-        section.chart(
-            bar_chart(
-                [name[:32] for name in shown],
-                [Bars(name="share of events", values=[names[name] for name in shown])],
-                title=title,
-                description=_named(names),
-                x_label="share of events",
-                value_format="{:.1%}",
-            ),
-            f"{title}." + (f" {len(names) - NUM_BARS} rarer ones are not drawn." if len(names) > NUM_BARS else ""),
-        )
+        rarer = f" {len(names) - NUM_BARS} rarer names are not drawn." if len(names) > NUM_BARS else ""
+        shown = dict(list(names.items())[:NUM_BARS])
+        _bars(section, f"{title}.{rarer}", shown, title, _named(names), "share of events")
 
 
 def _add_requests(section: Section, requests: Mapping[str, Any]) -> None:
     per_request = requests["candidates_per_request"]
     section.text(
         f"{requests['num_requests']:,} requests with {requests['num_candidates']:,} candidates; half of the requests "
-        f"have at most {per_request.get('q50', 0):,.0f}{_estimated(requests)}. "
+        f"have at most {per_request.get('q50', 0):,.0f} candidates{_estimated(requests)}. "
         "A label is unknown while its window is open."
     )
     section.table(
@@ -223,41 +194,45 @@ def _add_files(section: Section, files: Mapping[str, Any]) -> None:
         for column, size in file["columns"].items()
     ]
     largest = sorted(columns, key=lambda pair: -pair[1])[:NUM_BARS]
-    section.chart(
-        bar_chart(
-            [name[:32] for name, _ in largest],
-            [Bars(name="kilobytes, compressed", values=[size / 1e3 for _, size in largest])],
-            title="Bytes by column",
-            description=", ".join(f"{name} {_bytes(size)}" for name, size in largest),
-            x_label="kilobytes",
-            value_format="{:,.1f}",
-        ),
-        "What each column takes in its Parquet file, the largest first.",
-    )
+    description = ", ".join(f"{name} {_bytes(size)}" for name, size in largest)
+    kilobytes = {name: size / 1e3 for name, size in largest}
+    caption = "The size of each column in its Parquet file, the largest first."
+    _bars(section, caption, kilobytes, "Bytes by column", description, "kilobytes, compressed", "{:,.1f}")
 
 
-def _bins(bins: Mapping[str, int], title: str, unit: str) -> Any:
-    """Bars of the bins from the first to the last that is not empty."""
+def _line(
+    section: Section, caption: str, x: Sequence[float], y: Sequence[float], *, y_label: str = "events", **chart: Any
+) -> None:
+    section.chart(line_chart([Line(name=y_label, x=x, y=y)], y_label=y_label, **chart), caption)
+
+
+def _bars(
+    section: Section,
+    caption: str,
+    values: Mapping[str, float],
+    title: str,
+    description: str,
+    label: str,
+    value_format: str = "{:.1%}",
+) -> None:
+    bars = [Bars(name=label, values=list(values.values()))]
+    names = [name[:32] for name in values]
+    chart = bar_chart(names, bars, title=title, description=description, x_label=label, value_format=value_format)
+    section.chart(chart, caption)
+
+
+def _bins(section: Section, caption: str, bins: Mapping[str, int], title: str, unit: str) -> None:
+    """Draws the bins from the first to the last that is not empty."""
     filled = [place for place, count in enumerate(bins.values()) if count]
     shown = list(bins.items())[filled[0] : filled[-1] + 1] if filled else list(bins.items())[:1]
     total = max(sum(bins.values()), 1)
-    return bar_chart(
-        [name for name, _ in shown],
-        [Bars(name=f"share of {unit}", values=[count / total for _, count in shown])],
-        title=title,
-        description=", ".join(f"{name}: {count:,}" for name, count in shown),
-        x_label=f"share of {unit}",
-        value_format="{:.1%}",
-    )
+    description = ", ".join(f"{name}: {count:,}" for name, count in shown)
+    _bars(section, caption, {name: count / total for name, count in shown}, title, description, f"share of {unit}")
 
 
 def _span(profile: Mapping[str, Any]) -> str:
     days: Sequence[int] = profile["days"]["day"]
     return f"{counted(days[-1] + 1, 'day')} from {profile['days']['first']} on"
-
-
-def _median(spread: Mapping[str, Any], unit: str) -> str:
-    return f"median {spread['quantiles']['q50']:,.0f} {unit}"
 
 
 def _quantiles(spread: Mapping[str, Any]) -> str:

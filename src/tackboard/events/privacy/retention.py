@@ -1,13 +1,12 @@
-"""Retention: the newest snapshot of a dataset in, the next one without old events and without forgotten users out.
+"""Retention: makes the next snapshot of a dataset, without old events and without forgotten users.
 
-Everything that is about a user is left out together: events and their features, users and the versions of their
-attributes, impressions and requests. Items stay. Events are read and written a bucket at a time; small buckets that are
-left over are joined, users never split. Decided: a user of whom neither an event nor an impression nor a request is
-left goes as a whole; one whom only the file of attributes knew stays. The features of an event that stays keep the
-values they were computed with.
+All data about a user is left out together: events and their features, users and the versions of their attributes,
+impressions and requests. Items stay. Events are read and written one bucket at a time; small buckets are joined, and
+users are never split. Decided: a user who keeps no event, no impression and no request is removed completely; a user
+who appears only in the file of attributes stays. The features of a remaining event keep their values.
 
-Older snapshots still hold what was left out until they are removed. `prune` removes those that no unfinished run needs,
-and refuses where it cannot tell.
+Older snapshots hold the removed data until they are removed too. `prune` removes the snapshots that no unfinished run
+needs, and refuses if it cannot find out what a run needs.
 """
 
 from __future__ import annotations
@@ -26,39 +25,39 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tackboard.core.documents import read_document
-from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
 from tackboard.events.checks.measures import DAY_MS, IdCounts, newest_time
-from tackboard.events.dataset import EVENTS, INDEX, LATEST, REQUESTS, Dataset
+from tackboard.events.dataset import EVENTS, INDEX, ITEMS, LATEST, REQUESTS, TRUTH, Dataset
 from tackboard.events.entities import VALID_FROM
 from tackboard.events.layout import FILE_NAME as LAYOUT
-from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, write_buckets
+from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, reading, row_groups, write_buckets
 from tackboard.events.privacy.forgetting import (
     Forgotten,
     read_forgotten,
     remains_in,
     require_clean,
     snapshots_of,
-    without_unused_names,
     without_values,
 )
-from tackboard.events.schema import numpy_column
+from tackboard.events.schema import numpy_column, without_unused_names
 from tackboard.events.staging import derive_snapshot
 from tackboard.events.statistics import describe
 
 FEATURES, IMPRESSIONS = "features.parquet", "impressions.parquet"
-ITEMS, USERS, USER_HISTORY, STATISTICS = "items.parquet", "users.parquet", "user_history.parquet", "statistics.json"
-TRUTH = "truth.json"
+USERS, USER_HISTORY, STATISTICS = "users.parquet", "user_history.parquet", "statistics.json"
 REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)
 WITHOUT_USERS = ("item_history.parquet", "features.json", "labels.json", TRUTH)
 """Files that name no user and stay as they are."""
 MAX_DAYS = 36_500
 Ints = NDArray[np.int64]
+Spans = tuple[Ints, Ints, Ints, Ints]
+"""Each id once, sorted; the number of its events, its first and its last time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Retained:
-    """The snapshot that is `latest` now, and what was left out of it; where nothing was, it is the old one."""
+    """The snapshot that is `latest` now, and what was left out. If nothing was left out, this is the old snapshot."""
 
     path: Path
     cutoff_ms: int | None
@@ -66,22 +65,21 @@ class Retained:
     num_users_removed: int
     num_forgotten_removed: int
     num_future: int = 0
-    """Events that lie more than a day in the future: they stay, and do not count as the newest."""
+    """Events more than a day in the future. They stay, and do not count as the newest event."""
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
-    """Makes the next snapshot of `dataset`, the newest one, and points `latest` at it.
+    """Makes the next snapshot from `dataset`, which is the newest, and points `latest` at it.
 
-    Events that happened more than `days` before the newest one are left out (None: none of them), and so are all users
-    on the dataset's list of forgotten users. The newest is the newest that lies at most a day after `now_ms` (the
-    clock's by default): one wrong clock must not cost the whole log. Where nothing would change the snapshot stays.
-    Raises DataError where no event would be left, or where a file might hold users that nobody here knows how to
-    remove.
+    Leaves out the users on the dataset's list of forgotten users and, with `days`, the events that happened more than
+    `days` before the newest event. Events more than a day after `now_ms` (by default the clock's time) do not count as
+    the newest, because one wrong clock must not cost the whole log. If nothing would change, the snapshot stays.
+    Raises DataError if no event would remain, or if a file of unknown content might hold users.
     """
     cutoff_ms, num_future = None, 0
     if days is not None:
         if not 0 < days <= MAX_DAYS:
-            raise UsageError(f"--days {days:g}", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
+            raise UsageError(f"--days is {days:g}", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
         newest_ms, num_future = newest_time(dataset, "time_ms", now_ms=now_ms)
         cutoff_ms = newest_ms - int(days * DAY_MS)
     forgotten = read_forgotten(dataset.path.resolve().parent)
@@ -92,12 +90,12 @@ def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = 
     _refuse_unknown(dataset)
     writer = _Writer(dataset, forgotten, cutoff_ms if is_old else None)
     digest = hashlib.sha256(forgotten.user_ids.tobytes()).hexdigest()
-    # Where a user lost events, the world behind them no longer tells which event is which.
+    # The truth of a synthetic world counts a user's events from the first, so it does not fit once events are gone.
     replaced = (*REWRITTEN, TRUTH) if is_old else REWRITTEN
     path = derive_snapshot(
         dataset, "retention", {"cutoff_ms": cutoff_ms, "forgotten": digest}, replaced=replaced, fill=writer.fill
     )
-    # Somebody may have been put on the list just after it was read above.
+    # A user may have been added to the list after the list was read above.
     require_clean(path, read_forgotten(path.parent))
     now = pq.read_metadata(path / USERS).num_rows
     before = pq.read_metadata(dataset.path / USERS).num_rows
@@ -108,13 +106,10 @@ def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = 
 def _first_ms(dataset: Dataset) -> int:
     """The oldest time in the snapshot; impressions and requests may be older than all events."""
     first = int(dataset.statistics["first_ms"])
-    for name in (IMPRESSIONS, REQUESTS):
-        path = dataset.path / name
+    for path in (dataset.path / IMPRESSIONS, dataset.path / REQUESTS):
         if path.is_file() and "time_ms" in pq.read_schema(path).names:
-            with pq.ParquetFile(path) as file:
-                for group in range(file.num_row_groups):
-                    times = file.read_row_group(group, columns=["time_ms"])["time_ms"]
-                    first = min(first, pc.min(times).as_py())
+            times = [pc.min(table["time_ms"]).as_py() for table in row_groups(path, ["time_ms"])]
+            first = min([first, *times])
     return first
 
 
@@ -123,9 +118,9 @@ def _refuse_unknown(dataset: Dataset) -> None:
     for entry in dataset.manifest["files"]:
         if entry["name"] not in known:
             raise DataError(
-                f"{dataset.path / str(entry['name'])} may hold users",
-                allowed=f"known: {', '.join(sorted(known))}",
-                fix="use a newer tackboard, or make the dataset again without that file",
+                f"{dataset.path / str(entry['name'])} may hold users, and this tackboard does not know the file",
+                allowed=f"allowed: {', '.join(sorted(known))}",
+                fix="use a newer tackboard, or make the dataset again without this file",
             )
 
 
@@ -135,18 +130,18 @@ class _Writer:
     def __init__(self, dataset: Dataset, forgotten: Forgotten, cutoff_ms: int | None) -> None:
         self._dataset, self._forgotten, self._cutoff_ms = dataset, forgotten, cutoff_ms
         self._left, self._lost = IdCounts(), IdCounts()
-        self._users: list[tuple[Ints, Ints, Ints, Ints]] = []
-        self._items: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self._users: list[Spans] = []
+        self._items: list[Spans] = []
         self._requests: list[pa.Array] = []
         self._first_users: list[int] = []
         self._num_rows: list[int] = []
 
     def fill(self, staging: Path) -> list[str]:
-        """Writes everything of `REWRITTEN` that the old snapshot has, and a layout; returns the names of the files."""
+        """Writes a layout and the files of `REWRITTEN` that the old snapshot has; returns the names of the files."""
         self._write_events(staging)
         if not self._num_rows:
             raise DataError(
-                f"no event of {self._dataset.path} would be left", fix="give more --days, or remove the dataset"
+                f"no event of {self._dataset.path} would remain", fix="give more --days, or remove the dataset"
             )
         offsets = np.concatenate([[0], np.cumsum(self._num_rows)]).astype(np.int64)
         layout = Layout(np.array(self._first_users, dtype=np.int64), {"events": offsets})
@@ -166,7 +161,7 @@ class _Writer:
         return (self._dataset.path / name).is_file()
 
     def _kept(self, table: pa.Table) -> NDArray[np.bool_]:
-        """The rows of a table with user_id and time_ms that stay; notes who has some left and who lost some."""
+        """The rows of a table with user_id and time_ms that stay; notes which users keep rows and which lose rows."""
         users = numpy_column(table, "user_id")
         kept = ~self._forgotten.holds(users)
         if self._cutoff_ms is not None:
@@ -208,44 +203,61 @@ class _Writer:
                 users, times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
                 self._first_users.append(int(users[0]))
                 self._num_rows.append(len(users))
-                self._users.append(_spans(users, times))
-                self._items.append(_spans(numpy_column(table, "item_id"), times))
+                self._users.append(_spans_of(users, times))
+                self._items.append(_spans_of(numpy_column(table, "item_id"), times))
 
     def _note_gone(self, events: pa.Table, kept: NDArray[np.bool_]) -> None:
-        """Remembers the requests of events that go, where impressions can be told only by them."""
+        """Remembers the requests whose events all go, because impressions without users are found only by request."""
         if "request" in events.column_names and self._has(IMPRESSIONS) and not kept.all():
             gone = pc.unique(events["request"].filter(pa.array(~kept))).drop_null()
-            # A request belongs to one user, so all of its events are in this bucket: some of them may stay.
+            # All events of a request lie in this bucket, because a request belongs to one user; some events may stay.
             stays = pc.is_in(gone, value_set=pc.unique(events["request"].filter(pa.array(kept))))
             self._requests.append(gone.filter(pc.invert(stays)))
 
     def _write_entities(self, staging: Path) -> None:
-        items = _with_spans(_read(self._dataset.path / ITEMS), "item_id", _merged(self._items))
-        _write(items, staging / ITEMS)
-        users = _with_spans(_read(self._dataset.path / USERS), "user_id", _merged(self._users))
+        _write(self._with_spans(ITEMS, "item_id", self._items), staging / ITEMS)
+        users = self._with_spans(USERS, "user_id", self._users)
         ids = numpy_column(users, "user_id")
         stays = np.isin(ids, self._left.result()[0]) | ~np.isin(ids, self._lost.result()[0])
         users = users.filter(pa.array(stays & ~self._forgotten.holds(ids)))
         _write(users, staging / USERS)
         if self._has(USER_HISTORY):
-            history = _read(self._dataset.path / USER_HISTORY)
+            history = self._read(USER_HISTORY)
             ids = numpy_column(history, "user_id")
-            stays = np.isin(ids, numpy_column(users, "user_id")) & ~self._superseded(ids, history)
+            stays = np.isin(ids, numpy_column(users, "user_id"))
+            if self._cutoff_ms is not None:
+                # No remaining event can see a version that was replaced before the cutoff.
+                since = numpy_column(history, VALID_FROM)
+                stays[:-1] &= (ids[1:] != ids[:-1]) | (since[1:] > self._cutoff_ms)
             _write(history.filter(pa.array(stays)), staging / USER_HISTORY)
 
-    def _superseded(self, ids: Ints, history: pa.Table) -> NDArray[np.bool_]:
-        """Versions that another one had followed before the cutoff: no event that stays can see them."""
-        old = np.zeros(len(ids), dtype=bool)
-        if self._cutoff_ms is not None and len(ids):
-            since = numpy_column(history, VALID_FROM)
-            old[:-1] = (ids[1:] == ids[:-1]) & (since[1:] <= self._cutoff_ms)
-        return old
+    def _read(self, name: str) -> pa.Table:
+        with reading(self._dataset.path / name):
+            return pq.read_table(self._dataset.path / name)
+
+    def _with_spans(self, name: str, id_name: str, parts: list[Spans]) -> pa.Table:
+        """A table of items or users whose num_events, first_ms and last_ms are those of the events that stay."""
+        table = self._read(name)
+        ids, counts, first, last = _merged(parts)
+        wanted = numpy_column(table, id_name)
+        place = np.clip(np.searchsorted(ids, wanted), 0, len(ids) - 1)
+        known = ids[place] == wanted
+        columns: dict[str, Any] = {
+            "num_events": pa.array(np.where(known, counts[place], 0)),
+            "first_ms": pa.array(first[place], mask=~known),
+            "last_ms": pa.array(last[place], mask=~known),
+        }
+        for column, values in columns.items():
+            if column in table.column_names:
+                index = table.column_names.index(column)
+                table = table.set_column(index, table.schema.field(column), values)
+        return table
 
     def _write_impressions(self, path: Path) -> None:
-        with pq.ParquetFile(self._dataset.path / IMPRESSIONS) as file, pq.ParquetWriter(path, file.schema_arrow) as out:
-            gone = pa.chunked_array(self._requests).combine_chunks() if self._requests else None
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group)
+        old = self._dataset.path / IMPRESSIONS
+        gone = pa.chunked_array(self._requests).combine_chunks() if self._requests else None
+        with pq.ParquetWriter(path, pq.read_schema(old)) as out:
+            for table in row_groups(old):
                 if "user_id" in table.column_names:
                     table = table.filter(pa.array(self._kept(table)))
                 elif gone is not None:
@@ -255,12 +267,12 @@ class _Writer:
         reach(f"{IMPRESSIONS}:after-write")
 
     def _write_requests(self, path: Path, layout: Layout) -> Layout:
-        """requests.parquet with the buckets of `layout`; returns it with their rows."""
-        offsets = [0]
-        with pq.ParquetFile(self._dataset.path / REQUESTS) as file, pq.ParquetWriter(path, file.schema_arrow) as out:
-            tables = (file.read_row_group(group) for group in range(file.num_row_groups))
-            kept = (table.filter(pa.array(self._kept(table))) for table in tables)
-            for bucket in _cut(kept, layout.first_users[1:], file.schema_arrow.empty_table()):
+        """Writes requests.parquet in the buckets of `layout`; returns `layout` with the rows of requests.parquet."""
+        old, offsets = self._dataset.path / REQUESTS, [0]
+        schema = pq.read_schema(old)
+        with pq.ParquetWriter(path, schema) as out:
+            kept = (table.filter(pa.array(self._kept(table))) for table in row_groups(old))
+            for bucket in _cut(kept, layout.first_users[1:], schema.empty_table()):
                 if bucket.num_rows:
                     out.write_table(bucket, row_group_size=bucket.num_rows)
                 offsets.append(offsets[-1] + bucket.num_rows)
@@ -269,7 +281,7 @@ class _Writer:
 
 
 def _cut(tables: Iterator[pa.Table], bounds: Ints, nothing: pa.Table) -> Iterator[pa.Table]:
-    """Tables that are sorted by user_id as one table for the users below each bound, and one for the rest."""
+    """Cuts tables that are sorted by user_id: one table for the users below each bound, and one for the rest."""
     held: list[pa.Table] = [nothing]
     bucket = 0
     for table in tables:
@@ -288,14 +300,13 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return without_unused_names(pa.concat_tables(tables).combine_chunks())
 
 
-def _spans(ids: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Each id once, sorted; its rows, its first and its last time."""
+def _spans_of(ids: Ints, times: Ints) -> Spans:
     order = np.lexsort((times, ids))
     unique, start, counts = np.unique(ids[order], return_index=True, return_counts=True)
     return unique, counts, times[order][start], times[order][start + counts - 1]
 
 
-def _merged(parts: list[tuple[Ints, Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints, Ints]:
+def _merged(parts: list[Spans]) -> Spans:
     ids, counts, first, last = (np.concatenate(column) for column in zip(*parts, strict=True))
     unique, place = np.unique(ids, return_inverse=True)
     total = np.zeros(len(unique), dtype=np.int64)
@@ -307,31 +318,6 @@ def _merged(parts: list[tuple[Ints, Ints, Ints, Ints]]) -> tuple[Ints, Ints, Int
     return unique, total, earliest, latest
 
 
-def _with_spans(table: pa.Table, id_name: str, spans: tuple[Ints, Ints, Ints, Ints]) -> pa.Table:
-    """An entity table with num_events, first_ms and last_ms as `spans` has them; null times without events."""
-    ids, counts, first, last = spans
-    wanted = numpy_column(table, id_name)
-    place = np.clip(np.searchsorted(ids, wanted), 0, len(ids) - 1)
-    known = ids[place] == wanted
-    columns: dict[str, Any] = {
-        "num_events": pa.array(np.where(known, counts[place], 0)),
-        "first_ms": pa.array(first[place], mask=~known),
-        "last_ms": pa.array(last[place], mask=~known),
-    }
-    for name, values in columns.items():
-        if name in table.column_names:
-            index = table.column_names.index(name)
-            table = table.set_column(index, table.schema.field(name), values)
-    return table
-
-
-def _read(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{path} cannot be read: {error}") from None
-
-
 def _write(table: pa.Table, path: Path) -> None:
     rows = np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows)
     write_buckets(without_unused_names(table), rows, path)
@@ -340,23 +326,23 @@ def _write(table: pa.Table, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """Snapshots that were removed, and those that stay besides `latest`, with the run that needs each."""
+    """The removed snapshots, and the snapshots that stay besides `latest`, each with the run that needs it."""
 
     removed: list[str]
     kept: dict[str, str]
 
 
 def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
-    """Names of the snapshots of a dataset's folder that unfinished runs under `runs` need, and the run of each.
+    """The snapshots of a dataset's folder that unfinished runs under `runs` need, and the run that needs each.
 
-    A run that is not done can be taken up again, so it needs the snapshot it was started on. Raises UsageError where
-    `runs` is no folder, or where a run does not say which snapshot that is and might mean this dataset.
+    An unfinished run can be resumed, so it needs the snapshot on which it started. Raises UsageError if `runs` is not a
+    folder, or if a run does not say which snapshot it needs and may have been started on this dataset.
     """
     if not runs.is_dir():
         raise UsageError(
-            f"{runs} is no folder of runs, so nobody knows which snapshots unfinished runs need",
-            allowed="allowed: the folder that `tackboard train` writes its runs to; an empty one where there are none",
-            fix="--runs FOLDER",
+            f"{runs} is not a folder of runs, so the snapshots that unfinished runs need are unknown",
+            allowed="allowed: the folder of runs that `tackboard train` made, or an empty folder if there are no runs",
+            fix="give --runs FOLDER",
         )
     needed: dict[str, str] = {}
     for run in sorted(path.parent for path in runs.glob("*/config.json") if not path.parent.is_symlink()):
@@ -372,12 +358,13 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
             raise UsageError(
                 f"{run} is unfinished and does not say which snapshot it needs",
                 allowed="nothing was removed",
-                fix="finish it with `tackboard train … --resume`, or remove its folder",
+                fix="finish the run with `tackboard train … --resume`, or remove its folder",
             )
     return needed
 
 
 def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
+    """Whether a run may have been started on the dataset in `folder`, as far as its config says."""
     try:
         data = read_json(run / "config.json")["data"]
         named = [Path(str(data["dataset"])), *([Path(str(data["judged_on"]))] if data.get("judged_on") else [])]
@@ -388,7 +375,7 @@ def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
 
 
 def prune(folder: Path, runs: Path) -> Pruned:
-    """Removes every snapshot of a dataset's folder but `latest` and those that unfinished runs need."""
+    """Removes every snapshot of a dataset's folder except `latest` and the snapshots that unfinished runs need."""
     folder = folder.resolve()
     needed = snapshots_in_use(folder, runs)
     latest = (folder / LATEST).resolve()
@@ -402,16 +389,11 @@ def prune(folder: Path, runs: Path) -> Pruned:
         else:
             remove_directory(path)
             removed.append(path.name)
-    _prune_indexes(folder)
-    return Pruned(removed, kept)
-
-
-def _prune_indexes(folder: Path) -> None:
-    """Removes what was kept about snapshots that are gone. A link could lead to the folder of another dataset."""
     indexes = folder / INDEX
-    if indexes.is_symlink():
-        return
-    remove_leftovers(indexes)
-    for index in indexes.glob("[!.]*"):
-        if not (folder / index.name).exists():
-            remove_directory(index)
+    # A link could lead to the folder of another dataset.
+    if not indexes.is_symlink():
+        remove_leftovers(indexes)
+        for index in indexes.glob("[!.]*"):
+            if not (folder / index.name).exists():
+                remove_directory(index)
+    return Pruned(removed, kept)

@@ -1,8 +1,8 @@
 """Deskdrop: what employees of CI&T did with shared articles, in twelve months of 2016 and 2017.
 
 Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow); times are seconds. A
-session is no request, so it is a field: `session`, beside `user_agent`, `region` and `country`, missing where they are
-empty. Tie rule: the order of the file.
+session is not a request, so it is a field: `session`, beside `user_agent`, `region` and `country`, missing where they
+are empty. Tie rule: the order of the file.
 """
 
 from __future__ import annotations

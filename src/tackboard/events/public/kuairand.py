@@ -2,8 +2,8 @@
 
 Rules: the action is `like` (label 1) or `hate` (label 0); times are ms. The other signals are fields, 0 or 1:
 `is_click`, `is_follow`, `is_comment`, `is_forward`, `is_profile_enter`, `long_view`; and in ms `play_time_ms`,
-`duration_ms` and `comment_stay_ms`. The tab, which is the surface of KuaiRand, was removed by those who made the
-sample. Tie rule: the order of the file.
+`duration_ms` and `comment_stay_ms`. The sample lacks the tab, which is the surface of KuaiRand. Tie rule: the order of
+the file.
 """
 
 from __future__ import annotations
@@ -15,17 +15,9 @@ from tackboard.events.public.publisher import Counts, PublicData, PublicDataset,
 from tackboard.events.schema import numpy_column
 
 FILE = "processed_standard_kcore_15"
-_FIELDS = {
-    "is_click": "is_click",
-    "is_follow": "is_follow",
-    "is_comment": "is_comment",
-    "is_forward": "is_forward",
-    "is_profile_enter": "is_profile_enter",
-    "long_view": "long_view",
-    "play_time_ms": "play_time_ms",
-    "duration_ms": "duration_ms",
-    "comment_stay_ms": "comment_stay_time",
-}
+_SIGNALS = ("is_click", "is_follow", "is_comment", "is_forward", "is_profile_enter", "long_view")
+_FIELDS = {name: name for name in (*_SIGNALS, "play_time_ms", "duration_ms")} | {"comment_stay_ms": "comment_stay_time"}
+"""The name of each field → the publisher's column."""
 
 
 def read_kuairand(download: Download) -> PublicData:

@@ -1,6 +1,6 @@
 """The public datasets that can be imported, by name.
 
-Left out: Census-Income (KDD), which is no log of events: it has neither users, items nor times.
+Left out: Census-Income (KDD), which is not a log of events: it has no users, no items and no times.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DATASETS = {
 
 
 def find_public(name: str) -> PublicDataset:
-    """The dataset of that name; another name raises UsageError with the closest."""
+    """The dataset of this name. An unknown name raises UsageError with the closest name."""
     if name not in DATASETS:
         close = suggest(name, tuple(DATASETS))
         raise UsageError(
-            f"public dataset {name!r}",
+            f"there is no public dataset named {name!r}",
             allowed=f"allowed: {', '.join(DATASETS)}",
             fix=f"did you mean {close}?" if close else "see `tackboard data import --list`",
         )

@@ -1,8 +1,8 @@
-"""What every public dataset has in common: its files in, canonical events checked against known counts out.
+"""What all public datasets share: the publisher's files in, canonical events checked against known counts out.
 
-Decided: every row that the publisher ships is kept, exact repeats too, because published results count them; the counts
-of users, items and events are known, and a file that has others is refused rather than imported under a name that it
-does not deserve. Rows of one user and one time keep the publisher's order: that is the tie rule of all of them.
+Decided: every row of the publisher is kept, even exact repeats, because published results count them. The counts of
+users, items and events are known, and files with other counts are refused, because a dataset must deserve its name. The
+tie rule is the same for all: rows of the same user and time keep the publisher's order.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
 from tackboard.core.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
+from tackboard.events import schema
 from tackboard.events.dataset import check_name, write_dataset
 from tackboard.events.public.archive import Download
 from tackboard.events.schema import NAMES, encode
 
 ORDER_ONLY_START_MS = 946_684_800_000
-"""2000-01-01 UTC: the time of the first event of every user where a dataset has an order but no times."""
+"""2000-01-01 UTC: the time of every user's first event if a dataset has an order but no times."""
 ORDER_ONLY_STEP_MS = 60_000
-"""Between two events of a user, where a dataset has an order but no times."""
+"""The time between two events of a user if a dataset has an order but no times."""
 ORDER_ONLY_NOTE = "times are made up: the publisher gives only the order; the n-th event of a user is n minutes in 2000"
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """How many there are in the publisher's files."""
+    """How many users, items and events the publisher's files hold."""
 
     users: int
     items: int
@@ -43,40 +44,37 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class PublicData:
-    """What an importer read."""
+    """Canonical events (see `canonical_events`), and attributes with a column `item` or `user`."""
 
     events: pa.Table
-    """The canonical columns; see `canonical_events`."""
     items: pa.Table | None = None
-    """Attributes, with a column `item`."""
     users: pa.Table | None = None
-    """Attributes, with a column `user`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicDataset:
-    """One public dataset: where it comes from, and how it is read."""
+    """One public dataset: where to download it, and how to read it."""
 
     name: str
     title: str
     files: str
-    """What to download, by the publisher's file names."""
+    """The files to download, by the publisher's names."""
     source: str
-    """Where."""
+    """Where to download the files."""
     terms: str
-    """What may be done with it; the publisher's own words count."""
+    """The terms of use, in short; the publisher's own words count."""
     counts: Counts
     read: Callable[[Download], PublicData]
     note: str = ""
-    """What somebody who trains on it should know."""
+    """What to know before training on the dataset."""
 
 
 def import_public(
     dataset: PublicDataset, paths: Sequence[Path], root: Path, name: str | None = None
 ) -> tuple[Path, PublicData]:
-    """Imports downloaded files as dataset `name` under `root`; returns the snapshot's path and what was read.
+    """Imports downloaded files as dataset `name` under `root`; returns the snapshot's path and the data.
 
-    Files that are not this dataset raise DataError; then nothing is written.
+    Other files raise DataError; then nothing is written.
     """
     check_name(name or dataset.name)
     data = read_public(dataset, paths)
@@ -88,52 +86,40 @@ def import_public(
 
 
 def read_public(dataset: PublicDataset, paths: Sequence[Path]) -> PublicData:
-    """What downloaded files hold. Files that are not this dataset, or torn ones, raise DataError."""
+    """The data in downloaded files. Torn files, and files that are not this dataset, raise DataError."""
     try:
         data = dataset.read(Download(paths))
-    except (ValueError, KeyError, IndexError, OverflowError, pa.ArrowException, zipfile.BadZipFile) as error:
-        raise not_this(dataset, f"{type(error).__name__}: {error}") from None
+        users, items = (pc.count_distinct(_codes(data.events[kind])).as_py() for kind in ("user", "item"))
+        found = Counts(users, items, data.events.num_rows)
+        if found != dataset.counts:
+            got, known = (
+                f"{counts.users:,} users, {counts.items:,} items and {counts.events:,} events"
+                for counts in (found, dataset.counts)
+            )
+            raise DataError(f"they hold {got}, not {known}")
+        return data
     except DataError as error:
-        raise not_this(dataset, error.got) from None
-    check_counts(dataset, data.events)
-    return data
-
-
-def not_this(dataset: PublicDataset, got: str) -> DataError:
-    """What a user reads whose files are not the dataset."""
-    return DataError(
-        f"these files are not {dataset.name} as published: {got[:240]}",
+        problem = error.got
+    except (ValueError, KeyError, IndexError, OverflowError, pa.ArrowException, zipfile.BadZipFile) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise DataError(
+        f"these files are not {dataset.name} as published: {problem[:240]}",
         allowed=f"needed: {dataset.files}",
         fix=f"download it from {dataset.source}",
     )
 
 
-def check_counts(dataset: PublicDataset, events: pa.Table) -> None:
-    """Raises DataError unless the events are as many as the publisher's."""
-    found = Counts(
-        users=pc.count_distinct(_codes(events["user"])).as_py(),
-        items=pc.count_distinct(_codes(events["item"])).as_py(),
-        events=events.num_rows,
-    )
-    if found != dataset.counts:
-        got, known = (
-            f"{counts.users:,} users, {counts.items:,} items and {counts.events:,} events"
-            for counts in (found, dataset.counts)
-        )
-        raise not_this(dataset, f"they hold {got}, not {known}")
-
-
 def canonical_events(
     user: Any, item: Any, time_ms: Any, *, action: Any = None, surface: Any = None, **more: Any
 ) -> pa.Table:
-    """Columns of events in the publisher's order as a canonical table. Ids are integers or text; times ms UTC."""
+    """A canonical table of columns in the publisher's order. Ids are integers or text; times are ms UTC."""
     times = np.asarray(time_ms, dtype=np.int64)
     zeros = np.zeros(len(times), dtype=np.int32)
     columns = {
         "user": _ids(user),
         "item": _ids(item),
-        "action": _constant(zeros, DEFAULT_ACTION) if action is None else encode(pa.chunked_array([action])),
-        "surface": _constant(zeros, DEFAULT_SURFACE) if surface is None else encode(pa.chunked_array([surface])),
+        "action": named(zeros, [DEFAULT_ACTION]) if action is None else encode(pa.chunked_array([action])),
+        "surface": named(zeros, [DEFAULT_SURFACE]) if surface is None else encode(pa.chunked_array([surface])),
         "time_ms": times,
         "received_ms": times,
         "order": np.arange(len(times)),
@@ -142,14 +128,14 @@ def canonical_events(
 
 
 def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
-    """Names of codes 0, 1, …; a code without a name raises DataError."""
+    """The names of codes 0, 1, …; a code without a name raises DataError."""
     if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
-        raise DataError(f"a code {int(codes.max())} that has no name", allowed=f"allowed: 0 to {len(names) - 1}")
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names), pa.string()))
+        raise DataError(f"the code {int(codes.max())} has no name", allowed=f"allowed: 0 to {len(names) - 1}")
+    return schema.named(codes, names)
 
 
 def order_only_times(lengths: Any) -> NDArray[np.int64]:
-    """Made-up times of users that lie one after the other, `lengths` events each."""
+    """Made-up times of the events of users, one user after the other; `lengths` gives the events per user."""
     counts: NDArray[np.int64] = np.asarray(lengths, dtype=np.int64)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     places: NDArray[np.int64] = np.arange(int(counts.sum()), dtype=np.int64) - starts
@@ -157,7 +143,7 @@ def order_only_times(lengths: Any) -> NDArray[np.int64]:
 
 
 def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *, header: bool = False) -> pa.Table:
-    """A publisher's text as a table: `columns` in order, or with a header by name. Other shapes raise ArrowInvalid."""
+    """A publisher's CSV as a table: `columns` in order or, with a header, by name. Other shapes raise ArrowInvalid."""
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),
         read_options=pyarrow.csv.ReadOptions(column_names=None if header else list(columns)),
@@ -167,8 +153,7 @@ def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *,
 
 
 def _codes(column: pa.ChunkedArray) -> pa.Array:
-    array = encode(column) if pa.types.is_dictionary(column.type) else column
-    return array.indices if isinstance(array, pa.DictionaryArray) else array
+    return encode(column).indices if pa.types.is_dictionary(column.type) else column
 
 
 def _ids(values: Any) -> pa.Array:
@@ -176,7 +161,3 @@ def _ids(values: Any) -> pa.Array:
         return pa.array(values.astype(np.int64, copy=False))
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     return array.cast(pa.int64()) if pa.types.is_integer(array.type) else encode(array).cast(NAMES)
-
-
-def _constant(zeros: NDArray[np.int32], name: str) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(zeros), pa.array([name]))

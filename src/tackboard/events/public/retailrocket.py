@@ -1,9 +1,9 @@
 """RetailRocket, several behaviours, as the authors of MB-IMN published it in the format of MBHT.
 
-Rules: a line is a history and the item that is bought next. Each line becomes a user of its own, `train-7` or `test-7`,
-because the publisher does not say which lines belong together: a long history comes as several growing beginnings, so
-events repeat between users. Actions: 0 `buy`, 1 `cart`, 2 `view`, and 3, which nobody documents, `type_3`; the target
-is the last event, a `buy`. There are no times, only an order: times are made up.
+Rules: a line is a history and the item that is bought next. Each line becomes its own user, `train-7` or `test-7`,
+because the publisher does not say which lines belong together. A long history comes as several lines, each longer than
+the one before, so events repeat between users. Actions: 0 is `buy`, 1 `cart`, 2 `view`, and 3, which is not documented,
+`type_3`. The last event is the bought item, a `buy`. There are no times, only an order: times are made up.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ RETAILROCKET = PublicDataset(
     terms="RetailRocket on Kaggle: CC BY-NC-SA 4.0, non-commercial",
     counts=Counts(users=32_690, items=31_239, events=524_244),
     read=read_retailrocket,
-    note=f"lines are users, and long histories come as growing beginnings; {ORDER_ONLY_NOTE}",
+    note=f"each line is a user, and a long history comes as several lines of growing length; {ORDER_ONLY_NOTE}",
 )

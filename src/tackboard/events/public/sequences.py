@@ -83,30 +83,35 @@ def _of_lines(lines: list[list[int]], time_ms: np.ndarray | None) -> pa.Table:
     return canonical_events(users, items, order_only_times(lengths) if time_ms is None else time_ms)
 
 
-def _s3rec(name: str, title: str, stem: str, counts: Counts, terms: str = _AMAZON_TERMS) -> PublicDataset:
+def _sequences(
+    name: str,
+    title: str,
+    files: str,
+    repository: str,
+    counts: Counts,
+    read: Callable[[Download], PublicData],
+    note: str = ORDER_ONLY_NOTE,
+    terms: str = _AMAZON_TERMS,
+) -> PublicDataset:
+    source = f"https://github.com/{repository} (data/)"
     return PublicDataset(
-        name=name,
-        title=title,
-        files=f"{stem}.txt and {stem}_item2attributes.json, or an archive that holds them",
-        source="https://github.com/RUCAIBox/CIKM2020-S3Rec (data/)",
-        terms=terms,
-        counts=counts,
-        read=read_s3rec(stem),
-        note=ORDER_ONLY_NOTE,
+        name=name, title=title, files=files, source=source, terms=terms, counts=counts, read=read, note=note
     )
+
+
+def _s3rec(name: str, title: str, stem: str, counts: Counts, terms: str = _AMAZON_TERMS) -> PublicDataset:
+    files = f"{stem}.txt and {stem}_item2attributes.json, or an archive that holds them"
+    return _sequences(name, title, files, "RUCAIBox/CIKM2020-S3Rec", counts, read_s3rec(stem), terms=terms)
 
 
 def _ticoserec(name: str, title: str, stem: str, counts: Counts) -> PublicDataset:
-    return PublicDataset(
-        name=name,
-        title=title,
-        files=f"{stem}_item.txt and {stem}_time.txt, or an archive that holds them",
-        source="https://github.com/KingGugu/TiCoSeRec (data/)",
-        terms=_AMAZON_TERMS,
-        counts=counts,
-        read=read_ticoserec(stem),
-        note="times are whole days: ties keep the order of the line, which other copies of these data do not share",
-    )
+    files = f"{stem}_item.txt and {stem}_time.txt, or an archive that holds them"
+    note = "times are whole days: ties keep the order of the line, which other copies of these data do not share"
+    return _sequences(name, title, files, "KingGugu/TiCoSeRec", counts, read_ticoserec(stem), note)
+
+
+def _pairs(name: str, title: str, file: str, repository: str, counts: Counts) -> PublicDataset:
+    return _sequences(name, title, f"{file}, or an archive that holds it", repository, counts, read_pairs(file))
 
 
 _BEAUTY, _SPORTS = Counts(22_363, 12_101, 198_502), Counts(35_598, 18_357, 296_337)
@@ -118,24 +123,18 @@ SEQUENCES = (
     _s3rec("lastfm-s3rec", "Last.fm artists, with item attributes", "LastFM", _LASTFM, terms="none stated"),
     _ticoserec("amazon-beauty-ticoserec", "Amazon Beauty 5-core, with times", "Beauty", _BEAUTY),
     _ticoserec("amazon-sports-ticoserec", "Amazon Sports 5-core, with times", "Sports", _SPORTS),
-    PublicDataset(
-        name="amazon-video-sasrec",
-        title="Amazon Video Games as SASRec filtered it",
-        files="Video.txt, or an archive that holds it",
-        source="https://github.com/kang205/SASRec (data/)",
-        terms=_AMAZON_TERMS,
-        counts=Counts(31_013, 23_715, 287_107),
-        read=read_pairs("Video.txt"),
-        note=ORDER_ONLY_NOTE,
+    _pairs(
+        "amazon-video-sasrec",
+        "Amazon Video Games as SASRec filtered it",
+        "Video.txt",
+        "kang205/SASRec",
+        Counts(31_013, 23_715, 287_107),
     ),
-    PublicDataset(
-        name="amazon-beauty-bert4rec",
-        title="Amazon Beauty as BERT4Rec filtered it",
-        files="beauty.txt, or an archive that holds it",
-        source="https://github.com/FeiSun/BERT4Rec (data/)",
-        terms=_AMAZON_TERMS,
-        counts=Counts(40_226, 54_542, 353_962),
-        read=read_pairs("beauty.txt"),
-        note=ORDER_ONLY_NOTE,
+    _pairs(
+        "amazon-beauty-bert4rec",
+        "Amazon Beauty as BERT4Rec filtered it",
+        "beauty.txt",
+        "FeiSun/BERT4Rec",
+        Counts(40_226, 54_542, 353_962),
     ),
 )

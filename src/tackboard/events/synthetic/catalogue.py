@@ -38,13 +38,20 @@ class Catalogue:
         self.style = _floor(uniform(config.seed, _STREAM_STYLE, items) * config.num_styles)
         self.weight: Floats = np.asarray((rank + config.zipf_offset) ** -config.zipf_exponent, dtype=np.float64)
         later = uniform(config.seed, _STREAM_BORN_LATER, items) < config.born_later_share
-        # The first item of every topic is there from the start: a topic is never empty.
+        # The first item of every topic exists from the start, so a topic is never empty.
         later &= rank >= config.num_topics
         birth = _floor(uniform(config.seed, _STREAM_BIRTH, items) * 0.9 * config.period_days * DAY_MS)
         self.birth: Ints = np.where(later, birth, 0)
         self.successors = self._link(config, rank)
-        self._index_cells()
-        self._index_births()
+        cell = self.topic * self.num_styles + self.style
+        self._cell_order = np.lexsort((self.birth, cell))
+        self._cell_keys = (cell << _BIRTH_BITS | self.birth)[self._cell_order]
+        self._cell_cumulative = np.concatenate([[0.0], np.cumsum(self.weight[self._cell_order])])
+        cells = np.arange(self.num_topics * self.num_styles)
+        self._cell_start = np.searchsorted(cell[self._cell_order], cells)
+        self._birth_order = np.argsort(self.birth, kind="stable")
+        self._births_sorted = self.birth[self._birth_order]
+        self._birth_cumulative = np.concatenate([[0.0], np.cumsum(self.weight[self._birth_order])])
 
     def _link(self, config: WorldConfig, rank: Ints) -> Ints:
         """Successors [num_items, links]: distinct items of the same topic, none of them the item itself."""
@@ -56,24 +63,11 @@ class Catalogue:
         # Distinct steps around the topic's own circle: sorted draws from a shrinking range, each pushed past the last.
         draws = uniform(config.seed, _STREAM_LINK, items[:, None], np.arange(num_links))
         steps = np.sort(_floor(draws * (topic_size[:, None] - num_links)), axis=1) + np.arange(num_links) + 1
-        # The sort above would make the strongest link the nearest; a keyed turn gives each its place.
+        # After the sort, the strongest link would be the nearest item; a keyed rotation changes the order of the links.
         turn = _floor(uniform(config.seed, _STREAM_LINK, items, num_links) * num_links)
         steps = np.take_along_axis(steps, (np.arange(num_links) + turn[:, None]) % num_links, axis=1)
         target = (place[:, None] + steps) % topic_size[:, None]
         return np.asarray(by_rank[target * config.num_topics + self.topic[:, None]], dtype=np.int64)
-
-    def _index_cells(self) -> None:
-        cell = self.topic * self.num_styles + self.style
-        self._cell_order = np.lexsort((self.birth, cell))
-        self._cell_keys = (cell << _BIRTH_BITS | self.birth)[self._cell_order]
-        self._cell_cumulative = np.concatenate([[0.0], np.cumsum(self.weight[self._cell_order])])
-        cells = np.arange(self.num_topics * self.num_styles)
-        self._cell_start = np.searchsorted(cell[self._cell_order], cells)
-
-    def _index_births(self) -> None:
-        self._birth_order = np.argsort(self.birth, kind="stable")
-        self._births_sorted = self.birth[self._birth_order]
-        self._birth_cumulative = np.concatenate([[0.0], np.cumsum(self.weight[self._birth_order])])
 
     def draw_from_topic(self, topic: Ints, affinity: Floats, time: Ints, draws: Floats) -> Ints:
         """One alive item of `topic` [M] per row, P ∝ weight × affinity[style]; draws [M, 2] are uniforms."""
@@ -98,7 +92,7 @@ def pick(weights: Floats, draws: Floats) -> Ints:
     """Column drawn by inverse CDF per row of `weights` [M, K]; rows must have a positive sum."""
     cumulative = np.cumsum(weights, axis=1)
     column = (cumulative <= draws[:, None] * cumulative[:, -1:]).sum(axis=1)
-    # A draw can round up to the row's sum; the last column that weighs anything takes it.
+    # A draw can round up to the row's sum; the last column with a positive weight takes it.
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
     return np.asarray(np.minimum(column, last), dtype=np.int64)
 

@@ -3,7 +3,7 @@
 The oracle knows the latent state just before an event (interests, the session's topic so far, whether a session
 starts, the moment, what was seen) and the world's rules, but none of the draws that follow. Its probabilities are the
 closed form of `world.draw_items`, summed over the topics that the session may get. A model sees only events, so no
-model can be expected to beat it; how much of the way it goes is what evaluation reports.
+model can be expected to beat the oracle. Evaluation reports how close a model comes to it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ def oracle_item_ids(config: WorldConfig) -> Ints:
 def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, *, given_kept: bool = False) -> Floats:
     """P(item of event `event_index` | latent state before it): float64 [U, num_items], rows sum to 1.
 
-    `event_index` counts a user's events in order of time from 0, hides included; one per user or one for all.
-    `given_kept` conditions on the event not being a hide, as when hides are left out as targets.
+    `event_index` counts a user's events in order of time from 0, with hides; one index per user or one for all users.
+    `given_kept` conditions on the event not being a hide, for an evaluation that leaves out hides as targets.
     A user or event that does not exist raises UsageError.
     """
     users = np.atleast_1d(np.asarray(user_ids, dtype=np.int64)) - FIRST_USER_ID
     index = np.broadcast_to(np.asarray(event_index, dtype=np.int64), users.shape)
     if len(users) and (users.min() < 0 or users.max() >= config.num_users):
-        raise UsageError("a user id outside the world", allowed=f"allowed: 1 to {config.num_users}")
+        raise UsageError("a user id lies outside the world", allowed=f"allowed: 1 to {config.num_users}")
     if np.any(index < 0) or np.any(index >= num_events_of(config, users)):
-        raise UsageError("an event index outside a user's events", allowed="allowed: 0 to the number of events - 1")
+        raise UsageError(
+            "an event index lies outside a user's events", allowed="allowed: 0 to the number of events - 1"
+        )
     catalogue = Catalogue(config)
     scores = np.empty((len(users), config.num_items))
     for start in range(0, len(users), ROWS_PER_CHUNK):
@@ -90,7 +92,7 @@ def score_state(config: WorldConfig, catalogue: Catalogue, state: LatentState, *
     share = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0) * config.repeat_probability
     engaged = np.zeros((num_rows, config.num_items))
     np.add.at(engaged, (np.broadcast_to(rows[:, None], share.shape), state.recent), share)
-    # What neither repeats, nor follows a link, nor explores draws from the session's topic.
+    # An event that neither repeats nor follows a link nor explores is drawn from the session's topic.
     from_topic = 1.0 - config.explore_probability - np.where(can_repeat, config.repeat_probability, 0.0)
 
     linked = np.flatnonzero(link_open(state))

@@ -31,32 +31,31 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Uniforms behind one item: mechanism, choice, and two for the topic draw, which is also what others fall back to."""
+"""Uniforms per item: mechanism, choice, and two for the draw from the topic, to which other mechanisms fall back."""
 
 
 @dataclass
 class LatentState:
-    """What is true just before a user's next event is drawn; one row per user. Times are ms after the start."""
+    """The state just before a user's next event is drawn; one row per user. Times are ms after the start."""
 
     user: Ints
     """User number, 0-based."""
     time: Ints
     """When the event happens."""
     new_session: np.ndarray
-    """Whether it opens a session."""
+    """Whether the event opens a session."""
     slots: Ints
     """Topic of each interest slot, before a drift."""
     session_topic: Ints
-    """The session's topic before a switch; means nothing where new_session holds."""
+    """The session's topic before a switch; has no meaning where new_session is true."""
     affinity: Floats
     """Affinity to each style."""
     recent: Ints
     """The last repeat_window items, oldest first; fewer columns at the beginning."""
     recent_hidden: np.ndarray
-    """Which of them were hidden."""
+    """Which of the recent items were hidden."""
 
     def take(self, rows: Ints | slice) -> LatentState:
-        """The chosen rows."""
         return LatentState(**{name: value[rows] for name, value in vars(self).items()})
 
 
@@ -74,18 +73,18 @@ class Events:
     received: Ints
     position: Ints
     candidates: Ints
-    """The items drawn beside the engaged one [num_events, num_candidates - 1], doubles included."""
+    """The items drawn beside the engaged item [num_events, num_candidates - 1], with duplicates."""
 
 
 def num_events_of(config: WorldConfig, users: Ints) -> Ints:
-    """How many events each user has."""
+    """The number of events of each user."""
     spread = config.events_spread * normal(config.seed, _USER_EVENTS, users)
     count = np.floor(config.median_events * np.exp(spread)).astype(np.int64)
     return np.clip(count, config.min_events, config.max_events)
 
 
 def generate(config: WorldConfig, catalogue: Catalogue | None = None, *, quiet: bool = True) -> Events:
-    """All events of a world, chunk by chunk of users."""
+    """All events of a world, generated for one chunk of users after the other."""
     catalogue = catalogue or Catalogue(config)
     users = np.arange(config.num_users, dtype=np.int64)
     chunks = []
@@ -105,13 +104,13 @@ def simulate(
     num_events: Ints | None = None,
     observe: Callable[[int, LatentState], None] | None = None,
 ) -> Events:
-    """The events of `users`, each up to `num_events` (all of them by default).
+    """The events of `users`; of each user the first `num_events` (by default all).
 
-    `observe(event_index, state)` is called before each event index is drawn, with the users that reach it; the state
-    is a view that the next step changes.
+    `observe(event_index, state)` is called before each event index is drawn, with the users who have an event of this
+    index. The state is a view that the next step changes.
     """
     limit = num_events_of(config, users) if num_events is None else num_events
-    # Longest first: the users that still have events are then always a prefix, and a slice instead of a copy.
+    # Longest first: the users who still have events are then always a prefix, which is a slice and not a copy.
     order = np.argsort(-limit, kind="stable")
     walk = _Walk(config, catalogue, users[order], limit[order])
     for index in range(int(limit.max(initial=0))):
@@ -120,7 +119,7 @@ def simulate(
 
 
 class _Walk:
-    """The users' state and, event by event, what they did. Rows are users, longest first."""
+    """The state of the users and their events so far. Rows are users, those with the most events first."""
 
     def __init__(self, config: WorldConfig, catalogue: Catalogue, users: Ints, limit: Ints) -> None:
         self.config, self.catalogue, self.users, self.limit = config, catalogue, users, limit
@@ -128,11 +127,13 @@ class _Walk:
         length = int(limit.max(initial=0))
         period_ms = config.period_days * DAY_MS
         slots = np.arange(len(config.slot_weights))
-        self.topic_cumulative = np.cumsum(topic_weights(config))
-        self.slots: Ints = np.searchsorted(
-            self.topic_cumulative, uniform(seed, _USER_TOPIC, users[:, None], slots), side="right"
-        )
-        self.affinity = style_affinity(config, users)
+        # Topic numbers are the ranks of the topics.
+        weights = (np.arange(config.num_topics) + 1.0) ** -config.topic_exponent
+        cumulative = np.cumsum(weights / weights.sum())
+        draws = uniform(seed, _USER_TOPIC, users[:, None], slots)
+        self.slots: Ints = np.searchsorted(cumulative, draws, side="right")
+        bells = normal(seed, _USER_STYLE, users[:, None], np.arange(config.num_styles))
+        self.affinity = np.exp(config.style_spread * bells)
         self.time: Ints = np.floor(uniform(seed, _USER_START, users) * 0.6 * period_ms).astype(np.int64)
         sessions = num_events_of(config, users) / config.mean_session_events + 1
         self.mean_pause_ms = (period_ms - self.time) * (0.2 + 0.4 * uniform(seed, _USER_SPAN, users)) / sessions
@@ -190,7 +191,12 @@ class _Walk:
         config = self.config
         drifting = np.flatnonzero(state.new_session & (draws[:, _COLUMN["drift"]] < config.drift_probability))
         slot = (draws[drifting, _COLUMN["drift_slot"]] * len(config.slot_weights)).astype(np.int64)
-        self.slots[drifting, slot] = _drifted(config, self.slots[drifting, slot], draws[drifting])
+        # A drifting interest goes one step round the ring, or to any topic.
+        choice = draws[drifting, _COLUMN["drift_topic"]]
+        near = self.slots[drifting, slot] + np.where(choice < 0.5, -1, 1)
+        anywhere = np.floor(choice * config.num_topics).astype(np.int64)
+        go_near = draws[drifting, _COLUMN["drift_near"]] < config.drift_near_share
+        self.slots[drifting, slot] = np.where(go_near, near % config.num_topics, anywhere)
         chance = switch_probability(config, state)
         anew = np.flatnonzero(state.new_session | (draws[:, _COLUMN["switch"]] < chance))
         share = np.broadcast_to(self.topic_share, (len(anew), len(self.topic_share)))
@@ -198,7 +204,7 @@ class _Walk:
         self.session_topic[anew] = self.slots[anew, chosen]
 
     def _react(self, index: int, row: slice, draws: Floats, item: Ints, mechanism: Ints) -> None:
-        """Draws action, surface, position and delay, and writes the event down."""
+        """Draws action, surface, position and delay, and records the event."""
         config = self.config
         actions = np.array([config.engaged_actions, config.explored_actions])[(mechanism == EXPLORE).astype(int)]
         by_mechanism = (config.repeat_surfaces, config.link_surfaces, config.topic_surfaces, config.explore_surfaces)
@@ -226,7 +232,7 @@ class _Walk:
         return pick(weights, draw)
 
     def events(self) -> Events:
-        """Everything written down, ordered by (user, event index)."""
+        """All events, ordered by (user, event index)."""
         users_in_order = np.argsort(self.users, kind="stable")
         reached = np.arange(self.log["item"].shape[1]) < self.limit[users_in_order, None]
         user_row, index = np.nonzero(reached)
@@ -297,29 +303,9 @@ def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
     return np.where(hidden, config.switch_after_hide_probability, config.switch_probability)
 
 
-def topic_weights(config: WorldConfig) -> Floats:
-    """Probability that an interest falls on each topic. Topic numbers are their ranks."""
-    weights = (np.arange(config.num_topics) + 1.0) ** -config.topic_exponent
-    return np.asarray(weights / weights.sum())
-
-
-def style_affinity(config: WorldConfig, users: Ints) -> Floats:
-    """Affinity of each user to each style [M, num_styles]."""
-    return np.exp(config.style_spread * normal(config.seed, _USER_STYLE, users[:, None], np.arange(config.num_styles)))
-
-
 def keep_distinct(item: Ints, candidates: np.ndarray) -> np.ndarray:
-    """Which candidates [M, C] are shown: neither the engaged item nor a double of an earlier candidate."""
+    """Which candidates [M, C] are shown: not the engaged item, and not a repeat of an earlier candidate."""
     keep = candidates != item[:, None]
     for column in range(1, candidates.shape[1]):
         keep[:, column] &= (candidates[:, :column] != candidates[:, column : column + 1]).all(axis=1)
     return np.asarray(keep)
-
-
-def _drifted(config: WorldConfig, topic: Ints, draws: Floats) -> Ints:
-    """Where a drifting interest goes: one step round the ring, or any topic."""
-    choice = draws[:, _COLUMN["drift_topic"]]
-    near = topic + np.where(choice < 0.5, -1, 1)
-    anywhere = np.floor(choice * config.num_topics).astype(np.int64)
-    go_near = draws[:, _COLUMN["drift_near"]] < config.drift_near_share
-    return np.asarray(np.where(go_near, near % config.num_topics, anywhere), dtype=np.int64)

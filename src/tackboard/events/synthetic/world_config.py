@@ -21,7 +21,7 @@ HIDE = ACTIONS.index("hide")
 FIRST_USER_ID = 1
 FIRST_ITEM_ID = 100_000
 REQUESTS_PER_USER = 10_000
-"""Request ids are user id × this + event index, so a user may have fewer events than this."""
+"""A request id is user id × this + event index, so a user has fewer events than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +117,8 @@ class WorldConfig:
             check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         check(self.num_items >= 4 * self.num_topics, "num_items", self.num_items, "at least 4 × num_topics")
         check(self.num_topics >= 3, "num_topics", self.num_topics, "3 or more, since topics have two neighbours")
-        check(
-            self.min_events <= self.max_events < REQUESTS_PER_USER,
-            "max_events",
-            self.max_events,
-            f"min_events to {REQUESTS_PER_USER - 1}",
-        )
+        fits = self.min_events <= self.max_events < REQUESTS_PER_USER
+        check(fits, "max_events", self.max_events, f"min_events to {REQUESTS_PER_USER - 1}")
         for name in ("period_days", "median_events", "gap_seconds", "zipf_offset", "repeat_decay"):
             check(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         check(self.mean_session_events >= 1, "mean_session_events", self.mean_session_events, "1 or more")
@@ -149,7 +145,7 @@ def load_world_config(name_or_path: str) -> WorldConfig:
     if name_or_path not in shipped:
         close = suggest(name_or_path, shipped)
         raise UsageError(
-            f"no world named {name_or_path!r}",
+            f"there is no world named {name_or_path!r}",
             allowed=f"allowed: {', '.join(shipped)}, or a path that ends in .json",
             fix=f"did you mean {close}?" if close else "",
         )
@@ -163,5 +159,5 @@ def shipped_worlds() -> list[str]:
 
 
 def world_bytes(name: str) -> bytes:
-    """The shipped file of a world, as it is."""
+    """The content of a shipped world's file."""
     return (importlib.resources.files("tackboard.events.synthetic") / "worlds" / f"{name}.json").read_bytes()

@@ -1,7 +1,7 @@
 """A synthetic world as a dataset: a world config in, a snapshot folder out.
 
-Beside the canonical tables it writes impressions.parquet (what every request showed) and truth.json (the whole
-config), from which the oracle can be computed again. Item attributes are topic, style and birth_ms.
+Beside the canonical tables, the snapshot holds impressions.parquet (what requests showed) and truth.json (the whole
+config, from which the oracle can be computed). Item attributes are topic, style and birth_ms.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tackboard.core.config import to_dict
 from tackboard.events.dataset import write_dataset
+from tackboard.events.schema import named
 from tackboard.events.synthetic.catalogue import Catalogue
 from tackboard.events.synthetic.world import Events, generate, keep_distinct
 from tackboard.events.synthetic.world_config import ACTIONS, FIRST_USER_ID, REQUESTS_PER_USER, SURFACES, WorldConfig
@@ -42,8 +43,8 @@ def event_table(config: WorldConfig, catalogue: Catalogue, events: Events) -> pa
         {
             "user": FIRST_USER_ID + events.user,
             "item": catalogue.ids[events.item],
-            "action": _names(events.action, ACTIONS),
-            "surface": _names(events.surface, SURFACES),
+            "action": named(events.action, ACTIONS),
+            "surface": named(events.surface, SURFACES),
             "time_ms": config.start_ms + events.time,
             "received_ms": config.start_ms + events.received,
             "order": order.astype(np.int64),
@@ -55,17 +56,12 @@ def event_table(config: WorldConfig, catalogue: Catalogue, events: Events) -> pa
 
 def item_table(config: WorldConfig, catalogue: Catalogue) -> pa.Table:
     """Item, topic, style and birth_ms of every item, born or not."""
-    columns = {
-        "item": catalogue.ids,
-        "topic": catalogue.topic,
-        "style": catalogue.style,
-        "birth_ms": config.start_ms + catalogue.birth,
-    }
-    return pa.table(columns)
+    birth_ms = config.start_ms + catalogue.birth
+    return pa.table({"item": catalogue.ids, "topic": catalogue.topic, "style": catalogue.style, "birth_ms": birth_ms})
 
 
 def impression_table(catalogue: Catalogue, events: Events) -> pa.Table:
-    """What each request showed: (request, position, item_id), the engaged item at its event's position."""
+    """The items that each request showed: (request, position, item_id), the engaged item at its event's position."""
     num_events, num_others = events.candidates.shape
     kept = keep_distinct(events.item, events.candidates)
     # The others fill the places around the engaged item in the order in which they were drawn.
@@ -87,7 +83,3 @@ def impression_table(catalogue: Catalogue, events: Events) -> pa.Table:
 
 def _requests(events: Events) -> np.ndarray:
     return (FIRST_USER_ID + events.user) * REQUESTS_PER_USER + events.index
-
-
-def _names(codes: np.ndarray, names: tuple[str, ...]) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names)))

@@ -67,13 +67,6 @@ def measured(make_dataset: Callable[..., Path], folder: Path, old: Any, new: Any
     return {one.column: one for one in drift.distances} | {"drift": drift}
 
 
-def test_equal_snapshots_are_at_distance_nothing(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
-    drift = measured(make_dataset, tmp_path, (events(), {}), (events(), {}))["drift"]
-    assert {one.jensen_shannon_bits for one in drift.distances} == {0.0}
-    assert {one.l_infinity for one in drift.distances} == {0.0}
-    assert (drift.num_old, drift.num_new, drift.only_old, drift.only_new) == (60, 60, [], [])
-
-
 def test_each_change_shows_in_its_column(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
     old = (events(), {"fields": {"price": [float(n % 10) for n in range(60)], "country": ["de"] * 60, "a": [1] * 60}})
     new = (

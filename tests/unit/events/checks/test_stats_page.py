@@ -55,11 +55,6 @@ def test_a_user_of_one_event_has_no_gaps(found: dict[str, Any]) -> None:
     assert any(line.endswith("none") for line in lines(found | {"gap_s": nothing}))
 
 
-def test_names_are_escaped(found: dict[str, Any]) -> None:
-    page = render(found | {"actions": {"<b>click</b>": 1.0}})
-    assert "<b>click" not in page and "&lt;b&gt;click" in page
-
-
 def test_what_comes_from_a_sample_is_marked(found: dict[str, Any]) -> None:
     assert not any("estimated" in line for line in lines(found))
     drawn = found | {"gap_s": found["gap_s"] | {"estimated": True}}

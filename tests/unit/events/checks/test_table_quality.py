@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tackboard.events.checks.findings import Finding, Findings
-from tackboard.events.checks.table_quality import EntityCheck, KnownIds, RequestCheck, is_known, out_of_order
+from tackboard.events.checks.table_quality import EntityCheck, KnownIds, RequestCheck
 
 START_MS = 1_700_000_000_000
 
@@ -32,8 +32,8 @@ def found(table: pa.Table) -> dict[str, Finding]:
     known = KnownIds(np.array([10, 11]), np.array([1, 2]), None)
     check = RequestCheck(known, findings, now_ms=START_MS)
     if check.begin(table.slice(0, 0)):
-        check.look(table.slice(0, 1), 0)
-        check.look(table.slice(1), 1)
+        check.look(table.slice(0, 1))
+        check.look(table.slice(1))
     return {finding.rule: finding for finding in findings.sorted()}
 
 
@@ -69,21 +69,8 @@ def test_ids_of_two_row_groups_must_rise() -> None:
     check = EntityCheck("item", findings)
     part = pa.table({"item_id": [1, 2], "num_events": [1, 1]})
     check.begin(part.slice(0, 0))
-    check.look(part, 0)
-    check.look(pa.table({"item_id": [2, 3], "num_events": [1, 1]}), 2)
-    check.look(pa.table({"item_id": [0], "num_events": [1]}), 4)
+    check.look(part)
+    check.look(pa.table({"item_id": [2, 3], "num_events": [1, 1]}))
+    check.look(pa.table({"item_id": [0], "num_events": [1]}))
     assert {one.rule: one.rows for one in findings.sorted()} == {"duplicate-id": (2,), "not-sorted": (4,)}
     assert check.ids() is None, "not before all of it was read"
-
-
-def test_order_by_several_keys() -> None:
-    first, second = np.array([1, 1, 2, 2]), np.array([5, 5, 4, 3])
-    assert out_of_order([first, second], None).tolist() == [3]
-    assert out_of_order([first, second], None, strictly=True).tolist() == [1, 3]
-    assert out_of_order([first, second], (1, 6)).tolist() == [0, 3]
-    assert out_of_order([first[:1], second[:1]], None).tolist() == []
-
-
-def test_membership() -> None:
-    assert is_known(np.array([1, 2, 9]), np.array([2, 9])).tolist() == [False, True, True]
-    assert is_known(np.array([1]), np.zeros(0, dtype=np.int64)).tolist() == [False]

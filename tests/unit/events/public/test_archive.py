@@ -72,20 +72,17 @@ def test_a_torn_file_is_named(tmp_path: Path, kind: str) -> None:
         Download([path]).read("one.bin")
 
 
-@pytest.mark.parametrize("name", ["a.zip", "download"])
-def test_an_archive_that_ends_early_is_called_damaged(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("one.bin", bytes(range(256)) * 40)
-    assert Download([path]).names() == ["one.bin"]
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"is damaged: no zip archive, or one that ends early \(10,") as caught:
-        Download([path])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.zip", b"PK\x03\x04 torn"),
+        ("download", b"PK\x03\x04 torn"),
+        ("a.zip", b""),
+        ("a.zip", b"<html>sign in</html>"),
+    ],
+)
+def test_an_archive_that_ends_early_or_is_none_is_called_damaged(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"is damaged: .* ends early \({len(content)} bytes") as caught:
+        Download([tmp_path / name])
     assert caught.value.fix == "download it again"
-
-
-@pytest.mark.parametrize("content", [b"", b"<html>sign in first</html>"])
-def test_what_is_only_named_like_an_archive_is_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(DataError, match="a.zip is damaged: no zip archive"):
-        Download([tmp_path / "a.zip"])

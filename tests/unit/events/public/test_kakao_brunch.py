@@ -28,13 +28,8 @@ def test_the_compact_form(import_tiny: Callable[..., Dataset]) -> None:
     files = {"reads.parquet": sink.getvalue(), "items.txt.zst": names}
     dataset = import_tiny(KAKAO_BRUNCH, files, (2, 2, 4), zipped=False)
     rows = dataset.read_events(["user", "item", "action", "time_ms"]).to_pylist()
-    hours = [(row["time_ms"] - MIDNIGHT_MS) // 3_600_000 for row in rows]
-    assert [(row["user"], row["item"], hour) for row, hour in zip(rows, hours, strict=True)] == [
-        (0, 1, 0),
-        (0, 0, 25),
-        (0, 0, 25),
-        (1, 1, 3000),
-    ]
+    found = [(row["user"], row["item"], (row["time_ms"] - MIDNIGHT_MS) // 3_600_000) for row in rows]
+    assert found == [(0, 1, 0), (0, 0, 25), (0, 0, 25), (1, 1, 3000)]
     assert dataset.actions == ["read"]
     items = dataset.read_items(["item", "article", "author", "num_events"]).to_pylist()
     assert [tuple(row.values()) for row in items] == [

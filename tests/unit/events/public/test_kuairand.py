@@ -8,51 +8,17 @@ from tackboard.core.errors import DataError
 from tackboard.events.dataset import Dataset
 from tackboard.events.public.kuairand import FILE, KUAIRAND
 
-NAMES = [
-    "user_id",
-    "video_id",
-    "date",
-    "hourmin",
-    "time_ms",
-    "is_click",
-    "is_follow",
-    "is_comment",
-    "is_forward",
-    "long_view",
-    "play_time_ms",
-    "duration_ms",
-    "comment_stay_time",
-    "is_profile_enter",
-    "label",
-    "timestamp",
-]
-ROWS = [
-    [
-        "7",
-        "42",
-        "20220412",
-        "1200",
-        "1649700000123",
-        "1",
-        "0",
-        "0",
-        "0",
-        "1",
-        "1500",
-        "3000",
-        "25",
-        "0",
-        "1",
-        "2022-04-12",
-    ],
-    ["7", "43", "20220412", "1300", "1649703600456", "0", "0", "1", "0", "0", "900", "0", "75", "0", "0", "2022-04-12"],
-]
+LINES = """\
+user_id,video_id,date,hourmin,time_ms,is_click,is_follow,is_comment,is_forward,long_view,play_time_ms,duration_ms,\
+comment_stay_time,is_profile_enter,label,timestamp
+7,42,20220412,1200,1649700000123,1,0,0,0,1,1500,3000,25,0,1,2022-04-12
+7,43,20220412,1300,1649703600456,0,0,1,0,0,900,0,75,0,0,2022-04-12
+"""
 
 
 @pytest.mark.parametrize(("ending", "delimiter"), [("tsv", "\t"), ("csv", ",")])
 def test_likes_hates_and_signals(import_tiny: Callable[..., Dataset], ending: str, delimiter: str) -> None:
-    content = "".join(delimiter.join(row) + "\n" for row in [NAMES, *ROWS])
-    dataset = import_tiny(KUAIRAND, {f"{FILE}.{ending}": content}, (1, 2, 2))
+    dataset = import_tiny(KUAIRAND, {f"{FILE}.{ending}": LINES.replace(",", delimiter)}, (1, 2, 2))
     rows = dataset.read_events().to_pylist()
     assert [(row["item"], row["action"], row["time_ms"]) for row in rows] == [
         (42, "like", 1649700000123),

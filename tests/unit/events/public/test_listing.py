@@ -41,9 +41,6 @@ def test_names_are_found_and_typos_answered() -> None:
     assert find_public("ml-1m").counts.events == 1_000_209
     with pytest.raises(UsageError, match="did you mean ml-100k"):
         find_public("ml-100")
-
-
-def test_everything_is_said_of_each() -> None:
     for dataset in DATASETS.values():
         assert all((dataset.title, dataset.files, dataset.source, dataset.terms, dataset.note)), dataset.name
 

@@ -23,9 +23,8 @@ FILES_100K = {
 }
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_ml_1m(import_tiny: Callable[..., Dataset], zipped: bool) -> None:
-    dataset = import_tiny(ML_1M, FILES_1M, (2, 2, 3), zipped=zipped)
+def test_ml_1m(import_tiny: Callable[..., Dataset]) -> None:
+    dataset = import_tiny(ML_1M, FILES_1M, (2, 2, 3))
     rows = dataset.read_events(["user", "item", "action", "rating", "time_ms"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [
         (1, 10, "rating_5", 5, 978_000_060_000),

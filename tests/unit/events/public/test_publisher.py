@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +10,12 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.events.dataset import open_dataset
 from tackboard.events.public.archive import Download
 from tackboard.events.public.publisher import (
-    ORDER_ONLY_START_MS,
     Counts,
     PublicData,
     PublicDataset,
     canonical_events,
     import_public,
     named,
-    order_only_times,
     table_of,
 )
 from tackboard.events.schema import check_events
@@ -55,12 +51,8 @@ def test_every_row_is_kept_and_ties_keep_the_publishers_order(pairs: Path, tmp_p
     assert dataset.name == "pairs"
     assert dataset.manifest["source"]["note"] == "made up"
     rows = dataset.read_events().to_pylist()
-    assert [(row["user"], row["item"], row["order"]) for row in rows] == [
-        (1, "a", 0),
-        (1, "b", 2),
-        (1, "b", 3),
-        (2, "b", 1),
-    ]
+    found = [(row["user"], row["item"], row["order"]) for row in rows]
+    assert found == [(1, "a", 0), (1, "b", 2), (1, "b", 3), (2, "b", 1)]
 
 
 @pytest.mark.parametrize(
@@ -79,22 +71,16 @@ def test_other_files_are_refused_and_nothing_is_written(pairs: Path, tmp_path: P
     assert not (tmp_path / "datasets").exists()
 
 
-def test_a_torn_download_is_called_damaged(pairs: Path, tmp_path: Path) -> None:
-    whole = tmp_path / "pairs.zip"
-    with zipfile.ZipFile(whole, "w") as archive:
-        archive.write(pairs, "pairs.tsv")
-    whole.write_bytes(whole.read_bytes()[:-30])
-    with pytest.raises(DataError, match="pairs.zip is damaged") as caught:
-        import_public(PAIRS, [whole], tmp_path / "datasets")
-    assert caught.value.fix == "download it from the publisher"
-
-
 def test_a_missing_file_and_a_bad_name(pairs: Path, tmp_path: Path) -> None:
     other = pairs.rename(tmp_path / "other.tsv")
     with pytest.raises(DataError, match="holds no file pairs.tsv"):
         import_public(PAIRS, [other], tmp_path / "datasets")
     with pytest.raises(UsageError, match="dataset name"):
-        import_public(dataclasses.replace(PAIRS), [other], tmp_path / "datasets", "../x")
+        import_public(PAIRS, [other], tmp_path / "datasets", "../x")
+    (tmp_path / "pairs.zip").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(DataError, match="pairs.zip is damaged") as caught:
+        import_public(PAIRS, [tmp_path / "pairs.zip"], tmp_path / "datasets")
+    assert caught.value.fix == "download it from the publisher"
 
 
 def test_canonical_events_are_canonical() -> None:
@@ -105,10 +91,5 @@ def test_canonical_events_are_canonical() -> None:
     check_events(events)
     assert events["action"].to_pylist() == ["y", "x"]
     assert events["order"].to_pylist() == [0, 1]
-    with pytest.raises(DataError, match="a code 2 that has no name"):
+    with pytest.raises(DataError, match="the code 2 has no name"):
         named(np.array([0, 2]), ("x", "y"))
-
-
-def test_made_up_times_start_anew_with_each_user() -> None:
-    minutes = (order_only_times([2, 0, 3]) - ORDER_ONLY_START_MS) // 60_000
-    assert minutes.tolist() == [0, 1, 0, 1, 2]

@@ -3,9 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tackboard.core.config import from_dict
-from tackboard.events.dataset import open_dataset
+from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.synthetic.world import generate
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world
@@ -13,8 +14,12 @@ from tackboard.events.synthetic.world_dataset import write_world
 CONFIG = WorldConfig(num_users=60, num_items=240, num_topics=8)
 
 
-def test_a_world_becomes_a_dataset_that_names_its_truth(tmp_path: Path) -> None:
-    dataset = open_dataset(write_world(CONFIG, tmp_path, "small"))
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return open_dataset(write_world(CONFIG, tmp_path_factory.mktemp("world"), "small"))
+
+
+def test_a_world_becomes_a_dataset_that_names_its_truth(dataset: Dataset) -> None:
     truth = dataset.read_truth()
     assert truth is not None
     assert from_dict(WorldConfig, truth) == CONFIG
@@ -26,15 +31,14 @@ def test_a_world_becomes_a_dataset_that_names_its_truth(tmp_path: Path) -> None:
     assert dataset.read_events(["item_id"])["item_id"].to_pylist() == (events.item + 100_000).tolist()
 
 
-def test_the_order_of_arrival_is_that_of_the_received_times(tmp_path: Path) -> None:
-    table = open_dataset(write_world(CONFIG, tmp_path, "small")).read_events()
+def test_the_order_of_arrival_is_that_of_the_received_times(dataset: Dataset) -> None:
+    table = dataset.read_events()
     received, order = table["received_ms"].to_numpy(), table["order"].to_numpy()
     assert sorted(order.tolist()) == list(range(len(order)))
     assert (np.diff(received[np.argsort(order)]) >= 0).all()
 
 
-def test_every_request_shows_the_engaged_item_at_its_position_and_no_item_twice(tmp_path: Path) -> None:
-    dataset = open_dataset(write_world(CONFIG, tmp_path, "small"))
+def test_every_request_shows_the_engaged_item_at_its_position_and_no_item_twice(dataset: Dataset) -> None:
     events, impressions = dataset.read_events(), dataset.read_impressions()
     assert impressions is not None
     shown = list(zip(*(impressions[name].to_pylist() for name in ("request", "position", "item_id")), strict=True))
