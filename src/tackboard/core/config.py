@@ -32,10 +32,10 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`did you mean …?` with the choice closest to `word`; empty when nothing is near."""
+def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
+    """`did you mean …?` with the choice closest to `word`, after the text `before`; empty when nothing is near."""
     close = suggest(word, choices)
-    return f"did you mean {close}?" if close else ""
+    return f"did you mean {before}{close}?" if close else ""
 
 
 def check(condition: bool, field: str, got: object, allowed: str) -> None:  # noqa: FBT001

@@ -25,7 +25,7 @@ from tackboard.batch.batches import Batch
 from tackboard.batch.builder import make_requests
 from tackboard.batch.items import DistinctItems
 from tackboard.core import keyed_random
-from tackboard.core.config import check, suggest
+from tackboard.core.config import check, did_you_mean
 from tackboard.core.documents import blaming
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
@@ -468,10 +468,9 @@ def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:
         known = [name.removeprefix(LABEL) for name in reader.schema.names if name.startswith(LABEL)]
     for name in names:
         if name not in known:
-            close = suggest(name, known)
             raise ConfigError(
                 f"data.labels names {name!r}",
                 allowed=f"labels in the dataset: {', '.join(known)}",
-                fix=f"did you mean {close}?" if close else f"tackboard data label … --label {name}=WINDOW",
+                fix=did_you_mean(name, known) or f"tackboard data label … --label {name}=WINDOW",
             )
     return list(names) or known

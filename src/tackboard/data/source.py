@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.core.config import check, suggest
+from tackboard.core.config import check, did_you_mean
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.data.sequences import Sequences, UserRanges
@@ -301,10 +301,9 @@ def _known_actions(vocabulary: Vocabulary, names: tuple[str, ...]) -> tuple[str,
     """The positive actions: those named, or all. One that the dataset does not have raises ConfigError."""
     for name in names:
         if name not in vocabulary.actions:
-            close = suggest(name, vocabulary.actions)
             raise ConfigError(
                 f"data.positive_actions names {name!r}",
                 allowed=f"actions in the dataset: {', '.join(vocabulary.actions)}",
-                fix=f"did you mean {close}?" if close else "",
+                fix=did_you_mean(name, vocabulary.actions),
             )
     return names or vocabulary.actions

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.events.columns import Place, one_array, parse_ids, parse_positions, parse_requests
 from tackboard.events.dataset import Dataset
@@ -246,11 +246,10 @@ def positions_of(table: pa.Table) -> NDArray[np.int64]:
 def check_action(dataset: Dataset, action: str, option: str) -> None:
     """Raises UsageError unless events of `dataset` have that action."""
     if action not in dataset.actions:
-        close = suggest(action, dataset.actions)
         raise UsageError(
             f"{option}: no event of {dataset.name} has the action {action!r}",
             allowed=f"actions in the dataset: {', '.join(dataset.actions[:40])}",
-            fix=f"did you mean {close}?" if close else "",
+            fix=did_you_mean(action, dataset.actions),
         )
 
 

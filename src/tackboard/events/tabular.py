@@ -28,7 +28,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.progress import Progress
 
@@ -146,11 +146,10 @@ def require_columns(source: Source, wanted: dict[str, str]) -> None:
         if column not in source.columns:
             if not source.is_named:
                 raise _no_names(source.path, f"no column {column!r} (given by {option})")
-            close = suggest(column, source.columns)
             raise DataError(
                 f"{source.path} has no column {column!r} (given by {option})",
                 allowed=f"its columns: {', '.join(source.columns[:40])}",
-                fix=f"did you mean {option} {close}?" if close else f"give {option} one of these columns",
+                fix=did_you_mean(column, source.columns, f"{option} ") or f"give {option} one of these columns",
             )
 
 

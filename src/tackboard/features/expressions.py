@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.features.operators import REGISTRY
 
@@ -46,12 +46,6 @@ def caller_place() -> Place:
 
 def _is_machinery(file: str) -> bool:
     return file.startswith(PACKAGE) and Path(file).name != "standard.py"
-
-
-def did_you_mean(word: str, choices: Iterable[str], owner: str = "") -> str:
-    """A question about the nearest of `choices`, `did you mean item.price?` with owner `item.`; empty without one."""
-    close = suggest(word, choices)
-    return f"did you mean {owner}{close}?" if close else ""
 
 
 class NoOperator(UsageError, AttributeError):

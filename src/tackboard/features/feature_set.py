@@ -21,11 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import read_json, write_json_atomic
 from tackboard.core.progress import say
 from tackboard.core.user_code import load_code
-from tackboard.features.expressions import Expression, caller_place, did_you_mean
+from tackboard.features.expressions import Expression, caller_place
 from tackboard.features.kernels.clock import database_version
 from tackboard.features.plan import LEVELS, Node, Plan, PlanBuilder, SpecError, compile_features, compile_nodes
 from tackboard.features.types import FeatureType

@@ -19,10 +19,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features import kernels
 from tackboard.features.entities import BUILT_IN, FUTURE, Events
-from tackboard.features.expressions import NOWHERE, Expression, Place, did_you_mean
+from tackboard.features.expressions import NOWHERE, Expression, Place
 from tackboard.features.kernels.comparison import need_constant
 from tackboard.features.operators import ABOUT_EVENTS, REGISTRY, Operator, TypeClash, need
 from tackboard.features.types import BOOL, FLOAT, INT, SCALARS, STRING, VIEW, FeatureType, type_from_json

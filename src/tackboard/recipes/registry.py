@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from tackboard.core.config import did_you_mean, suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.core.user_code import load_code
 from tackboard.recipes import ablations, demo, public
@@ -51,10 +51,9 @@ def _function(name: str) -> Callable[[], Any]:
             for key, value in vars(module_of_user).items()
             if isinstance(value, FunctionType) and value.__module__ == module_of_user.__name__ and key[0] != "_"
         ]
-        close = suggest(function or "recipe", functions)
         raise UsageError(
             f"{path} has no function {function or 'recipe'!r}",
             allowed=f"it defines: {', '.join(functions)[:120] or 'no function'}",
-            fix=f"did you mean {path}:{close}?" if close else "",
+            fix=did_you_mean(function or "recipe", functions, f"{path}:"),
         )
     return found

@@ -5,7 +5,7 @@ Left out: Census-Income (KDD), which is not a log of events: it has no users, no
 
 from __future__ import annotations
 
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.events.public.deskdrop import DESKDROP
 from tackboard.events.public.kakao_brunch import KAKAO_BRUNCH
@@ -25,10 +25,9 @@ DATASETS = {
 def find_public(name: str) -> PublicDataset:
     """The dataset of this name. An unknown name raises UsageError with the closest name."""
     if name not in DATASETS:
-        close = suggest(name, tuple(DATASETS))
         raise UsageError(
             f"there is no public dataset named {name!r}",
             allowed=f"allowed: {', '.join(DATASETS)}",
-            fix=f"did you mean {close}?" if close else "see `tackboard data import --list`",
+            fix=did_you_mean(name, tuple(DATASETS)) or "see `tackboard data import --list`",
         )
     return DATASETS[name]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import DataError
 from tackboard.events.schema import FIELD_KINDS, encode
 from tackboard.events.sequence_store.config import BUILT_IN, StoreConfig
@@ -50,11 +50,10 @@ def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values
     for number, event in enumerate(events):
         if not event.keys() <= known.keys():
             name = min(event.keys() - known.keys())
-            close = suggest(name, known)
             raise DataError(
                 f"event {number} has a field {name!r}, which the store does not have",
                 allowed=f"its fields: {', '.join(known)}",
-                fix=f"did you mean {close}?" if close else "declare a field when the store is made",
+                fix=did_you_mean(name, known) or "declare a field when the store is made",
             )
     received = now_ms()
     columns: dict[str, Values] = {}

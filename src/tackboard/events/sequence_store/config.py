@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tackboard.core.config import suggest
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.events.schema import FIELD_KINDS, FIELD_NAME_RULE, RESERVED_NAMES, is_field_name
 
@@ -60,11 +60,10 @@ class StoreConfig:
         known = self.columns
         for name in wanted:
             if name not in known:
-                close = suggest(name, known)
                 raise UsageError(
                     f"the store has no field {name!r}",
                     allowed=f"its fields: {', '.join(known)}",
-                    fix=f"did you mean {close}?" if close else "",
+                    fix=did_you_mean(name, known),
                 )
         return wanted
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tackboard.core.config import check, from_dict, suggest
+from tackboard.core.config import check, did_you_mean, from_dict
 from tackboard.core.errors import UsageError
 from tackboard.core.files import read_json
 
@@ -143,11 +143,10 @@ def load_world_config(name_or_path: str) -> WorldConfig:
         return from_dict(WorldConfig, read_json(path))
     shipped = shipped_worlds()
     if name_or_path not in shipped:
-        close = suggest(name_or_path, shipped)
         raise UsageError(
             f"there is no world named {name_or_path!r}",
             allowed=f"allowed: {', '.join(shipped)}, or a path that ends in .json",
-            fix=f"did you mean {close}?" if close else "",
+            fix=did_you_mean(name_or_path, shipped),
         )
     return from_dict(WorldConfig, json.loads(world_bytes(name_or_path)))
 
