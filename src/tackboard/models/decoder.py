@@ -202,22 +202,13 @@ class Block(nn.Module):
         self.time_bias = nn.Parameter(torch.zeros(time_bias, num_heads)) if time_bias else None
 
     def forward(
-        self,
-        x_TD: torch.Tensor,
-        packing: Packing,
-        rotation: Rotation | None = None,
-        elapsed: ElapsedBuckets | None = None,
+        self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
     ) -> torch.Tensor:
-        """One block."""
         x_TD = x_TD + self._drop(self._attend(self.attention_norm(x_TD), packing, rotation, elapsed))
         return x_TD + self._drop(self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(x_TD)), approximate="tanh")))
 
     def _attend(
-        self,
-        x_TD: torch.Tensor,
-        packing: Packing,
-        rotation: Rotation | None = None,
-        elapsed: ElapsedBuckets | None = None,
+        self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
     ) -> torch.Tensor:
         packed = self.attention_in(x_TD)
         if rotation is not None:
@@ -244,8 +235,73 @@ class Block(nn.Module):
         return functional.dropout(x, self.dropout, self.training)
 
 
-class Decoder(nn.Module):
-    """A stack of blocks and a final LayerNorm; see the module's docstring for positions and time."""
+class LayerStack(nn.Module):
+    """What all backbones share: positions, the way of the tokens through the layers, and a final LayerNorm.
+
+    A subclass makes `layers` and `final_norm`. A layer takes (tokens, packing, rotation, elapsed).
+    """
+
+    layers: nn.ModuleList
+    final_norm: nn.LayerNorm | None
+
+    def __init__(
+        self, width: int, max_positions: int, positions: PositionEncoding, *, head_width: int = 0, num_buckets: int = 0
+    ) -> None:
+        """`head_width` is the width of the heads that rotary positions turn; `num_buckets` is 0 without a time bias."""
+        super().__init__()
+        check(positions in POSITIONS, "model.backbone.positions", positions, ", ".join(POSITIONS))
+        is_rotary = positions == "rotary"
+        allowed = f"learned, none; rotary needs heads of even width, not {head_width}"
+        check(not is_rotary or head_width % 2 == 0, "model.backbone.positions", positions, allowed)
+        self.rotary_width = head_width if is_rotary else 0
+        self.num_buckets = num_buckets
+        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+
+    def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
+        """The bucket of the time bias for each elapsed time."""
+        raise NotImplementedError
+
+    def layers_in_order(self) -> nn.ModuleList:
+        """The layers; a subclass that stores them under another name overrides this."""
+        return self.layers
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        lengths_B: torch.Tensor,
+        times_T: torch.Tensor | None = None,
+        query_times_T: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden vectors of packed tokens. A token sees itself and the tokens before it in its row.
+
+        `times_T` int64 are the times of the tokens in ms; a backbone with a time bias needs them. `query_times_T` are
+        the times at which the tokens ask: the time of the next event or of the request. Without `query_times_T` a token
+        asks at its own time.
+        """
+        packing = Packing.from_lengths(lengths_B)
+        if packing.longest:
+            x_TD = self._through_layers(x_TD, packing, times_T, query_times_T)
+        return x_TD if self.final_norm is None else self.final_norm(x_TD)
+
+    def _through_layers(
+        self, x_TD: torch.Tensor, packing: Packing, times_T: torch.Tensor | None, query_times_T: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self.positions is not None:
+            packing.check_fits(self.positions.num_embeddings)
+            x_TD = x_TD + functional.embedding(packing.places, self.positions.weight)
+        rotation = rotation_of(packing.places, self.rotary_width) if self.rotary_width else None
+        elapsed = None
+        if self.num_buckets:
+            if times_T is None:
+                raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
+            elapsed = ElapsedBuckets(packing, times_T, query_times_T, self.bucket)
+        for layer in self.layers_in_order():
+            x_TD = layer(x_TD, packing, rotation, elapsed)
+        return x_TD
+
+
+class Decoder(LayerStack):
+    """A stack of blocks; see the module's docstring for positions and time."""
 
     def __init__(
         self,
@@ -260,12 +316,7 @@ class Decoder(nn.Module):
         time_bias: int = 0,
         final_norm: bool = True,
     ) -> None:
-        super().__init__()
-        self.encoding = positions
-        self.num_buckets = time_bias
-        self.head_width = width // num_heads
-        check_positions(positions, self.head_width)
-        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        super().__init__(width, max_positions, positions, head_width=width // num_heads, num_buckets=time_bias)
         self.blocks = nn.ModuleList(Block(width, num_heads, mlp_ratio, dropout, time_bias) for _ in range(num_layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else None
         self._initialise(num_layers)
@@ -281,68 +332,10 @@ class Decoder(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        lengths_B: torch.Tensor,
-        times_T: torch.Tensor | None = None,
-        query_times_T: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden vectors of packed tokens; a token sees itself and those before it in its row.
+    def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
+        """Powers of two of seconds."""
+        return log2_bucket(elapsed_ms, self.num_buckets, per_second=1000)
 
-        `times_T` int64 are the tokens' times in ms, which a decoder with `time_bias` needs; `query_times_T` those at
-        which they ask: the next event's or the request's. A token asks at its own time where none are given.
-        """
-        bucket = functools.partial(log2_bucket, num_buckets=self.num_buckets, per_second=1000)
-        times = (times_T, query_times_T, bucket) if self.num_buckets else None
-        rotary_width = self.head_width if self.encoding == "rotary" else 0
-        x_TD = run_layers(self.blocks, x_TD, lengths_B, self.positions, rotary_width, times)
-        return x_TD if self.final_norm is None else self.final_norm(x_TD)
-
-
-def run_layers(
-    layers: nn.ModuleList,
-    x_TD: torch.Tensor,
-    lengths_B: torch.Tensor,
-    positions: nn.Embedding | None,
-    rotary_width: int,
-    times: tuple[torch.Tensor | None, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]] | None,
-) -> torch.Tensor:
-    """Packed tokens through layers of (tokens, packing, rotation, elapsed), in what order and time say to them.
-
-    `rotary_width` is that of the heads that are turned by place, or 0; `times` are those of the tokens, those at which
-    they ask, and what makes buckets of the time between, or None.
-    """
-    packing = Packing.from_lengths(lengths_B)
-    if packing.longest == 0:
-        return x_TD
-    if positions is not None:
-        packing.check_fits(positions.num_embeddings)
-        x_TD = x_TD + functional.embedding(packing.places, positions.weight)
-    rotation = rotation_of(packing.places, rotary_width) if rotary_width else None
-    elapsed = None
-    if times is not None:
-        times_T, query_times_T, bucket = times
-        elapsed = ElapsedBuckets(packing, _needed(times_T), query_times_T, bucket)
-    for layer in layers:
-        x_TD = layer(x_TD, packing, rotation, elapsed)
-    return x_TD
-
-
-def check_positions(positions: str, head_width: int) -> None:
-    """Raises ConfigError for an unknown encoding of positions, or one that heads of this width cannot have."""
-    check(positions in POSITIONS, "model.backbone.positions", positions, ", ".join(POSITIONS))
-    is_even = positions != "rotary" or head_width % 2 == 0
-    check(
-        is_even,
-        "model.backbone.positions",
-        positions,
-        f"learned, none; rotary needs heads of even width, not {head_width}",
-    )
-
-
-def _needed(times_T: torch.Tensor | None) -> torch.Tensor:
-    """The tokens' times; DataError where the caller gave none."""
-    if times_T is None:
-        raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
-    return times_T
+    def layers_in_order(self) -> nn.ModuleList:
+        """The blocks. Files of trained models call them so."""
+        return self.blocks

@@ -30,15 +30,14 @@ from torch.nn import functional
 
 from tackboard.models.decoder import (
     ElapsedBuckets,
+    LayerStack,
     Packing,
     PositionEncoding,
     Rotation,
     Tile,
     attend_in_tiles,
-    check_positions,
     distances_of,
     rotated,
-    run_layers,
 )
 from tackboard.models.time_encoding import hstu_bucket
 from tackboard.ops.small_table import small_table_rows
@@ -78,7 +77,6 @@ class HSTULayer(nn.Module):
     def forward(
         self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
     ) -> torch.Tensor:
-        """One layer."""
         normed_TD = functional.layer_norm(x_TD, x_TD.shape[1:], eps=NORM_EPS)
         u, v, q, k = functional.silu(self.uvqk(normed_TD)).split(self.sizes, dim=1)
         if rotation is not None:
@@ -100,7 +98,7 @@ class HSTULayer(nn.Module):
         return weights_bHqk.masked_fill(distances_qk < 0, 0.0) @ v
 
 
-class HSTU(nn.Module):
+class HSTU(LayerStack):
     """A stack of layers."""
 
     def __init__(
@@ -119,34 +117,20 @@ class HSTU(nn.Module):
     ) -> None:
         """`time_bias` is the number of buckets (0: none); a head width of 0 is width / num_heads, a value width of
         0 the head width."""
-        super().__init__()
-        self.encoding = positions
-        self.num_buckets = time_bias
-        self.head_width = head_width or width // num_heads
-        check_positions(positions, self.head_width)
-        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        head_width = head_width or width // num_heads
+        super().__init__(width, max_positions, positions, head_width=head_width, num_buckets=time_bias)
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
-        value_width = value_width or self.head_width
+        value_width = value_width or head_width
         self.layers = nn.ModuleList(
-            HSTULayer(width, num_heads, self.head_width, value_width, max_positions, dropout, time_bias)
+            HSTULayer(width, num_heads, head_width, value_width, max_positions, dropout, time_bias)
             for _ in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(width) if final_norm else None
 
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        lengths_B: torch.Tensor,
-        times_T: torch.Tensor | None = None,
-        query_times_T: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden vectors of packed tokens, as `decoder.Decoder.forward` has them."""
-        bucket = functools.partial(hstu_bucket, num_buckets=self.num_buckets)
-        times = (times_T, query_times_T, bucket) if self.num_buckets else None
-        rotary_width = self.head_width if self.encoding == "rotary" else 0
-        x_TD = run_layers(self.layers, x_TD, lengths_B, self.positions, rotary_width, times)
-        return x_TD if self.final_norm is None else self.final_norm(x_TD)
+    def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
+        """The buckets of the public code."""
+        return hstu_bucket(elapsed_ms, self.num_buckets)
 
 
 def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

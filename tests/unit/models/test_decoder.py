@@ -85,7 +85,7 @@ def test_attention_equals_its_definition() -> None:
             for place in range(length):
                 weights = (k[: place + 1, part] @ q[place, part] / math.sqrt(3)).softmax(0)
                 expected[first + place, part] = weights @ v[: place + 1, part]
-    found = block._attend(x, Packing.from_lengths(torch.tensor(lengths)))
+    found = block._attend(x, Packing.from_lengths(torch.tensor(lengths)), None, None)
     assert torch.allclose(found, block.attention_out(expected), atol=1e-5)
 
 
