@@ -2,20 +2,20 @@
 
 In: the tokens of all histories end to end [T, D], and where each history begins. Out: hidden vectors of the same
 shape. Everything that looks at one token alone runs on the packed tokens; only attention lays them out as a grid
-[B, S], right-padded. Padding stands on the right and attention is causal, so no token ever sees a padded one and no
-mask is needed: that keeps the fast causal kernel. With histories of 5 to 64 events the grid is twice as large as the
-tokens in it, so packing halves the work of the layers.
+[B, S], padded on the right. Because attention is causal, no token ever sees the padding and no mask is needed, which
+keeps the fast causal kernel. With histories of 5 to 64 events the grid is twice as large as the tokens in it, so
+packing halves the work of the layers.
 
-How a token knows where it stands is a choice: `learned` positions are added to the tokens, and no row may be longer
-than there are positions; `rotary` turns queries and keys by their position, so that attention reads distances and a
-row may be longer than any that was trained on; `none` leaves order to what the tokens say.
+The order of tokens enters by one of three encodings: `learned` positions are added to the tokens, and no row may be
+longer than there are positions; `rotary` turns queries and keys by their position, so that attention reads distances
+and a row may be longer than any row of training; `none` adds nothing.
 
-How it knows when is another: `time_bias` buckets give each pair of query and key a learned number per head, by the
-time that passed from the key to the moment at which the query asks. What it costs: the bias is a tensor of the whole
-grid, B × H × S × S, where the plain kernel never holds one. Grids of more than TILE_CELLS numbers are computed in
-tiles, and each tile again in the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512)
-while time grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as
-without. Without it, memory is linear in the length.
+The time enters by `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
+from the key to the moment at which the query asks. The cost: the bias is a tensor of the whole grid, B × H × S × S,
+which the plain kernel never holds. Grids of more than TILE_CELLS numbers are computed in tiles, and each tile again in
+the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512) while time grows with S²: a step
+over one history of 16,000 tokens takes about ten times as long with the bias as without. Without the bias, memory is
+linear in the length.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
@@ -38,8 +38,8 @@ from tackboard.models.time_encoding import log2_bucket
 from tackboard.ops.small_table import small_table_rows
 
 TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Pairs of query and key, times heads, whose scores or bias exist at one time: 64 MiB of each such tensor in fp32, on a
-GPU 512."""
+"""Pairs of query and key, times heads, whose scores or bias exist at one time: a tensor of 64 MiB in fp32, on a GPU
+512."""
 ROTARY_BASE = 10_000.0
 
 PositionEncoding = Literal["learned", "rotary", "none"]
@@ -50,7 +50,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Where packed tokens lie in a padded grid: `places` [T] within their row, `cells` [T] in the grid of B × S."""
+    """The place of packed tokens in a padded grid: `places` [T] within their row, `cells` [T] in the grid of B × S."""
 
     num_rows: int
     longest: int
@@ -59,7 +59,6 @@ class Packing:
 
     @classmethod
     def from_lengths(cls, lengths_B: torch.Tensor) -> Packing:
-        """The packing of rows of these lengths."""
         longest = int(lengths_B.max()) if len(lengths_B) else 0
         rows_T = torch.repeat_interleave(torch.arange(len(lengths_B), device=lengths_B.device), lengths_B)
         first_B = torch.cumsum(lengths_B, 0) - lengths_B
@@ -67,7 +66,7 @@ class Packing:
         return cls(len(lengths_B), longest, places_T, rows_T * longest + places_T)
 
     def spread(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Packed tokens as a grid [B, S, D], zeros where there is none."""
+        """Packed tokens as a grid [B, S, D], with zeros in the padding."""
         grid = x_TD.new_zeros(self.num_rows * self.longest, x_TD.shape[1]).index_copy(0, self.cells, x_TD)
         return grid.view(self.num_rows, self.longest, -1)
 
@@ -79,8 +78,8 @@ class Packing:
         """Raises DataError where a row has more tokens than there are learned positions."""
         if self.longest > max_positions:
             raise DataError(
-                f"a row of {self.longest:,} tokens",
-                allowed=f"the model has learned {max_positions:,} positions",
+                f"a row has {self.longest:,} tokens",
+                allowed=f"allowed: at most {max_positions:,}, the positions that the model has learned",
                 fix="read shorter histories, or build the model with rotary positions",
             )
 
@@ -99,19 +98,19 @@ class Tile:
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tile | None], torch.Tensor]
-"""Queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile, or None for the whole grid: what the
-queries read [b, H, q, d]."""
+"""Takes queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile, or None for the whole grid; returns
+what the queries read [b, H, q, d]."""
 
 
 def distances_of(q_bHqd: torch.Tensor, k_bHkd: torch.Tensor) -> torch.Tensor:
-    """Positions from key to query of a tile [q, k], whose last key is its last query; below 0 in the query's future."""
+    """Positions from each key to each query of a tile [q, k]; below 0 if the key is in the query's future."""
     num_queries, num_keys = q_bHqd.shape[2], k_bHkd.shape[2]
     keys_k = torch.arange(num_keys, device=q_bHqd.device)
     return torch.arange(num_queries, device=q_bHqd.device)[:, None] + (num_keys - num_queries) - keys_k
 
 
 def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile]:
-    """The grid cut into tiles of at most `most` cells: several rows where these are small, else some queries of one."""
+    """Cuts the grid into tiles of at most `most` cells: several small rows, or some queries of one large row."""
     of_row = num_heads * length * length
     if of_row <= most:
         step = max(1, most // max(1, of_row))
@@ -125,7 +124,7 @@ def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile
 
 
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
-    """What `attend` gives, tile by tile [B, H, S, d]. Where there are several, each is computed again for backward."""
+    """`attend` tile by tile [B, H, S, d]. If there are several tiles, backward computes each tile again."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
     if most >= B * H * S * S:
@@ -143,7 +142,7 @@ def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, 
 
 
 class ElapsedBuckets:
-    """The bucket of the time from each key to each query, by tile; kept for all layers where the whole is small."""
+    """The bucket of the time from each key to each query, by tile; a small grid is kept for all layers."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class ElapsedBuckets:
 
 
 def rotation_of(places_T: torch.Tensor, head_width: int) -> Rotation:
-    """The angles by which heads of width d are turned at each place: place / 10000^(2i/d) for the i-th pair."""
+    """The angles that turn heads of width d at each place: place / 10000^(2i/d) for the i-th pair."""
     pairs = torch.arange(head_width // 2, dtype=torch.float32, device=places_T.device)
     angles_Td = places_T[:, None].float() * ROTARY_BASE ** (-2.0 * pairs / head_width)
     return angles_Td.cos()[:, None], angles_Td.sin()[:, None]
@@ -189,7 +188,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
         super().__init__()
-        # Not with a time bias: that attention, compiled, is suspected of a fault on a GPU (docs/log.md).
+        # A block with a time bias is not compiled: its compiled attention is suspected of a GPU fault (docs/log.md).
         self.compiles = time_bias == 0
         self.num_heads = num_heads
         self.dropout = dropout
@@ -322,7 +321,7 @@ class Decoder(LayerStack):
         self._initialise(num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """GPT-2's: normal with 0.02, the layers that write into the residual scaled down by its depth; no bias."""
+        """As GPT-2: normal with 0.02, layers that write into the residual scaled down by depth, biases 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue

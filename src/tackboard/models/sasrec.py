@@ -1,7 +1,7 @@
 """SASRec's layers as a backbone: causal attention, then a pointwise network.
 
-In and out as of `decoder.Decoder`, of which it is a drop-in; it reads no times. Queries have a LayerNorm before them,
-keys and values are read from the tokens as they are, and attention weights are dropped too: all as published.
+Input and output are those of `decoder.LayerStack`; times are ignored. Queries have a LayerNorm before them, keys and
+values are read from the tokens as they are, and attention weights are dropped too, all as published.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head.
 """
@@ -16,7 +16,7 @@ from tackboard.models.decoder import LayerStack, Packing, PositionEncoding
 
 
 class SASRecLayer(nn.Module):
-    """Attention of normed queries to tokens as they are, beside the normed query; then a pointwise network."""
+    """Attention of normed queries to the tokens, added to the normed query; then a pointwise network."""
 
     compiles = True
 
@@ -47,7 +47,7 @@ class SASRecLayer(nn.Module):
 
 
 class SASRec(LayerStack):
-    """A stack of layers; positions are learned, or left to what the tokens say."""
+    """A stack of layers with learned positions, or with no positions of their own."""
 
     def __init__(
         self,
