@@ -19,7 +19,7 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.loader import DataConfig, TrainingSteps, ends_of_history, stored_batch
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, load_sequences, open_sequences
-from tackboard.data.window import Window
+
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Request
@@ -284,7 +284,7 @@ def test_since_last_is_the_time_from_the_event_before_and_what_a_server_computes
         found |= dict(zip(events, batch.request["since_last"].tolist(), strict=True))
     assert found == {event: pytest.approx(plain[event]) for event in (0, 1, 2, 5, 6)}
 
-    executor = OnlineExecutor(data.features.plan)
+    executor = OnlineExecutor(data.source.features.plan)
     everyone = np.arange(len(data.user_ids))
     lengths = data.train_ends - data.offsets[:-1]
     ranking = stored_batch(data, everyone, data.offsets[:-1], lengths, HASHING)

@@ -58,7 +58,7 @@ def test_nothing_is_held_out_with_zero() -> None:
 def test_a_run_of_events_has_the_history_that_a_server_computes_of_it(tiny_dataset: Path) -> None:
     """Bit for bit; and a run is computed as if nothing came before it, whatever else is in the batch."""
     sequences = load_sequences(tiny_dataset, features=lambda vocabulary: standard_features(vocabulary, 8))
-    executor = OnlineExecutor(sequences.features.plan)
+    executor = OnlineExecutor(sequences.source.features.plan)
     ends = sequences.offsets[1:]
     starts = np.maximum(sequences.offsets[:-1], ends - 8)
     starts[3] = ends[3]  # nothing at all

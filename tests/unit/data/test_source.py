@@ -66,7 +66,7 @@ def test_leave_last_out_by_hand(tmp_path: Path, make_dataset: Callable[..., Path
     assert sequences.user_ids.tolist() == [2, 5, 7, 9]
     assert sequences.offsets.tolist() == [0, 1, 2, 5, 7]
     assert sequences.item_ids.tolist() == [10, 13, 10, 11, 12, 10, 10]
-    assert sequences.vocabulary.actions == ("click", "hide", "save")
+    assert sequences.source.vocabulary.actions == ("click", "hide", "save")
     assert all_histories(sequences) == [
         {"item": [10], "action": [2], "surface": [1], "time": [5000], "gap": [0]},
         {"item": [13], "action": [1], "surface": [1], "time": [4000], "gap": [0]},
@@ -123,7 +123,7 @@ def test_where_nothing_is_held_out_everything_is_training(tmp_path: Path, make_d
     with pytest.raises(DataError, match="no user to evaluate"):
         evaluated_users(sequences)
     with pytest.raises(ConfigError, match="held_out = -1"):
-        load_sequences(sequences.path, held_out=-1)
+        load_sequences(sequences.source.path, held_out=-1)
 
 
 def test_string_ids_are_hashed(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
@@ -141,7 +141,7 @@ def test_a_models_vocabulary_decides_the_indices_but_not_what_is_positive(
 ) -> None:
     vocabulary = Vocabulary(actions=("buy", "save"), surfaces=("search",))
     sequences = load_sequences(make_dataset(tmp_path, LOG), ("click", "save"), vocabulary=vocabulary)
-    assert sequences.vocabulary is vocabulary
+    assert sequences.source.vocabulary is vocabulary
     histories = all_histories(sequences)
     assert [history["action"] for history in histories] == [[0], [0], [0, 2, 0], [0, 0]]
     assert [history["surface"] for history in histories] == [[0], [0], [1, 0, 0], [0, 0]]
@@ -214,7 +214,7 @@ def test_request_features_of_an_event_are_those_a_server_computes_at_that_moment
         user_attributes=pa.table({"user": [1, 1], "age": [30, 31], "valid_from_ms": [0, 600_000]}),
     )
     sequences = load_sequences(dataset, features=reading(own))
-    executor = OnlineExecutor(sequences.features.plan.trimmed(own.reads()))
+    executor = OnlineExecutor(sequences.source.features.plan.trimmed(own.reads()))
     users = np.repeat(sequences.user_ids, np.diff(sequences.offsets))
     starts = np.repeat(sequences.offsets[:-1], np.diff(sequences.offsets))
     for event in range(20):

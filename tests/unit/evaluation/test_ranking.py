@@ -45,7 +45,7 @@ def evaluate(sequences: Sequences, rivals: dict[str, Any], **settings: Any) -> d
 def trained_model(run: RunDirectory, sequences: Sequences) -> tuple[Any, Any]:
     checkpoint = load_checkpoint(find_checkpoint(run.path))
     config = restore_config(checkpoint.state["model"])
-    model = build_model(config, sequences.vocabulary)
+    model = build_model(config, sequences.source.vocabulary)
     model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
     return model, config
 
