@@ -74,11 +74,6 @@ def test_a_batch_has_its_events_and_further_items(source: SequenceSource, count:
         assert all(found == wanted for found, wanted in dtypes)
 
 
-def test_without_negatives_nothing_is_drawn(source: SequenceSource) -> None:
-    batch = steps_with(source, 0)[2]
-    assert (batch.sampled.tolist(), float(batch.sample_rate)) == ([], 0.0)
-
-
 @pytest.mark.parametrize("count", [9, 500])
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_workers_orders_and_processes_change_nothing(source: SequenceSource, count: int, num_workers: int) -> None:

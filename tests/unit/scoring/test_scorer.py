@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tackboard.batch import item_rows
 from tackboard.batch.builder import make_batch
@@ -174,33 +174,6 @@ def test_a_candidate_scores_the_same_in_any_company(tiny_bundle: Path) -> None:
         assert alone[0] == pytest.approx(together[place], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["dense.safetensors", "tables/item_tables.weight.safetensors", "features.json", "card.md", MANIFEST]
-)
-def test_one_flipped_bit_is_found_on_load_and_the_file_named(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
-    copy = tmp_path / "bundle"
-    shutil.copytree(tiny_bundle, copy)
-    data = bytearray((copy / name).read_bytes())
-    data[len(data) // 2] ^= 8
-    (copy / name).write_bytes(data)
-    with pytest.raises(CorruptFileError, match=Path(name).name.replace(".", r"\.")):
-        Scorer.load(copy)
-
-
-def test_parameters_that_do_not_fit_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
-    """A manifest proves that files are as written, not that they belong together."""
-    copy = tmp_path / "bundle"
-    shutil.copytree(tiny_bundle, copy)
-    dense = load_file(copy / "dense.safetensors")
-    dense["start"] = torch.zeros(3)
-    save_file(dense, copy / "dense.safetensors")
-    (copy / MANIFEST).unlink()
-    write_manifest(copy, KIND)
-    with pytest.raises(CorruptFileError, match="does not fit its model") as caught:
-        Scorer.load(copy)
-    assert "start" in caught.value.got
-
-
 def train(config: RunConfig, run: RunDirectory) -> None:
     features = features_for(config)
     source = open_sequences(config.data.dataset, config.data.positive_actions, features=features)
@@ -301,14 +274,6 @@ def test_features_that_the_model_cannot_read_are_refused(tiny_bundle: Path, tmp_
     longer = standard_features(vocabulary, 9).reading(features.reads())
     with pytest.raises(CorruptFileError, match="features.json.*is not the user's newest 8 events"):
         Scorer.load(remake(tiny_bundle, tmp_path / "longer", features=longer))
-
-
-def test_more_events_than_the_model_reads_change_nothing(tiny_bundle: Path) -> None:
-    scorer = Scorer.load(tiny_bundle, num_threads=1)
-    items, times = list(range(30)), [1000 * number for number in range(30)]
-    long = scorer.score(scorer.reader.read({"item": items, "time_ms": times}, [5, 3]))
-    newest = scorer.score(scorer.reader.read({"item": items[-8:], "time_ms": times[-8:]}, [5, 3]))
-    assert np.array_equal(long, newest)
 
 
 OWN_MODEL = """

@@ -104,7 +104,7 @@ def test_a_frozen_part_drops_nothing_out(ranker_config: Config, tmp_path: Path) 
 def test_a_multiplier_that_no_parameter_has_is_refused(ranker_config: Config, tmp_path: Path) -> None:
     config = ranker_config()
     wrong = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, multipliers={"pinm.": 0.1}))
-    with pytest.raises(ConfigError, match="no parameter begins so") as caught:
+    with pytest.raises(ConfigError, match="no parameter begins with that") as caught:
         train(wrong, tmp_path)
     assert caught.value.allowed == "parameters begin with: head, pinfm"
 
