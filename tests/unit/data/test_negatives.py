@@ -94,13 +94,6 @@ def test_every_rank_draws_the_same(source: SequenceSource) -> None:
         assert {tuple(drawn_ids(rank[step])) for rank in ranks} == {tuple(drawn_ids(whole[step]))}
 
 
-def test_seed_epoch_window_and_place_all_count(source: SequenceSource) -> None:
-    steps = steps_with(source, 9)
-    draws = {tuple(drawn_ids(steps[step])) for step in range(steps.plan.first_step(2))}
-    assert len(draws) == steps.plan.first_step(2)
-    assert drawn_ids(steps_with(source, 9, seed=4)[0]) != drawn_ids(steps[0])
-
-
 @pytest.mark.parametrize(("num_items", "count"), [(10, 3), (10, 9), (1000, 300)])
 def test_each_item_is_there_as_often_as_the_rate_says(num_items: int, count: int) -> None:
     num_draws = 1500

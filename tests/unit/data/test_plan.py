@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -151,20 +149,6 @@ def test_steps_are_numbered_through_windows_and_epochs() -> None:
         assert len(inside) == plan.first_step(epoch + 1) - plan.first_step(epoch)
         assert sorted({window for _, window, _ in inside}) == [0, 1, 2]
     assert plan.steps_per_epoch == plan.first_step(1)
-
-
-def test_a_window_without_tokens_has_no_steps() -> None:
-    data = Segmented([[], [3, 3], [], [2]], budget=10, window=1)
-    assert sorted(segment for step in data.epoch(0) for segment in step) == [0, 1, 2]
-    assert len(data.epoch(0)) == 2
-
-
-def test_a_pickled_plan_goes_on_the_same() -> None:
-    plan = Segmented([[1, 2, 3], [4, 5, 6]], budget=30, seed=1, window=1).plan
-    plan.locate(3)
-    copy = pickle.loads(pickle.dumps(plan))
-    assert [copy.locate(step) for step in range(9)] == [plan.locate(step) for step in range(9)]
-    assert copy.buckets_of(2, 0).tolist() == plan.buckets_of(2, 0).tolist()
 
 
 def test_a_budget_below_two_segments_is_refused() -> None:

@@ -91,19 +91,6 @@ def test_a_checkpoint_from_before_features_is_exported_with_the_standard_ones(
     assert read_bundle(tmp_path / "out").reads == read_bundle(tiny_bundle).reads
 
 
-def test_fp16_halves_the_tables_and_stays_close(trained_run: RunDirectory, tiny_bundle: Path, tmp_path: Path) -> None:
-    result = export_bundle(
-        find_checkpoint(trained_run.path), tmp_path / "half", name="tiny", version="1", tables="fp16"
-    )
-    stored, exact = (
-        load_file(folder / "tables" / "item_tables.weight.safetensors")["item_tables.weight"]
-        for folder in (tmp_path / "half", tiny_bundle)
-    )
-    assert stored.dtype == torch.float16
-    assert torch.allclose(stored.float(), exact, rtol=1e-3, atol=1e-4)
-    assert result["bytes"] == sum(path.stat().st_size for path in (tmp_path / "half").rglob("*") if path.is_file())
-
-
 def test_values_beyond_fp16_are_refused_and_leave_nothing(remake: Callable[..., Path], tmp_path: Path) -> None:
     path = remake(table=torch.full((32, 4), 1e6))
     with pytest.raises(DataError, match=r"item_tables\.weight does not fit into fp16"):

@@ -93,14 +93,6 @@ def test_a_bundle_scores_as_its_model(
     assert len(np.unique(scores.round(4))) == 4
 
 
-def test_half_precision_tables_score_close(
-    trained_run: RunDirectory, tmp_path: Path, make_history: Callable[..., Column]
-) -> None:
-    export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
-    scores = Scorer.load(tmp_path / "half", num_threads=1).score(REQUEST)
-    assert scores == pytest.approx(scores_of_the_model(trained_run, REQUEST, make_history), abs=0.05)
-
-
 def test_a_half_table_is_mapped_and_scores_as_a_widened_one(trained_run: RunDirectory, tmp_path: Path) -> None:
     export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
     scorer = Scorer.load(tmp_path / "half", num_threads=1)
@@ -164,14 +156,6 @@ def test_a_large_half_table_takes_no_memory_of_its_own(tiny_bundle: Path, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) * 1024 < 40_000_000
-
-
-def test_a_candidate_scores_the_same_in_any_company(tiny_bundle: Path) -> None:
-    scorer = Scorer.load(tiny_bundle, num_threads=1)
-    together = scorer.score(REQUEST)
-    for place, item in enumerate(REQUEST.candidate_items):
-        alone = scorer.score(dataclasses.replace(REQUEST, candidate_items=np.array([item])))
-        assert alone[0] == pytest.approx(together[place], abs=1e-5)
 
 
 def train(config: RunConfig, run: RunDirectory) -> None:

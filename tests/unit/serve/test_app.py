@@ -178,68 +178,6 @@ def test_a_model_that_fails_is_a_500_without_its_words(
     assert "model error: ValueError at conftest.py:" in caplog.text
 
 
-def test_a_full_queue_sheds_with_429(start_server: Start, request_body: Body) -> None:
-    running = start_server(admission=AdmissionConfig(max_queue=2, timeout_ms=8000))
-    running.scorer.gate.clear()
-    answers: list[int] = []
-
-    def ask() -> None:
-        answers.append(running.infer(request_body([8]))[0])
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads[:1]:
-        thread.start()
-    wait_until(lambda: running.scorer.num_started == 1)
-    for thread in threads[1:]:
-        thread.start()
-    wait_until(lambda: running.server.admission.num_waiting == 2)
-    status, answer, headers = running.infer(request_body([8]))
-    assert (status, headers["retry-after"]) == (429, "1")
-    assert "queue is full" in answer["error"]
-    running.scorer.gate.set()
-    for thread in threads:
-        thread.join(5)
-    assert answers == [200, 200, 200]
-    assert b'tackboard_shed_total{reason="queue_full"} 1.0' in running.call("GET", "/metrics")[1]
-
-
-def test_a_deadline_is_kept_while_the_model_is_busy(start_server: Start, request_body: Body) -> None:
-    running = start_server(admission=AdmissionConfig(timeout_ms=8000))
-    running.scorer.gate.clear()
-    first = threading.Thread(target=running.infer, args=(request_body([1]),))
-    first.start()
-    wait_until(lambda: running.scorer.num_started == 1)
-    started = time.monotonic()
-    status, answer, _ = running.infer(request_body([2], timeout=100_000))
-    assert status == 504
-    assert "waiting in the queue" in answer["error"]
-    assert time.monotonic() - started < 1.0
-    running.scorer.gate.set()
-    first.join(5)
-    assert running.scorer.num_started == 1
-    text = running.call("GET", "/metrics")[1]
-    assert b'tackboard_deadline_expired_total{stage="queue"} 1.0' in text
-    assert b'nv_inference_exec_count{model="scripted",version="1"} 1' in text
-
-
-def test_a_client_that_leaves_takes_its_request_along(start_server: Start, request_body: Body) -> None:
-    running = start_server(admission=AdmissionConfig(timeout_ms=8000))
-    running.scorer.gate.clear()
-    first = threading.Thread(target=running.infer, args=(request_body([1]),))
-    first.start()
-    wait_until(lambda: running.scorer.num_started == 1)
-    body = json.dumps(request_body([2])).encode()
-    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
-        client.sendall(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\n")
-        client.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        wait_until(lambda: running.server.admission.num_waiting == 1)
-    wait_until(lambda: running.server.admission.num_waiting == 0)
-    running.scorer.gate.set()
-    first.join(5)
-    assert running.scorer.num_started == 1
-    assert b'reason="CANCELED"} 1' in running.call("GET", "/metrics")[1]
-
-
 @pytest.fixture
 def stuck_parser(start_server: Start) -> Iterator[Callable[..., Any]]:
     """Starts a server whose parser's process stands still until SIGCONT; `begun` counts the bodies that it got."""

@@ -100,25 +100,6 @@ def test_statistics_have_the_shape_of_triton() -> None:
     assert statistics["trimmed_bytes"] == 0
 
 
-def test_trimmed_bytes_are_counted_in_both_places() -> None:
-    telemetry = Telemetry("m", "1")
-    assert samples(telemetry)["tackboard_trimmed_bytes_total", ()] == 0
-    telemetry.trimmed(100)
-    telemetry.trimmed(23)
-    assert samples(telemetry)["tackboard_trimmed_bytes_total", ()] == 123
-    assert telemetry.statistics()["trimmed_bytes"] == 123
-
-
-def test_unknown_values_are_counted_by_field_and_exist_from_the_start() -> None:
-    telemetry = Telemetry("m", "1")
-    telemetry.unknown({})
-    telemetry.unknown({"surface": 3})
-    telemetry.unknown({"surface": 2, "time_ms": 1})
-    found = samples(telemetry)
-    counts = [found["tackboard_unknown_values_total", (("field", name),)] for name in ("action", "surface", "time_ms")]
-    assert counts == [0, 5, 1]
-
-
 def test_the_log_of_features_is_asked_when_someone_asks() -> None:
     name, counts = "tackboard_feature_log_total", {"logged": 0}
     telemetry = Telemetry("m", "1", feature_log=lambda: counts)
