@@ -114,12 +114,10 @@ class SequenceBatch(Batch):
 
     @property
     def num_rows(self) -> int:
-        """B, the number of histories."""
         return len(self.offsets) - 1
 
     @property
     def num_events(self) -> int:
-        """N, the number of events."""
         return len(self.items)
 
     @property
@@ -134,7 +132,6 @@ class SequenceBatch(Batch):
 
     @property
     def times_ms(self) -> torch.Tensor:
-        """The time of each event [N]."""
         return self.column("time")
 
     def column(self, name: str) -> torch.Tensor:
@@ -196,12 +193,10 @@ class RequestBatch(Batch):
 
     @property
     def num_requests(self) -> int:
-        """U, the number of requests."""
         return self.histories.num_rows
 
     @property
     def num_candidates(self) -> int:
-        """C, the number of candidates."""
         return len(self.candidates)
 
     @property

@@ -167,10 +167,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """Verifies every byte of a checkpoint and reads it, or the tensor `groups` of it.
-
-    A verified checkpoint is returned as it is.
-    """
+    """Verifies every byte of a checkpoint and reads it, or `groups` of its tensors; a verified one is returned."""
     if isinstance(path, Checkpoint):
         return path
     path = path.resolve()

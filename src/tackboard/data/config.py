@@ -71,10 +71,7 @@ class StepsConfig(abc.ABC):
         dataset: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens and verifies the dataset, or another one in its place; `features` gives what the model reads.
-
-        `vocabulary` is the vocabulary of an existing model.
-        """
+        """Opens and verifies the dataset, or another one in its place; `features` gives what the model reads."""
 
     @abc.abstractmethod
     def steps(

@@ -304,15 +304,12 @@ class RequestWindow:
         buckets: NDArray[np.int64],
         deal: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]],
         hashing: HashConfig,
-        choose: Choose | None = None,
+        choose: Choose,
     ) -> None:
-        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`).
-
-        `choose` says which requests count; without it all requests count.
-        """
+        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`)."""
         self._sequences = source.read(buckets)
         found = source.read_requests(buckets)
-        self._requests = found if choose is None else found.take(choose(found))
+        self._requests = found.take(choose(found))
         self._histories = Histories(
             self._sequences.events.received, self._sequences.user_ids, self._sequences.offsets, source.max_history
         )

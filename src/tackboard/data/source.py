@@ -104,7 +104,6 @@ class SequenceSource:
 
     @property
     def snapshot(self) -> str:
-        """The name of the snapshot folder."""
         return self.dataset.path.name
 
     @property

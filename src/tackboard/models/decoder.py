@@ -332,7 +332,6 @@ class Decoder(LayerStack):
                 nn.init.zeros_(parameter)
 
     def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
-        """Powers of two of seconds."""
         return log2_bucket(elapsed_ms, self.num_buckets, per_second=1000)
 
     def layers_in_order(self) -> nn.ModuleList:

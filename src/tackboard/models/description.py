@@ -50,7 +50,10 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None, *
     except (KeyError, TypeError):
         raise DataError("the model description lacks config_class or config") from None
     if place.startswith(OWN_PREFIX):
-        module: ModuleType = _own_module(place)
+        try:
+            module: ModuleType = importlib.import_module(place)
+        except ModuleNotFoundError:
+            raise DataError(f"there is no model module {place}", fix="use a newer tackboard") from None
     elif code_file is not None:
         module = load_code(code_file)
         if sha256_of_code(module) != description.get("code_sha256"):
@@ -80,10 +83,3 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None, *
             fix="use the file this model was trained with",
         )
     return cls.from_stored(values)
-
-
-def _own_module(place: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError:
-        raise DataError(f"there is no model module {place}", fix="use a newer tackboard") from None

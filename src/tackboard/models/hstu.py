@@ -122,7 +122,6 @@ class HSTU(LayerStack):
         self.final_norm = nn.LayerNorm(width) if final_norm else None
 
     def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
-        """The buckets of the public code."""
         return hstu_bucket(elapsed_ms, self.num_buckets)
 
 

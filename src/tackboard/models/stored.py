@@ -98,12 +98,6 @@ def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:
     )
 
 
-def check_finite_parameters(model: nn.Module, where: Path) -> None:
-    """Raises CorruptFileError with `where` and the parameter that holds a number which is not finite."""
-    if name := find_non_finite(model):
-        raise CorruptFileError(f"{where}: {name} holds numbers that are not finite", fix="export the bundle again")
-
-
 def find_non_finite(model: nn.Module) -> str | None:
     """The name of the first parameter that holds a number which is not finite, or None."""
     for name, parameter in model.named_parameters():

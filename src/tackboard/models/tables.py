@@ -75,7 +75,6 @@ class HashedTables(nn.Module):
 
     @property
     def width(self) -> int:
-        """Width of an item's vector."""
         return self.num_hashes * self.dim
 
     @property

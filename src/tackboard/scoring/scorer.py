@@ -14,7 +14,7 @@ from tackboard.batch import RequestBatch
 from tackboard.batch.builder import make_request
 from tackboard.bundle.signature import FILE_NAME, Signature, read_bundle
 from tackboard.core.documents import blaming
-from tackboard.core.errors import DataError
+from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.machine import usable_cores
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FILE_NAME as FEATURES
@@ -22,7 +22,7 @@ from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
 from tackboard.models.description import restore_config
-from tackboard.models.stored import check_finite_parameters, load_tensors, restore_model
+from tackboard.models.stored import find_non_finite, load_tensors, restore_model
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
@@ -57,7 +57,8 @@ class Scorer:
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
         stored = {name: tensor for file in files for name, tensor in load_tensors(file).items()}
         model = restore_model(config, signature.vocabulary, stored, described)
-        check_finite_parameters(model, bundle)
+        if name := find_non_finite(model):
+            raise CorruptFileError(f"{bundle}: {name} holds numbers that are not finite", fix="export the bundle again")
         model.eval()
         return cls(signature, model, config.tables, features)
 

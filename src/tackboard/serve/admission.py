@@ -163,12 +163,10 @@ class Admission(Generic[Request, Result]):
 
     @property
     def num_waiting(self) -> int:
-        """Requests in line."""
         return len(self._line)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is computed."""
         with self._changed:
             return not self._line and self._running is None
 

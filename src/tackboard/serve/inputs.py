@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from tackboard.core.errors import DataError, UsageError
@@ -106,7 +105,10 @@ class ModelInputs:
 
     def read(self, tensors: Mapping[str, Tensor]) -> ScoreRequest:
         """Tensors that passed `check` as one `ScoreRequest`; 400 if the model cannot take their values."""
-        given = {name: self._shaped(name, tensor) for name, tensor in tensors.items()}
+        given = {
+            name: np.asarray(tensor.values).reshape(tensor.shape) if self.inputs[name].width else tensor.values
+            for name, tensor in tensors.items()
+        }
         columns = {name: self._column(name, values, given) for name, values in given.items()}
         reader = self.reader
         history = {name: f"{HISTORY_PREFIX}{name}" for name in ("item", "action", "surface", "time_ms", *reader.fields)}
@@ -159,9 +161,6 @@ class ModelInputs:
             expected = declared[CANDIDATE].shape[0] if name.startswith(PREFIXES["item"]) else 1
             if num_rows != expected:
                 raise bad_request(f"input {name} has {num_rows} values; allowed: {expected}")
-
-    def _shaped(self, name: str, tensor: Tensor) -> npt.NDArray[Any] | list[str]:
-        return np.asarray(tensor.values).reshape(tensor.shape) if self.inputs[name].width else tensor.values
 
     def _column(self, name: str, values: Any, given: Mapping[str, Any]) -> Any:
         """Values as the request reader takes them; a value is missing where its mask is false."""

@@ -77,9 +77,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
-        check(self.max_candidates >= 1, "max_candidates", self.max_candidates, "at least 1")
-        check(self.max_events >= 1, "max_events", self.max_events, "at least 1")
-        check(self.max_parses >= 1, "max_parses", self.max_parses, "at least 1")
+        for name in ("max_candidates", "max_events", "max_parses"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "at least 0 seconds")
         if self.token is not None:
             check_token(self.token)

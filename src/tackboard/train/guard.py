@@ -76,7 +76,6 @@ class Guard:
             )
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
         return {"mean_norm": self.mean_norm, "num_norms": self.num_norms, "skipped": self.skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -291,7 +291,13 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint of the present state, after looking for non-finite parameters."""
-        self._scan()
+        if name := find_non_finite(self.model):
+            # A non-finite row spreads slowly and shows late: a table that holds one is never published.
+            raise DivergedError(
+                f"{name} holds non-finite values at step {self.step}",
+                allowed="the last checkpoint is intact",
+                fix="start a new run with lower learning rates",
+            )
         parameters = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
         groups = {
             "dense": {name: tensor for name, tensor in parameters.items() if name not in self.tables},
@@ -302,15 +308,10 @@ class Trainer:
             best = self.validation.best_step
             self.store.save(self.step, groups, self._state(), {FILE_NAME: self.source.features.to_json()}, best=best)
         except OSError as error:
-            raise (
-                storage_error(
-                    error,
-                    f"the checkpoint of step {self.step} could not be written",
-                    allowed="the checkpoints before it are intact",
-                    fix=f"free some space or repair the disk, then continue with: --resume {self.run.path}",
-                )
-                or error
-            ) from None
+            got = f"the checkpoint of step {self.step} could not be written"
+            fix = f"free some space or repair the disk, then continue with: --resume {self.run.path}"
+            known = storage_error(error, got, allowed="the checkpoints before it are intact", fix=fix)
+            raise (known or error) from None
         self.run.log_event("checkpoint", step=self.step)
 
     def _state(self) -> dict[str, Any]:
@@ -371,15 +372,6 @@ class Trainer:
         self.num_tokens = int(checkpoint.state["num_tokens"])
         self.last_loss = checkpoint.state["last_loss"] if self.step else float("nan")
         return checkpoint.state
-
-    def _scan(self) -> None:
-        """Refuses to publish a table with a non-finite row, which spreads slowly and shows late."""
-        if name := find_non_finite(self.model):
-            raise DivergedError(
-                f"{name} holds non-finite values at step {self.step}",
-                allowed="the last checkpoint is intact",
-                fix="start a new run with lower learning rates",
-            )
 
 
 def choose_device(name: str) -> torch.device:

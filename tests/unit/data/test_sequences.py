@@ -15,17 +15,6 @@ from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import standard_features
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=8))
-@settings(max_examples=50)
-def test_last_positive_equals_a_plain_loop(users: list[list[bool]]) -> None:
-    offsets = np.concatenate([[0], np.cumsum([len(user) for user in users])]).astype(np.int64)
-    expected = [
-        max((int(begin) + place for place, positive in enumerate(user) if positive), default=-1)
-        for begin, user in zip(offsets, users, strict=False)
-    ]
-    assert positive_from_last(offsets, np.concatenate(users)).tolist() == expected
-
-
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 4))
 @settings(max_examples=50)
 def test_the_positive_event_before_the_last_ones_equals_a_plain_loop(users: list[list[bool]], number: int) -> None:

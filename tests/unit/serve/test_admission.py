@@ -214,13 +214,6 @@ def test_the_cost_of_a_request_follows_its_size() -> None:
     assert cost.seconds(5000) == pytest.approx(0.023, rel=0.05)
 
 
-def test_the_cost_of_one_size_is_the_mean_for_all() -> None:
-    cost = CostEstimate()
-    for _ in range(10):
-        cost.learn(100, 0.002)
-    assert cost.seconds(1) == cost.seconds(10_000) == pytest.approx(0.002)
-
-
 def test_a_cost_neither_falls_with_the_size_nor_outgrows_it() -> None:
     falling, noisy = CostEstimate(), CostEstimate()
     for number in range(20):
