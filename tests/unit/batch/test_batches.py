@@ -95,6 +95,6 @@ def test_a_list_is_no_number(histories: SequenceBatch) -> None:
     tags = Jagged(torch.tensor([7, 8]), torch.tensor([0, 2]))
     assert tags.lengths().tolist() == [2]
     batch = SequenceBatch(**{**vars(histories), "request": {"tags": tags}})
-    with pytest.raises(ConfigError, match="reads tags as a number, and it is a list"):
+    with pytest.raises(ConfigError, match="reads tags as a number, but it is a list"):
         batch.of_request("tags")
     assert histories.of_request("hour").tolist() == [3]

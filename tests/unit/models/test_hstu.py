@@ -36,19 +36,18 @@ def plain_silu(value: float) -> float:
 def plain_layer(layer: HSTULayer, x: torch.Tensor, times: list[int], asked: list[int]) -> torch.Tensor:
     """One row through one layer, token by token and head by head."""
     assert layer.time_bias is not None
-    value_size, head_size = layer.sizes[0], layer.sizes[2]
+    size, d = layer.out.in_features, layer.out.in_features // layer.num_heads
     columns = [functional.silu(layer.uvqk.weight @ functional.layer_norm(token, token.shape, eps=1e-6)) for token in x]
     outputs = []
     for place, token in enumerate(x):
-        gate = columns[place][:value_size]
+        gate = columns[place][:size]
         read = []
         for head in range(layer.num_heads):
-            e, d = value_size // layer.num_heads, head_size // layer.num_heads
-            query = columns[place][2 * value_size + head * d :][:d]
-            total = torch.zeros(e)
+            query = columns[place][2 * size + head * d :][:d]
+            total = torch.zeros(d)
             for key in range(place + 1):
-                key_vector = columns[key][2 * value_size + head_size + head * d :][:d]
-                value = columns[key][value_size + head * e :][:e]
+                key_vector = columns[key][3 * size + head * d :][:d]
+                value = columns[key][size + head * d :][:d]
                 seconds = max(1.0, (asked[place] - times[key]) / 1000)
                 bias = layer.position_bias[min(place - key, layer.max_positions - 1)]
                 bias = bias + layer.time_bias[int(math.log(seconds) / 0.301)]
