@@ -70,7 +70,7 @@ def test_a_checkpoint_that_fails_says_how_to_go_on(runs: Runs, reference: Refere
     assert first.startswith("error: the checkpoint of step 4 could not be written: No space left on device")
     assert intact.strip() == "the checkpoints before it are intact"
     (run,) = runs.all
-    assert advice.endswith(f"go on with: --resume {run.relative_to(runs.nursery.folder)}")
+    assert advice.endswith(f"continue with: --resume {run.relative_to(runs.nursery.folder)}")
     assert (run / "STATUS").read_text().startswith("failed: the checkpoint of step 4")
     assert load_checkpoint(run / "checkpoints" / "latest").state["step"] == 3
     assert runs.train().code == 0

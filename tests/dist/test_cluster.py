@@ -143,7 +143,7 @@ def test_workers_that_do_not_see_the_dataset_say_so(answers: dict[str, Any]) -> 
 def test_more_workers_than_the_cluster_has_are_refused(answers: dict[str, Any]) -> None:
     kind, got, _, fix = answers["too_many"]["error"]
     assert kind == "UsageError"
-    assert "data.num_workers = 3" in got and "2 CPUs" in got
+    assert "data.num_workers is 3" in got and "2 CPUs" in got
     assert "data.num_workers=2" in fix
 
 

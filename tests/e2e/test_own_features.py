@@ -241,9 +241,9 @@ def test_each_feature_reaches_the_scores(shop: Path, tackboard: Callable[..., An
     ("change", "expected"),
     [
         ({"request_time_ms": None}, "request_time_ms is missing"),
-        ({"attributes": {"user_contry": ["de"]}}, "there is an attribute 'user_contry'"),
+        ({"attributes": {"user_contry": ["de"]}}, "the request has the unknown attribute 'user_contry'"),
         ({"attributes": {"user_age": ["old"]}}, "user_age 0 is a string"),
-        ({"history": [{"item": "thing 1", "time_ms": 5, "dwell": 3}]}, "history has a field 'dwell'"),
+        ({"history": [{"item": "thing 1", "time_ms": 5, "dwell": 3}]}, "history has the unknown field 'dwell'"),
         ({"history": [{"item": "thing 1"}]}, "history lacks time_ms"),
         ({"history": [{"item": "thing 1", "time_ms": 5, "dwell_ms": -1}]}, "history dwell_ms is out of range"),
     ],

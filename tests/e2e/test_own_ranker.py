@@ -140,7 +140,7 @@ def test_ours_begins_as_pretrained_and_goes_the_same_way(
     ("setting", "said"),
     [
         ('data.labels=["clic"]', "did you mean click?"),
-        ("data.max_history=5", "a server reads as many"),
+        ("data.max_history=5", "as model.max_history"),
         ("data.test_share=1.5", "the other users"),
         ("start.run=runs/nowhere", "does not exist"),
         ("training.validate_every=0", "--set training.validate_every=100"),

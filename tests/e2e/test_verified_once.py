@@ -70,7 +70,7 @@ def test_a_resumed_run(
     hashed.clear()
     answer = tackboard(*command, "--resume", str(run), cwd=folder)
     assert answer.code == 0, answer.err
-    assert answer.err.count("passing over step-00000002") == damaged
+    assert answer.err.count("skipping step-00000002") == damaged
     assert json.loads(answer.out.splitlines()[-1])["step"] == 4
     # What is written is hashed for its manifest, under a temporary name.
     verified = {path.parent for path in hashed if path.parent.name.startswith("step-")}

@@ -36,7 +36,7 @@ def test_dataset_version_1() -> None:
 
     sequences = load_sequences(GOLDEN / "dataset-v1", ("view", "save"))
     assert len(sequences.item_ids) == 9
-    assert sequences.vocabulary.actions == ("hide", "save", "view")
+    assert sequences.source.vocabulary.actions == ("hide", "save", "view")
     assert sequences.source.dataset.item_type == "string"
     assert sorted(np.diff(sequences.offsets).tolist()) == [2, 3, 4]
     dataset = open_dataset(GOLDEN / "dataset-v1")

@@ -240,7 +240,8 @@ def alone(source: RequestSource) -> dict[tuple[int, int], RequestBatch]:
     def deal(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
-    window = RequestWindow(source, np.arange(source.dataset.layout.num_buckets), deal, CONFIG.tables)
+    buckets = np.arange(source.dataset.layout.num_buckets)
+    window = RequestWindow(source, buckets, deal, CONFIG.tables, lambda table: np.full(len(table.times), True))
     batches = [window.batch(place) for place in range(NUM_REQUESTS)]
     return {(int(batch.histories.users[0]), int(batch.request_ms[0])): batch for batch in batches}
 

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -232,31 +232,6 @@ def test_names_that_would_be_paths(port: int, name: str) -> None:
         assert status in (400, 404)
         assert list(json.loads(answer)) == ["error"]
         assert b"passwd" not in answer
-
-
-def test_requests_smuggled_behind_two_lengths(port: int) -> None:
-    hidden = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
-    head = INFER + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    answer = attack(port, head + hidden)
-    assert b'"extensions"' not in answer
-    assert_refused(answer, 400)
-
-
-def test_many_requests_at_once_on_one_connection(port: int) -> None:
-    answer = attack(port, b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 5000)
-    assert answer.count(b"HTTP/1.1") < 5000
-
-
-def test_a_connection_that_never_reads(port: int) -> None:
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", port))
-        client.settimeout(2)
-        with suppress(OSError):  # The server may well close it first.
-            for _ in range(200):
-                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-                time.sleep(0.001)
-        assert send(port, "GET", "/v2/health/live")[0] == 200
 
 
 def test_random_bytes(port: int) -> None:

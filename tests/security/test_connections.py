@@ -204,7 +204,7 @@ def test_a_flood_at_a_low_limit_of_descriptors(attack: Callable[..., Attacked]) 
     assert attacked.metric("tackboard_accept_errors_total") == 0
     assert_everybody_is_served(attacked, "127.0.0.1", "127.0.0.2")
     assert re.fullmatch(
-        r"at most \d+ connections: the limit of open files is 64; raise it with ulimit -n\n",
+        r"at most \d+ connections are served: the limit of open files is 64; raise it with ulimit -n\n",
         attacked.errors.read_text(),
     )
 

@@ -60,19 +60,19 @@ def take_rows(feature: Feature, rows: torch.Tensor) -> Feature:
 
 
 class Batch:
-    """What the trainer asks of any batch, beside handing it to the model."""
+    """What the trainer needs of any batch."""
 
     @property
     def num_tokens(self) -> int:
-        """How much work the batch is: events of histories, and candidates."""
-        raise TypeError(f"{type(self).__name__} does not say how many tokens it holds")
+        """The size of the batch: events of histories, and candidates."""
+        raise NotImplementedError
 
     def num_examples(self) -> int:
-        """How many answers a loss learns from."""
-        raise TypeError(f"{type(self).__name__} does not say how many examples it holds")
+        """The number of answers that a loss learns from."""
+        raise NotImplementedError
 
     def has_targets(self) -> bool:
-        """Whether a loss finds anything in it to learn from."""
+        """Whether a loss can learn from the batch."""
         return self.num_examples() > 0
 
     def to(self, device: torch.device) -> Self:
@@ -114,12 +114,10 @@ class SequenceBatch(Batch):
 
     @property
     def num_rows(self) -> int:
-        """B, the number of histories."""
         return len(self.offsets) - 1
 
     @property
     def num_events(self) -> int:
-        """N, the number of events."""
         return len(self.items)
 
     @property
@@ -134,7 +132,6 @@ class SequenceBatch(Batch):
 
     @property
     def times_ms(self) -> torch.Tensor:
-        """The time of each event [N]."""
         return self.column("time")
 
     def column(self, name: str) -> torch.Tensor:
@@ -152,7 +149,7 @@ class SequenceBatch(Batch):
         """A feature of the request that is no list [B, …], or [N, …] where every event has its request."""
         feature = self.request[name]
         if isinstance(feature, Jagged):
-            raise ConfigError(f"the model reads {name} as a number, and it is a list", fix="read it as `Jagged`")
+            raise ConfigError(f"the model reads {name} as a number, but it is a list", fix="read it as `Jagged`")
         return feature
 
     def lengths(self) -> torch.Tensor:
@@ -161,7 +158,6 @@ class SequenceBatch(Batch):
 
     @property
     def num_tokens(self) -> int:
-        """N, the number of events."""
         return self.num_events
 
     def num_examples(self) -> int:
@@ -177,12 +173,12 @@ class RequestBatch(Batch):
         request_of [C]     0 0 0 0 1 1 1            whose candidates these are, rising
         candidates [C]                              positions among histories.item_ids
 
-    A history is never repeated for its candidates before it is on the device: what is computed from it is, by `expand`.
-    `labels` are 0 or 1; where `known` is False the label cannot be told yet, and a loss must leave it out. `features`
-    holds those of candidates [C], `histories.request` those of requests [U]; `of_candidates` gives both per candidate.
+    A history is in the batch once; `expand` repeats only what is computed from it, on the device. `labels` are 0 or 1;
+    a loss must leave out labels that are not `known` yet. `features` holds features of candidates [C],
+    `histories.request` features of requests [U]; `of_candidates` gives both per candidate.
 
     Only training knows `request_ms`, `positions`, `weights`, `labels`, and of histories `users` and `is_positive`: a
-    batch to be scored has 0, -1, 1, none, 0 and False there. What scores depend on has to be a feature.
+    batch for scoring has 0, -1, 1, none, 0 and False there. Scores may depend on features only.
     """
 
     histories: SequenceBatch
@@ -197,17 +193,14 @@ class RequestBatch(Batch):
 
     @property
     def num_requests(self) -> int:
-        """U, the number of requests."""
         return self.histories.num_rows
 
     @property
     def num_candidates(self) -> int:
-        """C, the number of candidates."""
         return len(self.candidates)
 
     @property
     def num_tokens(self) -> int:
-        """Events of histories, and candidates."""
         return self.histories.num_events + self.num_candidates
 
     def num_examples(self) -> int:

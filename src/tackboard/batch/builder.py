@@ -40,9 +40,9 @@ def make_batch(
 ) -> SequenceBatch:
     """A batch of B histories: a sequence column with the column `item`, and features of the request.
 
-    `is_positive` [N] marks the events that a loss may predict; none, if not given. `log_q` gives the log of each
-    distinct item's share of the training events, for the popularity correction of the loss; 0, if not given. `users`
-    [B] tells whose histories they are; 0, if not given.
+    `is_positive` [N] marks the events that a loss may predict (default: none). `log_q` gives the log of each distinct
+    item's share of the training events, for the popularity correction of the loss (default: 0). `users` [B] are the
+    users of the histories (default: 0).
     """
     items = distinct_items(item_column(history).values, hashing, log_q)
     users = None if users is None else users.copy()
@@ -182,7 +182,7 @@ def feature_tensor(column: Column) -> torch.Tensor:
     A list column gives its elements end to end. What may be missing has to be filled in the language: DataError.
     """
     if column.present is not None and not column.present.all():
-        raise DataError(f"a feature of type {column.type} is missing", fix="use .fill_missing(…) in its definition")
+        raise DataError(f"a value of a feature of type {column.type} is missing", fix="define it with .fill_missing(…)")
     if column.dictionary is not None or column.fields is not None:
         raise DataError(f"a feature of type {column.type} has no tensor", fix="use .hash_id() or .index_in(…)")
     return _copied(column.values, np.float32 if column.values.dtype.kind == "f" else column.values.dtype)

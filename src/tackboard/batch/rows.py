@@ -23,18 +23,15 @@ class HashConfig:
     seed: int = 0
     """Chooses the hash functions; part of the model."""
     method: str = "mix"
-    """`mix` hashes ids; `modulo` takes the remainder: a plain table, for ids that are small numbers already."""
+    """`mix` hashes ids; `modulo` takes the remainder: a plain table for ids that are small numbers."""
 
     def __post_init__(self) -> None:
         check(1 <= self.num_hashes <= 64, "model.tables.num_hashes", self.num_hashes, "1 to 64")
         check(1 <= self.num_rows <= MAX_ROWS, "model.tables.num_rows", self.num_rows, f"1 to {MAX_ROWS}")
         check(self.method in ("mix", "modulo"), "model.tables.method", self.method, "mix, modulo")
-        check(
-            self.method == "mix" or self.num_hashes == 1,
-            "model.tables.num_hashes",
-            self.num_hashes,
-            "1 with method modulo: every further table would repeat the first",
-        )
+        is_distinct = self.method == "mix" or self.num_hashes == 1
+        allowed = "1 with method modulo: every further table would repeat the first"
+        check(is_distinct, "model.tables.num_hashes", self.num_hashes, allowed)
 
 
 def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""signature.json: what a bundle's model takes, what it knows, and where it came from."""
+"""signature.json: what the model of a bundle takes, what the model knows, and where it came from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT_VERSION = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A bundle's description. `model` is what `models.interface.describe_model` wrote; `tables` names files."""
+    """The description of a bundle. `model` comes from `models.description.describe_model`; `tables` names files."""
 
     format_version: int
     name: str
@@ -34,9 +34,9 @@ class Signature:
     tables: dict[str, dict[str, Any]]
     lineage: dict[str, Any]
     user_type: Literal["", "int64", "string"] = ""
-    """How users are named; empty in bundles of version 1, which do not say."""
+    """Type of user ids; empty in bundles of version 1."""
     reads: tuple[str, ...] = ()
-    """The features the model reads, e.g. history.item; empty in bundles of version 1, which read the standard ones."""
+    """The features the model reads, e.g. history.item; empty in bundles of version 1, which read standard features."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -72,14 +72,11 @@ def read_bundle(folder: Path) -> Signature:
 
 
 def _check_tables(path: Path, tables: dict[str, dict[str, Any]], files: list[str]) -> None:
-    """Raises CorruptFileError unless each table names a file of the bundle: a name that led elsewhere is no such file.
-
-    Each is a file of its own, so that none is read twice.
-    """
+    """Raises CorruptFileError unless each table names its own file of the bundle, so that no name leads elsewhere."""
     named = [table.get("file") for table in tables.values()]
     for file in named:
         if file not in files or named.count(file) > 1:
             raise CorruptFileError(
                 f"{path} is malformed: it names the file {str(file)[:200]}",
-                allowed="allowed: for each table a file of its own, which the manifest lists",
+                allowed="allowed: for each table its own file, which the manifest lists",
             )

@@ -4,11 +4,11 @@
     checkpoints/latest           -> step-00000200
     checkpoints/best             -> step-00000100        where a run is judged on the way
 
-A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; `latest` is replaced after
-that. Whatever instant the process is killed at, `latest` names a complete checkpoint, and so does every `step-*`. The
-newest two are kept, and the best one; an older one is removed only after the newer one stands. Decided: safetensors and
-JSON only. Nothing is unpickled. A `Checkpoint` is the proof that its bytes were verified: who has one passes it on, so
-that a command hashes no file twice. Its tensors are mapped and take no memory before they are used.
+A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; then `latest` is replaced. At
+whatever instant the process is killed, `latest` names a complete checkpoint, and every `step-*` is complete. The newest
+two and the best are kept; an older checkpoint is removed only after the newer one is complete. Decided: safetensors and
+JSON only. Nothing is unpickled. A `Checkpoint` proves that its bytes were verified: callers pass it on, so that a
+command hashes no file twice. Its tensors are mapped and take no memory before they are used.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{step:08d}"
         if final.exists() and not _is_intact(final):
-            # A run that passed over a damaged checkpoint has come to its step again.
+            # A run that skipped a damaged checkpoint has reached its step again.
             remove_directory(final)
         if not final.exists():
             with new_directory(final) as temporary:
@@ -96,7 +96,7 @@ class CheckpointStore:
         return final
 
     def clean(self) -> None:
-        """Removes what killed writers left. Only for who holds the run's lock."""
+        """Removes the files of killed writers. Call only with the run's lock."""
         remove_leftovers(self.folder)
 
     def point_latest(self, path: Path) -> None:
@@ -104,7 +104,7 @@ class CheckpointStore:
         replace_symlink(self.folder / LATEST, path.name)
 
     def point_best(self, step: int | None) -> None:
-        """Makes `best` name the checkpoint of a step; without one, or where that is gone, there is no `best`."""
+        """Makes `best` name the checkpoint of a step; removes `best` if there is no such checkpoint."""
         path = self.folder / f"step-{step or 0:08d}"
         if step is None or not (path / MANIFEST).is_file():
             (self.folder / BEST).unlink(missing_ok=True)
@@ -112,10 +112,9 @@ class CheckpointStore:
             replace_symlink(self.folder / BEST, path.name)
 
     def find_latest(self, known: Checkpoint | None = None) -> Checkpoint | None:
-        """The newest checkpoint that verifies, or None. A damaged one is passed over with a word on stderr.
+        """The newest intact checkpoint, or None. A damaged checkpoint is skipped with a warning.
 
-        `known` is an earlier answer. It is given again, without reading a byte, while the folder has the same
-        checkpoints.
+        `known` is an earlier result; it is returned without reading a byte if the folder has the same checkpoints.
         """
         complete = self.complete()
         if known is not None and known.among == tuple(complete):
@@ -124,7 +123,7 @@ class CheckpointStore:
             try:
                 manifest = verify_manifest(path, KIND)
             except CorruptFileError as error:
-                say(f"warning: passing over {path.name}: {error.got}")
+                say(f"warning: skipping {path.name}: {error.got}")
                 continue
             return dataclasses.replace(_read(path, manifest), among=tuple(complete))
         return None
@@ -134,7 +133,7 @@ class CheckpointStore:
         return sorted(path for path in self.folder.glob("step-*") if (path / MANIFEST).is_file())
 
     def _prune(self, newest: Path) -> None:
-        # What lies past the newest was damaged and passed over: it must not count, or the newest itself would go.
+        # Later checkpoints are damaged and were skipped: if they counted, the newest itself would be removed.
         best = (self.folder / BEST).resolve().name
         for path in [path for path in self.complete() if path.name <= newest.name][: -self.keep]:
             if path.name != best:
@@ -142,7 +141,7 @@ class CheckpointStore:
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Writes named tensors as safetensors. A disk that refuses raises OSError with its number, as every other write."""
+    """Writes named tensors as safetensors. A failing disk raises OSError with its number, as for every other write."""
     stored = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     places: set[int] = set()
     for key, tensor in stored.items():
@@ -168,10 +167,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """Verifies every byte of a checkpoint and reads it; `groups` limits which tensor groups are read.
-
-    One that was verified already comes back as it is.
-    """
+    """Verifies every byte of a checkpoint and reads it, or `groups` of its tensors; a verified one is returned."""
     if isinstance(path, Checkpoint):
         return path
     path = path.resolve()
@@ -187,9 +183,9 @@ def _read(path: Path, manifest: Mapping[str, Any], groups: tuple[str, ...] | Non
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a run folder, a checkpoints folder or a checkpoint folder stands for; not verified.
+    """The best checkpoint of a run that was judged, else the newest; not verified.
 
-    Of a run that was judged on the way the best one, else the newest.
+    `path` is the folder of a run, of its checkpoints or of one checkpoint.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist", allowed="allowed: a run or checkpoint folder", fix="ls runs/")

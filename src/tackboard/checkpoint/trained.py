@@ -1,9 +1,8 @@
-"""The checkpoint of a training run: a folder in; tensors and a state.json whose fields are all there out.
+"""The checkpoint of a training run: a folder in; tensors and a checked state.json out.
 
-`store` keeps groups of tensors and any JSON. What training put there is checked here, for whoever goes on with it:
-evaluation, export, the trainer itself. Decided: `lineage.dataset` may name a folder anywhere, as the recipe did,
-because data lies outside of runs; it leads to a dataset that is verified like any other, and to nothing else.
-`lineage.snapshot` is one folder inside of it.
+`store` keeps groups of tensors and any JSON. This module checks the content, for evaluation, export and the trainer.
+Decided: `lineage.dataset` may name any folder, as the recipe did, because data lies outside of runs; the folder is
+verified like any other dataset. `lineage.snapshot` is one folder inside it.
 """
 
 from __future__ import annotations
@@ -46,14 +45,11 @@ OPTIONAL = {
     "model.code_file": str,
     "model.code_sha256": str,
 }
-"""What older versions did not write."""
+"""Fields that older versions did not write."""
 
 
 def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "tables")) -> Checkpoint:
-    """Verifies a checkpoint, checks its state and reads `groups` of its tensors, which must all be there.
-
-    One that was verified already is not verified again.
-    """
+    """Verifies a checkpoint unless that was done, checks its state and reads `groups` of tensors, which must exist."""
     checkpoint = load_checkpoint(path, groups)
     for group in groups:
         if group not in checkpoint.tensors:
@@ -73,7 +69,7 @@ def read_state(folder: Path) -> dict[str, Any]:
             fix="use a newer tackboard",
         )
     if min(state["step"], state["data_step"], state["num_tokens"], *state["guard"]["skipped"], 0) < 0:
-        raise CorruptFileError(f"{path} is malformed: it counts steps below 0")
+        raise CorruptFileError(f"{path} is malformed: a number of steps is below 0")
     snapshot = state["lineage"]["snapshot"]
     if not stays_inside(snapshot) or "/" in snapshot or "\0" in state["lineage"]["dataset"]:
         raise CorruptFileError(

@@ -52,10 +52,10 @@ class ClusterSteps:
     """Step numbers → batches, prepared on a Ray cluster."""
 
     def __init__(self, steps: Steps, address: str) -> None:
-        """Joins the cluster at `address`, HOST:PORT or `auto`. `steps` is what each worker works with.
+        """Joins the cluster at `address`, HOST:PORT or `auto`. Each worker gets a copy of `steps`.
 
-        To be made before a trainer sets its signal handlers: Ray sets its own as it joins. Raises UsageError where Ray
-        is not installed or no cluster answers.
+        Make this before a trainer sets its signal handlers: Ray sets its own when it joins. UsageError if Ray is not
+        installed or no cluster answers.
         """
         join_cluster(address)
         self._steps = _for_workers(steps)
@@ -75,7 +75,7 @@ class ClusterSteps:
         num_workers = max(1, num_workers)
         if (num_cpus := int(ray.cluster_resources().get("CPU", 0))) < num_workers:
             raise UsageError(
-                f"data.num_workers = {num_workers}, on a Ray cluster with {num_cpus} CPUs",
+                f"data.num_workers is {num_workers}, but the Ray cluster has {num_cpus} CPUs",
                 allowed="allowed: one worker for each CPU",
                 fix=f"--set data.num_workers={max(1, num_cpus)}, or add machines with: ray start --address=HOST:PORT",
             )
@@ -134,13 +134,13 @@ class StepWorker:
     """What runs in a worker process of the cluster: Ray makes one, and calls it with a window's steps."""
 
     def __init__(self, steps: Any, world_size: int) -> None:
-        """`steps` is Ray's reference to such steps."""
+        """`steps` is Ray's reference to the steps."""
         self._reference = steps
         self._world_size = world_size
         self._shares: list[Steps] = []
 
     def __call__(self, task: pa.Table) -> Iterator[pa.Table]:
-        # Not opened when the worker starts: what went wrong then would reach the trainer as a dead worker.
+        # Not opened when the worker starts: the trainer would see an error only as a dead worker.
         if not self._shares:
             import ray
 
@@ -158,7 +158,7 @@ class StepWorker:
             yield from _rows_of(numbers, batches)
 
     def open(self, steps: Steps) -> None:
-        """Takes up the work of `steps`, for every rank. Raises DataError if this machine does not see their data."""
+        """Prepares a copy of `steps` for every rank. DataError if this machine does not see their data."""
         check_same_snapshot(steps)
         source: Any = SharedReads(steps.source)
         for rank in range(self._world_size):
@@ -192,8 +192,7 @@ def join_cluster(address: str) -> None:
         import ray.data
     except ImportError:
         raise UsageError(
-            f"data.ray_address = {address}, and Ray is not installed",
-            fix="make install GROUP=ray",
+            f"data.ray_address is {address}, but Ray is not installed", fix="make install GROUP=ray"
         ) from None
     if ray.is_initialized():
         return
@@ -206,8 +205,8 @@ def join_cluster(address: str) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"no Ray cluster answers at data.ray_address = {address}: {str(error).splitlines()[0]}",
-            allowed="allowed: HOST:PORT, or auto for the cluster that this machine is part of",
-            fix="start one with: .venv/bin/ray start --head --port=6379",
+            allowed="allowed: HOST:PORT, or auto for the cluster of this machine",
+            fix="start a cluster with: .venv/bin/ray start --head --port=6379",
         ) from None
 
 
@@ -251,10 +250,7 @@ def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
         return len(tensors) - 1
     if isinstance(value, dict):
         return {name: _outline(part, tensors) for name, part in value.items()}
-    return [
-        type(value).__name__,
-        _outline(vars(value), tensors),
-    ]
+    return [type(value).__name__, _outline(vars(value), tensors)]
 
 
 def _rebuilt(outline: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -288,19 +284,19 @@ def _for_workers(steps: Steps) -> Steps:
 
 
 def _explain(error: Exception) -> Exception:
-    """What to raise for an error of Ray: one of ours that a worker met, or one that says the cluster is at fault."""
+    """The error to raise for an error of Ray: our own error of a worker, or an error of the cluster."""
     import ray
 
     inner: BaseException = error
     while (cause := getattr(inner, "cause", None) or inner.__cause__) is not None:
         inner = cause
     if isinstance(inner, TackboardError):
-        # Made anew: sent from process to process, its message has lost its lines.
+        # A new error, because the message lost its lines on the way between processes.
         return type(inner)(inner.got, allowed=inner.allowed, fix=inner.fix)
     if isinstance(inner, ray.exceptions.RayError) and not isinstance(inner, ray.exceptions.RayTaskError):
         return UsageError(
             f"the Ray cluster stopped sending batches: {type(inner).__name__}: {str(inner).strip().splitlines()[0]}",
-            allowed="what was saved is intact; workers that die are replaced, the machine of the trainer is not",
-            fix="mend the cluster and go on with --resume auto",
+            allowed="the checkpoints are intact; Ray replaces workers that die, but not the machine of the trainer",
+            fix="repair the cluster and continue with --resume auto",
         )
     return error

@@ -1,4 +1,4 @@
-"""What the two data configs share: where the data lies, how it becomes numbered steps, who is held out.
+"""What the two data configs share: the place of the data, the numbered steps, the held-out users.
 
 A data config is a run's way from a dataset to numbered steps: `open` gives the source, `steps` the numbered batches of
 one part of its users. Users are dealt to parts by their id alone, so the same user is in the same part of every
@@ -45,13 +45,13 @@ class StepsConfig(abc.ABC):
     dataset: str
     """Folder of the dataset: datasets/NAME, or one snapshot inside it."""
     features: str = ""
-    """File of features of your own, file.py or file.py:name, beside the standard ones; empty for these alone."""
+    """File with your own features, file.py or file.py:name, in addition to the standard ones; empty: none."""
     validation_share: float = 0.0
-    """Share of the users, drawn by their ids, whose data is not trained on but judges during training."""
+    """Share of the users, drawn by their ids, whose data judges the model during training and is not trained on."""
     num_workers: int = 1
-    """Threads that prepare windows ahead, each holding one; 0 prepares a window when its first step is due."""
+    """Threads that prepare windows ahead, each holding one window; 0: a window is prepared when it is needed."""
     ray_address: str = ""
-    """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT, or auto; empty: not on a cluster."""
+    """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT, or auto; empty: no cluster."""
 
     def __post_init__(self) -> None:
         check(0.0 <= self.validation_share < 1.0, "data.validation_share", self.validation_share, "0 to below 1")
@@ -60,7 +60,7 @@ class StepsConfig(abc.ABC):
         check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """The same data at the snapshots that `SequenceSource.lineage` recorded; there may be newer ones by now."""
+        """The same data at the snapshots that `SequenceSource.lineage` recorded; newer snapshots may exist."""
         return dataclasses.replace(self, dataset=str(snapshot_path(lineage)))
 
     @abc.abstractmethod
@@ -71,10 +71,7 @@ class StepsConfig(abc.ABC):
         dataset: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens and verifies the dataset, or another one in its place; `features` gives what the model reads.
-
-        `vocabulary` is that of the model, where it knows one already.
-        """
+        """Opens and verifies the dataset, or another one in its place; `features` gives what the model reads."""
 
     @abc.abstractmethod
     def steps(
@@ -85,7 +82,7 @@ class StepsConfig(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class PartOfUsers:
-    """Some of the users, by their ids alone; all of them where nobody is held out."""
+    """Some of the users, chosen by their ids alone; all users if nobody is held out."""
 
     part: Part = "train"
     validation_share: float = 0.0

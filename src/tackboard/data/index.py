@@ -1,13 +1,13 @@
-"""What the step plan must know of a dataset: tokens per bucket, and how often each item is a positive.
+"""What the step plan must know of a dataset: tokens per bucket, and the number of positives of each item.
 
 One pass over user, action, item and time of the events, a bucket at a time. What is kept grows with the number of
 buckets and of items, not with that of events. The next run over the same snapshot with the same settings finds it
 
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
-where the two are little-endian int64, and <settings> is a hash of all that decides them. Requests (request_loader.py)
-are counted in the same way, without items. Decided: a kept index is a help and never a need. One that is damaged, or
-does not fit the dataset, is made again. One that cannot be written, in a folder that is read-only say, is not kept.
+where the two files are little-endian int64, and <settings> is a hash of all settings that decide them. Requests
+(request_loader.py) are counted in the same way, without items. Decided: a stored index is optional. A damaged index, or
+an index that does not fit the dataset, is made again. If the folder is read-only, the index is not stored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tackboard.features.tables import find_ids
 
 KIND = "training index"
 VERSION = 1
-"""Of what an index counts. Raise it where the same settings come to other numbers."""
+"""Version of the counts. Raise it if the same settings give other numbers."""
 LONG = 4_000_000
 """Events from which on a pass over them says how far it is."""
 
@@ -52,7 +52,7 @@ class ItemFrequencies:
         total = max(1, int(counts.sum()))
         self._ids = item_ids
         self._log_share = np.log(counts / total).astype(np.float32)
-        # An item met only as input (never as a positive) is as rare as half an event.
+        # An item that is only an input and never a positive is as rare as half an event.
         self._log_unseen = np.float32(np.log(0.5 / total))
 
     @classmethod
@@ -94,9 +94,9 @@ def index_training(
     users: PartOfUsers | None = None,
     quiet: bool = True,
 ) -> TrainingIndex:
-    """Looks through a dataset once, ever. One without a positive event to train on raises DataError.
+    """Counts a dataset once and keeps the counts. DataError without a positive event to train on.
 
-    `users` says whose events count; all, if not given.
+    `users` says whose events count; without it all users count.
     """
     users = users or PartOfUsers()
     settings = {
@@ -125,9 +125,9 @@ def index_training(
 def counted_once(
     source: SequenceSource, settings: Mapping[str, Any], count: Callable[[], Counts], fits: Callable[[Counts], bool]
 ) -> Counts:
-    """What `count` gives, kept for the next run with these settings over the same files.
+    """The result of `count`, kept for the next run with these settings over the same files.
 
-    `settings` is all that decides it. `fits` says whether what was kept can be of this dataset.
+    `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
     """
     place = _place(source, settings)
     counts = None if place is None else _read(place, fits)
@@ -170,7 +170,7 @@ def _fits(counts: Counts, source: SequenceSource, max_length: int) -> bool:
 
 
 def _keep(place: Path, counts: Counts) -> None:
-    """Writes an index for the next run. What hinders that is no error: another run may have been faster, say."""
+    """Writes an index for the next run. A failure is no error: for example, another run may have been faster."""
     with contextlib.suppress(OSError, TackboardError):
         if place.exists():
             remove_directory(place)

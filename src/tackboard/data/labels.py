@@ -1,6 +1,6 @@
-"""Labels: what was shown and what was done in, for every impression and label 1, 0 or not known yet out.
+"""Labels: impressions and events in; for every impression and label 1, 0 or not known yet out.
 
-The rules, which docs/labels.md tells with an example:
+The rules; docs/labels.md has an example:
 
     joined        an action counts for the impression of its user, request and item, if
                   0 <= time of the action - time of the impression <= the action's window
@@ -13,7 +13,7 @@ The rules, which docs/labels.md tells with an example:
 
 The end of the log is its largest received_ms; a window is closed when the end lies past its last millisecond. An item
 that a request showed twice is one impression, at the first position and the first time. Every action and impression
-that these rules set aside is counted. Works on one bucket of users, in arrays; memory is that of the bucket.
+that these rules set aside is counted. The work is done one bucket of users at a time, so memory does not grow.
 """
 
 from __future__ import annotations
@@ -76,29 +76,29 @@ class LabelConfig:
         object.__setattr__(self, "labels", tuple(sorted(self.labels, key=lambda label: label.action)))
         actions = [label.action for label in self.labels]
         if not actions:
-            raise UsageError("no label", fix="give one or more, e.g. --label save=7d --label click=30m")
+            raise UsageError("there is no label", fix="give one or more, e.g. --label save=7d --label click=30m")
         doubles = [action for action in actions if actions.count(action) > 1]
         if doubles:
-            raise UsageError(f"two labels of the action {doubles[0]}", fix="give each action one window")
+            raise UsageError(f"the action {doubles[0]} has two labels", fix="give each action one window")
         if self.shown in actions:
             raise UsageError(
-                f"--shown {self.shown} and --label {self.shown}: everything shown would be positive",
-                fix="leave one of them out",
+                f"--shown {self.shown} and --label {self.shown} together make everything shown positive",
+                fix="leave one of the two options out",
             )
         if self.negatives is not None and self.negatives < 1:
-            raise UsageError(f"--negatives {self.negatives}", allowed="allowed: 1 or more; without it all are kept")
+            raise UsageError(f"--negatives {self.negatives} is too small", allowed="allowed: 1 or more")
 
 
 def parse_label(text: str) -> Label:
     """`save=7d` → Label("save", 604_800_000). Anything else raises UsageError."""
     action, _, window = text.rpartition("=")
     if not action:
-        raise UsageError(f"--label {text}", allowed="allowed: ACTION=WINDOW, e.g. --label save=7d")
+        raise UsageError(f"cannot read --label {text}", allowed="allowed: ACTION=WINDOW, e.g. --label save=7d")
     found = _WINDOW.fullmatch(window)
     window_ms = int(found.group(1)) * UNITS_MS[found.group(2)] if found else 0
     if not 1 <= window_ms <= MAX_WINDOW_MS:
         raise UsageError(
-            f"--label {text}: the window {window!r}",
+            f"cannot read the window {window!r} of --label {text}",
             allowed="allowed: a whole number and ms, s, m (minutes), h or d, from 1ms to 36500d",
             fix=f"for example --label {action}=7d",
         )
@@ -107,7 +107,7 @@ def parse_label(text: str) -> Label:
 
 @dataclasses.dataclass
 class LabelCounts:
-    """Of one label. The first three are impressions, before negatives are drawn; the others are actions.
+    """Counts of one label. The first three are impressions, before negatives are drawn; the others are actions.
 
     Every action of the label is in exactly one of `positives` (the first for its impression) and the last five.
     """
@@ -124,7 +124,7 @@ class LabelCounts:
 
 @dataclasses.dataclass
 class Counts:
-    """What a label job met. `candidates` + `negatives_left_out` + `impressions_repeated` is what was shown in all."""
+    """Counts of a label job. `candidates` + `negatives_left_out` + `impressions_repeated` are all impressions."""
 
     requests: int = 0
     candidates: int = 0
@@ -288,9 +288,9 @@ def _find(shown: _Shown, requests: Ints, items: Ints) -> Ints:
 def _draw_negatives(
     negative: NDArray[np.bool_], request_of: Ints, draw: NDArray[np.uint64], item: Ints, most: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-    """Which candidates to keep, and the weight of each: of a request's negatives the `most` with the smallest draw.
+    """The candidates to keep and their weights: of a request's negatives the `most` with the smallest draw.
 
-    A kept negative weighs as many as there were per kept one, so that sums over negatives stay what they were.
+    A kept negative weighs the number of negatives per kept negative, so that sums over negatives stay the same.
     """
     keep, weight = ~negative, np.ones(len(negative), dtype=np.float32)
     chosen = np.flatnonzero(negative)
@@ -304,7 +304,7 @@ def _draw_negatives(
 
 
 def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Array:
-    """Of each of the `wanted` requests the value of its first event, null where it has none; numbers of RequestKeys."""
+    """The value of the first event of each `wanted` request, or null; requests are numbers of RequestKeys."""
     known, first = np.unique(requests, return_index=True)
     place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
     if not len(known):
@@ -313,7 +313,7 @@ def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Arra
 
 
 def _numbers(requests: pa.Array) -> Ints:
-    """Request ids as int64, as randomness is keyed by."""
+    """Request ids as int64 keys of random numbers."""
     if pa.types.is_integer(requests.type):
         return np.asarray(requests.to_numpy())
     encoded = requests.dictionary_encode()

@@ -1,7 +1,9 @@
-"""Pretraining batches: segments of histories, by step number (steps.py says how steps come about).
+"""Pretraining batches: segments of histories, by step number (see steps.py).
 
-`TrainingSteps` streams them from disk. `stored_batch` makes one of any runs of events that lie in memory: evaluation's
-way, and the slow twin of the windows.
+`TrainingSteps` streams batches from disk, a window of buckets at a time. Work that costs more than a copy is done once
+per window: the columns of the history are computed, distinct items are found and hashed to rows. A batch is then a
+slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch of any runs of events in memory,
+for evaluation and as the slow twin of the windows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.batch.batches import Batch
-from tackboard.batch.builder import make_batch
+from tackboard.batch.builder import PreparedHistories, make_batch
 from tackboard.core.config import check
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
@@ -28,9 +30,8 @@ from tackboard.data.plan import Segments, StepPlan, cut_segments
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.data.steps import BatchWindow, NumberedSteps
-from tackboard.data.window import Segmented, Window
 from tackboard.events.dataset import Dataset
-from tackboard.features.column import ranges
+from tackboard.features.column import offsets_of, ranges
 from tackboard.features.feature_set import FeatureSet
 
 
@@ -44,15 +45,15 @@ class DataConfig(StepsConfig):
     positive_actions: tuple[str, ...] = ()
     """Actions that the loss predicts and evaluation holds out; empty means all of them."""
     held_out: int = 1
-    """Which positive event of a user evaluation predicts, from the last: 1 to test, 2 to validate; later ones are
-    seen by nobody."""
+    """Positive event of a user that evaluation predicts, counted from the last: 1 to test, 2 to validate. Later events
+    are not used."""
     max_length: int = 64
     """Events of the longest training segment."""
     segments: str = "all"
     """`all` trains on every event; `newest` on each user's newest max_length events alone, as SASRec and HSTU do."""
     uniform_negatives: int = 0
-    """Items drawn uniformly from the catalogue for each step, as further negatives; the catalogue's size or more: all
-    of it, which makes an exact softmax possible."""
+    """Items drawn uniformly from the catalogue for each step, as further negatives. The number of items or more takes
+    the whole catalogue, which makes an exact softmax possible."""
     tokens_per_step: int = 4096
     """Events of one step at most, over all processes."""
     window_buckets: int = 16
@@ -90,6 +91,27 @@ class DataConfig(StepsConfig):
         return TrainingSteps(source, self, hashing, seed, part=part, quiet=quiet)
 
 
+class Window:
+    """Segments in the order in which they are read; step p of the window is the segments bounds[p] to bounds[p + 1].
+
+    With `negatives` each batch gets the negatives of (`key`, step).
+    """
+
+    def __init__(
+        self,
+        segments: PreparedHistories,
+        bounds: NDArray[np.int64],
+        negatives: UniformNegatives | None = None,
+        key: tuple[int, ...] = (),
+    ) -> None:
+        self._segments, self._bounds, self._negatives, self._key = segments, bounds, negatives, key
+
+    def batch(self, place: int) -> SequenceBatch:
+        """The batch of the window's step number `place`."""
+        batch = self._segments.batch(int(self._bounds[place]), int(self._bounds[place + 1]))
+        return batch if self._negatives is None else self._negatives.add(batch, *self._key, place)
+
+
 class TrainingSteps(NumberedSteps[SequenceBatch]):
     """Step number → batch of segments, or one rank's share of it."""
 
@@ -111,7 +133,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self.newest_only = config.segments == "newest"
         self.seed = seed
         self.uniform_negatives = config.uniform_negatives
-        self._held: Segmented | None = None
+        self._held: PreparedHistories | None = None
         self._lock = threading.Lock()
         self.users = PartOfUsers(part, config.validation_share)
         self.index = index_training(
@@ -129,15 +151,27 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """The segments of a window's buckets, or this rank's share of them, in the epoch's order."""
         if self.plan.num_windows == 1:
-            # Read and computed once, not once an epoch: a GPU would wait for it longer than it trains.
+            # Read and computed once, not once an epoch: a GPU would wait longer than it trains.
             lengths = np.diff(self._whole.offsets)
             mine, bounds = self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
-            window = Window(self._whole.in_order(mine), bounds)
+            prepared = self._whole.in_order(mine)
         else:
             sequences, segments = self._cut(self.plan.buckets_of(epoch, number))
             mine, bounds = self.plan.deal(epoch, number, segments.lengths, self.rank, self.world_size)
-            window = Window(Segmented(sequences, segments.take(mine), self.hashing, self.index.frequencies), bounds)
-        return window if self._negatives is None else self._negatives.beside(window, epoch, number)
+            prepared = self._prepare(sequences, segments.take(mine))
+        return Window(prepared, bounds, self._negatives, (epoch, number))
+
+    def _prepare(self, sequences: Sequences, segments: Segments) -> PreparedHistories:
+        """Segments of some sequences, end to end."""
+        events = ranges(segments.starts, segments.lengths)
+        return PreparedHistories(
+            history=sequences.histories_of(events, offsets_of(segments.lengths)),
+            hashing=self.hashing,
+            users=sequences.user_ids[segments.users],
+            request={name: column.take(events) for name, column in sequences.request.items()},
+            is_positive=sequences.is_positive.take(events),
+            log_q=self.index.frequencies.log_share,
+        )
 
     def _cut(self, buckets: NDArray[np.int64]) -> tuple[Sequences, Segments]:
         sequences = self.source.read(buckets)
@@ -146,12 +180,11 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         return sequences, cut_segments(begins, ends, self.max_length, newest_only=self.newest_only)
 
     @property
-    def _whole(self) -> Segmented:
+    def _whole(self) -> PreparedHistories:
         """All segments of a dataset of one window, in its own order."""
         with self._lock:
             if self._held is None:
-                sequences, segments = self._cut(self.plan.buckets_of(0, 0))
-                self._held = Segmented(sequences, segments, self.hashing, self.index.frequencies)
+                self._held = self._prepare(*self._cut(self.plan.buckets_of(0, 0)))
             return self._held
 
     def __getstate__(self) -> dict[str, object]:
@@ -180,9 +213,9 @@ def stored_batch(
 ) -> SequenceBatch:
     """The batch of runs of stored events: `lengths` events from index `starts` on, each of the user at `users` [B].
 
-    With `frequencies` it carries what a loss needs: which events are positive, the items' shares, and the features of
-    the request before every event. Without, it is what a server would build of these histories, with the features of
-    the one request that follows, so that evaluation sees nothing that a request does not hold.
+    With `frequencies` the batch is for a loss: it has the positive events, the items' shares, and the features of the
+    request before every event. Without `frequencies` it is the batch that a server would build, with the features of
+    the one request that follows, so that evaluation sees only what a request holds.
     """
     events = ranges(starts, lengths)
     requests = events if frequencies else ends_of_history(sequences, users)
@@ -197,5 +230,5 @@ def stored_batch(
 
 
 def ends_of_history(sequences: Sequences, users: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The event whose request ends each user's history: the held-out one, or the last where none is held out."""
+    """The event whose request ends each user's history: the held-out event, or the last event without one."""
     return np.minimum(sequences.train_ends[users], sequences.offsets[1:][users] - 1)

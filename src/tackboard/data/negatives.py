@@ -1,10 +1,10 @@
-"""Negatives drawn uniformly from the catalogue, beside those that a batch holds anyway.
+"""Negatives drawn uniformly from the catalogue, in addition to the items of a batch.
 
-In: a window, whose batches name the distinct items of their events. Out: the same batches with further items. Items of
-a batch come as often as they are popular, so most of the catalogue is hardly ever among them; a uniform draw reaches
-all of it. Each draw is a function of (seed, epoch, window, place), so every rank and a resumed run draw the same.
-Decided: drawn with replacement, repeats dropped; what a loss has to know is the chance of an item to be there at all,
-1 − (1 − 1/V)^K, and that is exact. As many draws as items, or more, mean the catalogue itself: an exact softmax.
+In: a batch with the distinct items of its events. Out: the same batch with further items. Popular items fill a batch,
+so most of the catalogue is hardly ever in one; a uniform draw reaches all items. Each draw is a function of (seed,
+epoch, window, place), so every rank and a resumed run draw the same. Decided: draws are with replacement and repeats
+are dropped; a loss needs the chance that an item is there at all, 1 − (1 − 1/V)^K, and that is exact. As many draws as
+items, or more, mean the whole catalogue: an exact softmax.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tackboard.batch.builder import with_items
 from tackboard.batch.items import ItemTable
 from tackboard.core import keyed_random
 from tackboard.data.index import ItemFrequencies
-from tackboard.data.steps import BatchWindow
 
 NEGATIVE_STREAM = 13
 """Keeps these random numbers apart from every other use of the seed."""
@@ -47,12 +46,8 @@ class UniformNegatives:
         self._rate = 1.0 if self._all else float(-np.expm1(count * np.log1p(-1.0 / len(catalogue))))
         self._catalogue = ItemTable(catalogue, hashing, frequencies.log_share) if self._all else None
 
-    def beside(self, window: BatchWindow[SequenceBatch], epoch: int, number: int) -> _WindowWithNegatives:
-        """The window number `number` of an epoch, with negatives in its batches."""
-        return _WindowWithNegatives(self, window, epoch, number)
-
     def add(self, batch: SequenceBatch, *key: int) -> SequenceBatch:
-        """`batch` with the negatives of `key`: its distinct items and the drawn ones, sorted and each once."""
+        """`batch` with the negatives of `key`: its distinct items and the drawn items, sorted, each once."""
         if self._catalogue is not None:
             whole = with_items(batch, self._catalogue)
             kept = {name: getattr(whole, name).clone() for name in ("item_ids", "item_rows", "item_log_q")}
@@ -69,14 +64,3 @@ class UniformNegatives:
     def _drawn(self, *key: int) -> NDArray[np.int64]:
         upper = keyed_random.bits(self._seed, NEGATIVE_STREAM, *key, self._draws) >> np.uint64(32)
         return np.asarray((upper * np.uint64(len(self._ids))) >> np.uint64(32), dtype=np.int64)
-
-
-class _WindowWithNegatives:
-    def __init__(
-        self, negatives: UniformNegatives, window: BatchWindow[SequenceBatch], epoch: int, number: int
-    ) -> None:
-        self._negatives, self._window, self._key = negatives, window, (epoch, number)
-
-    def batch(self, place: int) -> SequenceBatch:
-        """The batch of the window's step number `place`."""
-        return self._negatives.add(self._window.batch(place), *self._key, place)

@@ -84,8 +84,8 @@ class StepPlan:
         """
         if tokens_per_step < 2 * longest:
             raise ConfigError(
-                f"data.tokens_per_step = {tokens_per_step}",
-                allowed=f"allowed: at least {2 * longest}, twice the tokens of the longest",
+                f"data.tokens_per_step = {tokens_per_step} is too small",
+                allowed=f"allowed: at least {2 * longest}, twice the tokens of the longest segment or request",
                 fix=f"raise data.tokens_per_step, or lower {longest_setting}",
             )
         self._bucket_tokens = bucket_tokens
@@ -174,9 +174,8 @@ class StepPlan:
 def share_of_rank(lengths: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
     """Positions of the units of a step that one of `world_size` processes computes, rising.
 
-    The longest units are dealt first, each to the process with the fewest tokens so far, so that the processes,
-    which wait for each other, have nearly equal work. Together the shares are the step, whatever the world size. A step
-    of fewer units than processes leaves some of them with an empty share.
+    The longest units are dealt first, each to the process with the fewest tokens so far. So the processes, which wait
+    for each other, have nearly equal work. A step with fewer units than processes gives some processes an empty share.
     """
     loads = [(0, other) for other in range(world_size)]
     mine = []

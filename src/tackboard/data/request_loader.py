@@ -68,11 +68,11 @@ class RequestConfig(StepsConfig):
     labels: tuple[str, ...] = ()
     """Actions whose labels are read; empty means all of them."""
     max_history: int = 256
-    """Newest events before the request that are read; the model's max_history."""
+    """Most events before the request that are read; must be the model's max_history."""
     validation_share: float = 0.1
     """Share of the users, drawn by their ids, whose requests are not trained on but judge during training."""
     test_share: float = 0.1
-    """Share of the users whose requests are read by nobody but `tackboard evaluate`."""
+    """Share of the users whose requests only `tackboard evaluate` reads."""
     judged_on: str = ""
     """Folder of another labelled dataset, whose users judge in these shares; then all users of `dataset` train."""
     max_requests: int = 0
@@ -87,9 +87,8 @@ class RequestConfig(StepsConfig):
         rest = 1.0 - self.validation_share
         check(0.0 <= self.test_share <= rest, "data.test_share", self.test_share, f"0 to {rest:g}, the other users")
         check(self.max_requests >= 0, "data.max_requests", self.max_requests, "0 or more")
-        check(
-            1 <= self.max_history <= MAX_HISTORY, "data.max_history", self.max_history, f"1 to {MAX_HISTORY:,} events"
-        )
+        is_kept = 1 <= self.max_history <= MAX_HISTORY
+        check(is_kept, "data.max_history", self.max_history, f"1 to {MAX_HISTORY:,} events")
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more")
         check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
 
@@ -112,7 +111,7 @@ class RequestConfig(StepsConfig):
         return RequestSteps(source, self, hashing, seed, part=part, quiet=quiet)
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """The same data at the snapshots of a run, the one that judges included."""
+        """The same data at the snapshots of a run, including the snapshot of `judged_on`."""
         data = super().at(lineage)
         if not self.judged_on or "judged_snapshot" not in lineage:
             return data
@@ -197,10 +196,8 @@ class RequestSource(SequenceSource):
         named = dataset.path if isinstance(dataset, Dataset) else Path(dataset or config.dataset)
         dataset = dataset if isinstance(dataset, Dataset) else open_dataset(named)
         if not (dataset.path / REQUESTS).exists() or "requests" not in dataset.layout.offsets:
-            raise DataError(
-                f"{named} holds no labelled requests",
-                fix=f"tackboard data label {named} --label ACTION=WINDOW",
-            )
+            fix = f"tackboard data label {named} --label ACTION=WINDOW"
+            raise DataError(f"{named} holds no labelled requests", fix=fix)
         chosen = features or (lambda names: standard_features(names, config.max_history))
         super().__init__(dataset, named, held_out=0, vocabulary=vocabulary, features=chosen, of_requests=True)
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
@@ -214,12 +211,12 @@ class RequestSource(SequenceSource):
 
     @functools.cached_property
     def judge(self) -> RequestSource:
-        """The requests of data.judged_on, in the words of these; opened and verified once."""
+        """The requests of data.judged_on, with the vocabulary and features of this source; opened once."""
         config = dataclasses.replace(self._config, dataset=self._config.judged_on, judged_on="")
         return RequestSource(config, vocabulary=self.vocabulary, features=lambda _names: self.features)
 
     def lineage(self) -> dict[str, Any]:
-        """What a checkpoint records about where its data came from, and that of who judges."""
+        """What a checkpoint records about the origin of its data and of data.judged_on."""
         lineage = super().lineage()
         if self._config.judged_on:
             lineage |= {"judged_on": str(self.judge.path), "judged_snapshot": self.judge.snapshot}
@@ -254,7 +251,7 @@ class RequestSource(SequenceSource):
         return columns
 
     def _contexts(self, plan: Plan, requests: RequestTable) -> dict[str, Column]:
-        """What was said with each request: the context of the first of its events that has one."""
+        """The context of each request: that of its first event with a context."""
         if requests.ids is None or not self.dataset.has_context:
             return {}
         buckets = np.unique(self.dataset.layout.buckets_of(requests.user_ids))
@@ -307,15 +304,12 @@ class RequestWindow:
         buckets: NDArray[np.int64],
         deal: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]],
         hashing: HashConfig,
-        choose: Choose | None = None,
+        choose: Choose,
     ) -> None:
-        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`).
-
-        `choose` says which of the requests count; all, if not given.
-        """
+        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`)."""
         self._sequences = source.read(buckets)
         found = source.read_requests(buckets)
-        self._requests = found if choose is None else found.take(choose(found))
+        self._requests = found.take(choose(found))
         self._histories = Histories(
             self._sequences.events.received, self._sequences.user_ids, self._sequences.offsets, source.max_history
         )
@@ -402,7 +396,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
 
     def _draw_of_request(self, number: int) -> np.uint64 | None:
-        """The draw of request number `number` of these steps, in the order of draws; None where there are fewer."""
+        """The draw of request number `number` of these steps, in the order of draws; None if there are fewer."""
         draws = [
             self._draws(table)[self.chosen(table)]
             for bucket in range(self.source.num_buckets)
@@ -451,7 +445,7 @@ def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> Counts:
             progress.advance(table.num_rows)
     if not tokens.any():
         raise DataError(
-            f"{source.dataset.path} holds no requests for this part of the users",
+            f"{source.dataset.path} holds no requests of these users",
             fix="label a snapshot in which something was shown, or change data.validation_share and data.test_share",
         )
     return Counts({"bucket_tokens": tokens}, {"longest": longest})
@@ -463,13 +457,13 @@ def _flat(table: pa.Table, name: str) -> pa.Array:
 
 
 def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:
-    """The labels to read: those named, or all. One that the file does not have raises ConfigError."""
+    """The named labels, or all; ConfigError if the file does not have a named label."""
     with contextlib.closing(RowReader(path)) as reader:
         known = [name.removeprefix(LABEL) for name in reader.schema.names if name.startswith(LABEL)]
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"data.labels names {name!r}",
+                f"data.labels names {name!r}, which the dataset does not have",
                 allowed=f"labels in the dataset: {', '.join(known)}",
                 fix=did_you_mean(name, known) or f"tackboard data label … --label {name}=WINDOW",
             )

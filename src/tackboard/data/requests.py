@@ -61,8 +61,8 @@ class Labelled:
 def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False) -> Labelled:
     """Makes a snapshot of `dataset`, the newest one, with labelled requests, and points `latest` at it.
 
-    Where the snapshot has exactly these labels already, it stays. Labels of other rules are replaced. Wrong rules raise
-    UsageError, a dataset that does not say what was shown DataError; then, and after a kill, the old one is in use.
+    A snapshot that has exactly these labels stays. Labels of other rules are replaced. Wrong rules raise UsageError, a
+    dataset without impressions raises DataError; then, and after a kill, the old snapshot stays in use.
     """
     check_newest(dataset)
     for label in config.labels:
@@ -128,7 +128,7 @@ def _inputs(dataset: Dataset) -> dict[str, str]:
 def _write_rows(
     dataset: Dataset, config: LabelConfig, impressions: Impressions, end_ms: int, path: Path, progress: Progress
 ) -> tuple[Layout, Counts]:
-    """Writes requests.parquet bucket by bucket, each as one row group, or as several where it showed very much."""
+    """Writes requests.parquet bucket by bucket, each as one row group, or as several if the bucket is very large."""
     reach(f"{REQUESTS}:before-write")
     stored = pq.read_schema(dataset.events_path)
     names = ["item_id", "time_ms", "request", "action", "surface"]

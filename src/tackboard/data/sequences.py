@@ -8,17 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core.errors import ConfigError
-from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.execution import Program
-from tackboard.features.feature_set import FeatureSet
 from tackboard.features.frame import Frame
 from tackboard.features.standard import HISTORY
 from tackboard.features.tables import EventTable
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserRanges:
-    """Where the events of U users lie among N, and the split. `targets` [U] are the held-out events, or -1."""
+    """The place of the events of U users among N events. `targets` [U] are the held-out events, or -1."""
 
     user_ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -46,7 +43,7 @@ class UserRanges:
         is_positive: NDArray[np.bool_],
         held_out: int,
     ) -> UserRanges:
-        """The ranges with each user's last positive event held out, with 2 the one before it, and so on; 0: none."""
+        """Holds out each user's last positive event; with `held_out` 2 the event before it, and so on; 0: none."""
         targets = np.full(len(user_ids), -1, dtype=np.int64)
         if held_out:
             targets = positive_from_last(offsets, is_positive, held_out)
@@ -76,28 +73,13 @@ class Sequences(UserRanges):
     request: Mapping[str, Column]
 
     @property
-    def path(self) -> Path:
-        """The dataset's folder, as it was named."""
-        return self.source.path
-
-    @property
-    def features(self) -> FeatureSet:
-        """What the model reads."""
-        return self.source.features
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The actions and surfaces that the model knows."""
-        return self.source.vocabulary
-
-    @property
     def catalogue(self) -> NDArray[np.int64]:
         """Ids of all items of the dataset, sorted."""
         return self.source.catalogue
 
     @functools.cached_property
     def _history(self) -> Program:
-        return Program(self.features.plan.trimmed([HISTORY]))
+        return Program(self.source.features.plan.trimmed([HISTORY]))
 
     def histories(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Column:
         """The feature `history` of runs of events: `lengths` events from index `starts` on, as if nothing came before.
@@ -131,10 +113,10 @@ class Sequences(UserRanges):
 def positive_from_last(
     offsets: NDArray[np.int64], is_positive: NDArray[np.bool_], number: int = 1
 ) -> NDArray[np.int64]:
-    """Index of each user's last positive event [U], or of the one `number` - 1 positive ones before it.
+    """Index of each user's last positive event [U], or of the positive event `number` - 1 places before it.
 
-    A user with fewer than `number`, but at least one, is cut at the first of them: -1 would hand the events that are
-    tested to training. A user with none has -1.
+    A user with at least one but fewer than `number` is cut at the first positive event: -1 would give tested events to
+    training. A user without positive events has -1.
     """
     positions = np.flatnonzero(is_positive)
     begins, ends = np.searchsorted(positions, offsets[:-1]), np.searchsorted(positions, offsets[1:])

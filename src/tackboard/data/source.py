@@ -76,7 +76,7 @@ class SequenceSource:
     ) -> None:
         """See `open_sequences`; `path` is the folder as the user named it.
 
-        With `of_requests` times are always read, and features are left to who knows the requests.
+        With `of_requests` times are always read, and the caller computes the features of requests.
         """
         check(held_out >= 0, "held_out", held_out, "0 (nothing), 1 (the last positive event), 2 (the one before it), …")
         if dataset.num_events == 0:
@@ -104,7 +104,6 @@ class SequenceSource:
 
     @property
     def snapshot(self) -> str:
-        """The name of the snapshot's folder."""
         return self.dataset.path.name
 
     @property
@@ -122,7 +121,7 @@ class SequenceSource:
         return {"dataset": str(self.path), "snapshot": self.snapshot, "num_events": self.dataset.num_events}
 
     def read_columns(self, spans: Spans, columns: Sequence[str]) -> pa.Table:
-        """Some columns of some rows of the events, counted."""
+        """Reads some columns of some rows of the events, and counts what was read."""
         with contextlib.closing(RowReader(self.dataset.events_path)) as reader:
             table = reader.read(spans, columns)
             self.counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
@@ -140,7 +139,7 @@ class SequenceSource:
         return spans
 
     def ranges_of_users(self, table: pa.Table) -> UserRanges:
-        """Whose events the rows of `table` are, which are positive and which are held out; needs user_id, action."""
+        """The users of the rows of `table`, its positive events and the held-out events; needs user_id, action."""
         users = table["user_id"].to_numpy()
         starts = starts_of_users(users)
         actions = encode(table["action"])
@@ -153,9 +152,9 @@ class SequenceSource:
         )
 
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None) -> Sequences:
-        """The sequences of the users of `buckets`, which rise; of all users, if not given.
+        """The sequences of the users of `buckets`, which rise; without `buckets` those of all users.
 
-        Of all users times are read in any case, for their order; `index_training` has looked at that of some buckets.
+        For all users times are always read, to check their order; `index_training` checks the order of single buckets.
         """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
         more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]
@@ -192,7 +191,7 @@ class SequenceSource:
         }
 
     def _origins_of_request_features(self) -> tuple[list[str], list[str]]:
-        """(read from the snapshot, computed): what a backfill has stored by the same definition is not computed."""
+        """Names of features (read from the snapshot, computed); a feature that a backfill stored is not computed."""
         hashes = self.features.feature_hashes()
         stored = read_features(self.dataset.path)
         kept = stored.feature_hashes() if stored is not None else {}
@@ -224,10 +223,10 @@ class SequenceSource:
 
     @functools.cached_property
     def _measures_histories(self) -> bool:
-        """Whether the set has the standard `since_last`, which goes with the history that is read beside it.
+        """Whether the set has the standard `since_last`, which is measured on the history of the batch.
 
-        A history of training holds every event before the one predicted, also one of the same moment or one received
-        late, as the history of a server's request would.
+        A history of training holds every event before the predicted event, also events of the same moment and events
+        that were received late, as the history of a server's request does.
         """
         return self.features.feature_hashes().get(SINCE_LAST) == request_features().feature_hashes()[SINCE_LAST]
 
@@ -251,13 +250,11 @@ def open_sequences(
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
 ) -> SequenceSource:
-    """Opens and verifies a dataset, or takes one that was opened before. `positive_actions` empty means all.
+    """Opens and verifies a dataset, or takes an open one. Empty `positive_actions` means all actions.
 
     `held_out` says which positive event of a user is held out, counted from the last: 1 to test, 2 to validate; 0
-    holds out nothing.
-
-    `vocabulary` is that of the model that will read it, where there is one: its indices are not this dataset's.
-    `features` gives what that model reads, for a vocabulary.
+    holds out nothing. `vocabulary` is the vocabulary of an existing model, whose indices differ from this dataset's.
+    `features` gives the features that the model reads, for a vocabulary.
     """
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     return SequenceSource(
@@ -270,16 +267,9 @@ def open_sequences(
     )
 
 
-def load_sequences(
-    dataset: str | Path | Dataset,
-    positive_actions: tuple[str, ...] = (),
-    *,
-    held_out: int = 1,
-    vocabulary: Vocabulary | None = None,
-    features: Callable[[Vocabulary], FeatureSet] = standard_features,
-) -> Sequences:
-    """All sequences of a dataset, in memory; see `open_sequences`."""
-    return open_sequences(dataset, positive_actions, held_out=held_out, vocabulary=vocabulary, features=features).read()
+def load_sequences(dataset: str | Path | Dataset, *arguments: Any, **settings: Any) -> Sequences:
+    """All sequences of a dataset, in memory; the arguments are those of `open_sequences`."""
+    return open_sequences(dataset, *arguments, **settings).read()
 
 
 def snapshot_path(lineage: Mapping[str, Any]) -> Path:
@@ -289,7 +279,7 @@ def snapshot_path(lineage: Mapping[str, Any]) -> Path:
 
 
 def _since_event_before(events: EventTable) -> Column:
-    """Seconds from the event before, in the order of histories, to each event; `NEVER` for a user's first."""
+    """Seconds from the event before to each event, in the order of histories; `NEVER` for a user's first event."""
     times = events.times
     seconds = np.full(len(times), NEVER)
     seconds[1:] = (times[1:] - times[:-1]) / 1000.0
@@ -298,11 +288,11 @@ def _since_event_before(events: EventTable) -> Column:
 
 
 def _known_actions(vocabulary: Vocabulary, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The positive actions: those named, or all. One that the dataset does not have raises ConfigError."""
+    """The named actions, or all; ConfigError if the dataset does not have a named action."""
     for name in names:
         if name not in vocabulary.actions:
             raise ConfigError(
-                f"data.positive_actions names {name!r}",
+                f"data.positive_actions names {name!r}, which the dataset does not have",
                 allowed=f"actions in the dataset: {', '.join(vocabulary.actions)}",
                 fix=did_you_mean(name, vocabulary.actions),
             )

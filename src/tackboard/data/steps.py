@@ -2,7 +2,7 @@
 
 A batch is computed from its step number alone, so the number of workers changes how soon windows are ready and never
 what is in a batch. Nearly all the work is in a window: it is decoded, its features computed, its units permuted;
-a batch is then a slice of it. Memory is that of the windows in hand, however large the dataset. Decided: threads, not
+a batch is then a slice of it. Memory depends on the windows, not on the size of the dataset. Decided: threads, not
 processes. Arrow and NumPy let other threads run while they work, and nothing has to be sent or shared.
 """
 
@@ -36,7 +36,7 @@ class NumberedSteps(abc.ABC, Generic[Batch]):
 
     def __init__(self, plan: StepPlan, *, rank: int = 0, world_size: int = 1) -> None:
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} of {world_size}", allowed="allowed: 0 up to the number of processes")
+            raise UsageError(f"rank is {rank} of {world_size} processes", allowed="allowed: 0 to processes - 1")
         self.plan = plan
         self.rank = rank
         self.world_size = world_size
@@ -48,7 +48,7 @@ class NumberedSteps(abc.ABC, Generic[Batch]):
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
-            raise UsageError(f"step {step}", allowed="allowed: 0 or more; steps of all epochs are numbered through")
+            raise UsageError(f"step {step} does not exist", allowed="allowed: 0 or more, over all epochs")
         epoch, number, place = self.plan.locate(step)
         if self._last is None or self._last[0] != (epoch, number):
             self._last = None  # Let go of the old window before the new one is made.

@@ -1,9 +1,9 @@
 """Leave-last-out ranking of the full catalogue: a model and its rivals in, one table out.
 
-The protocol: each user's last positive event is the target (to validate, the one before it: the result says which) and
-everything before it the history; every item of the catalogue is ranked; ties count against the target. Whether items of
-the history are taken out of the ranking is a setting and stands in the result. Users are ranked in chunks, so memory
-does not grow with their number.
+The protocol: each user's last positive event is the target (for validation the event before it; the result says which)
+and everything before the target is the history; every item of the catalogue is ranked; ties count against the target. A
+setting decides whether items of the history are taken out of the ranking; the result repeats it. Users are ranked in
+chunks, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EvaluationConfig:
     cutoffs: tuple[int, ...] = (1, 5, 10, 50)
     """The k of HR@k and NDCG@k."""
     filter_seen: bool = False
-    """Whether items of the history are taken out of the ranking. Keep them where users come back to items."""
+    """Whether items of the history are taken out of the ranking. Keep them if users come back to items."""
     chunk_users: int = 256
     """Users ranked at once; bounds memory."""
 
@@ -79,7 +79,7 @@ def history_batch(
     """
     if skip_newest and sequences.request:
         raise ConfigError(
-            f"the newest {skip_newest} events are skipped, and the model reads {', '.join(sequences.request)}",
+            f"the newest {skip_newest} events are skipped, but the model reads {', '.join(sequences.request)}",
             allowed="features of the request belong to the whole history",
         )
     begins = sequences.offsets[:-1][users]
@@ -102,12 +102,12 @@ def evaluate_rankings(
     users = evaluated_users(sequences)[:max_users]
     rows, seconds = [], {}
     for name, score in rivals.items():
-        metrics = RankingMetrics(cutoffs)
         started = time.perf_counter()
         with Progress(f"ranking by {name}", total=len(users), unit="users", quiet=quiet) as progress:
             ranks = target_ranks(
                 score, sequences, users, filter_seen=filter_seen, chunk_users=chunk_users, advance=progress.advance
             )
+        metrics = RankingMetrics(cutoffs)
         metrics.update(ranks)
         seconds[name] = time.perf_counter() - started
         rows.append({"name": name} | {key: round(value, 6) for key, value in metrics.result().items()})
@@ -130,9 +130,9 @@ def held_out_event(held_out: int) -> str:
 
 
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
-    """Positions of the users with a held-out event and a history before it; DataError where there is none.
+    """Positions of the users with a held-out event and a history before it; DataError if there are none.
 
-    Users with fewer positive events than are held out are left out: their target is one that a later test asks for.
+    Users with fewer than `held_out` positive events are left out: their target belongs to a later test.
     """
     targets = sequences.targets
     counts = np.append(0, np.cumsum(sequences.is_positive))
@@ -141,7 +141,7 @@ def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     users = np.flatnonzero(has_target & (targets > sequences.offsets[:-1]))
     if len(users) == 0:
         raise DataError(
-            f"{sequences.path} has no user to evaluate",
+            f"{sequences.source.path} has no user to evaluate",
             allowed="a user needs a positive event and at least one event before it",
         )
     return users
@@ -159,13 +159,13 @@ def target_ranks(
 ) -> NDArray[np.int64]:
     """The 0-based rank of each user's held-out item [U] in the whole catalogue.
 
-    Where `score` skips the newest events of a history, so must the filter: what it took out would be known otherwise.
+    If `score` skips the newest events of a history, the filter must skip them too: otherwise it would reveal them.
     """
     targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
     ranks = np.empty(len(users), dtype=np.int64)
     for begin in range(0, len(users), chunk_users):
         chunk = slice(begin, begin + chunk_users)
-        # Where the scores are: a catalogue of a million items for 256 users is a gigabyte to copy.
+        # Stays on the device of the scores: a million items for 256 users are a gigabyte to copy.
         scores = torch.as_tensor(score(users[chunk]))
         if filter_seen:
             _remove_seen(scores, sequences, users[chunk], targets[chunk], skip_newest)
@@ -180,7 +180,7 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
-    """Share of the way from the better baseline to the oracle that the model goes; None where there is no oracle."""
+    """How much of the difference between the better baseline and the oracle the model closes; None without oracle."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None

@@ -1,8 +1,8 @@
 """How well a model answers labelled requests: held-out requests in; AUC and log-loss beside means of items out.
 
-Every candidate of the requests of held-out users whose label is known is an example; its score is read as log odds.
-`auc` compares any two examples, `auc_within_users` a user's own only, which is closer to ranking. What needs no model
-is shown beside it: the item's mean in training, drawn towards the mean of all where an item was seen rarely.
+Every candidate with a known label in a request of a held-out user is an example; its score is read as log odds. `auc`
+compares any two examples, `auc_within_users` only examples of the same user, which is closer to ranking. The table also
+shows a baseline without a model: the item's mean in training, drawn towards the mean of all items if the item is rare.
 """
 
 from __future__ import annotations
@@ -22,31 +22,27 @@ from tackboard.metrics.binary import auc, auc_of_users, log_losses, logit
 
 METRICS = ("auc", "auc_within_users", "log_loss")
 DAMPING = 10.0
-"""Further examples that every item has, in the mean of all."""
+"""Further examples with the mean of all items that every item gets."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """Scores of candidates [E], whose they are, and their labels: 1, 0, or -1 if not known."""
+    """Scores of candidates [E], their users and items, and their labels: 1, 0, or -1 if not known."""
 
     scores: NDArray[np.float64]
     users: NDArray[np.int64]
     items: NDArray[np.int64]
     labels: dict[str, NDArray[np.int8]]
 
-    def known(self, label: str) -> Answers:
-        """Those whose label is known."""
-        return self.take(self.labels[label] >= 0)
-
     def take(self, chosen: NDArray[np.bool_]) -> Answers:
-        """Those that are True."""
+        """The answers whose entry in `chosen` is True."""
         labels = {name: values[chosen] for name, values in self.labels.items()}
         return Answers(self.scores[chosen], self.users[chosen], self.items[chosen], labels)
 
 
 @torch.no_grad()
 def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> Answers:
-    """The scores of a model for one pass over the requests of `steps`, or until it has met this many users."""
+    """The scores of a model for the requests of `steps`, one pass or at most `max_users` users."""
     model.eval()
     device = next(model.parameters()).device
     parts: list[list[NDArray[Any]]] = []
@@ -72,12 +68,12 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
 
 def metrics_of(answers: Answers, label: str) -> dict[str, float]:
     """The metrics of scores for one label; examples of both kinds are needed."""
-    chosen = answers.known(label)
+    chosen = answers.take(answers.labels[label] >= 0)
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
         raise DataError(
-            f"the held-out requests have no {label} of both kinds",
-            allowed="needed: some that are 1 and some that are 0",
+            f"the labels {label} of the held-out requests are all alike, or none is known",
+            allowed="needed: some labels that are 1 and some that are 0",
             fix="hold out more users: data.test_share",
         )
     _, users = np.unique(chosen.users, return_inverse=True)
@@ -125,7 +121,7 @@ def item_means(steps: RequestSteps, label: str, asked: NDArray[np.int64]) -> NDA
 def damped_means(
     keys: NDArray[np.int64], values: NDArray[np.floating], asked: NDArray[np.int64], damping: float
 ) -> NDArray[np.float64]:
-    """The mean of `values` by key as if each key had `damping` further ones of 0, for each key of `asked`; 0: none."""
+    """For each key of `asked` the mean of its `values` and `damping` zeros; 0 for an unknown key."""
     distinct, places = np.unique(keys, return_inverse=True)
     sums = np.bincount(places, values, minlength=len(distinct))
     means = np.append(sums / (np.bincount(places, minlength=len(distinct)) + damping), 0.0)

@@ -2,9 +2,9 @@
 
     <bundle>/  dense.safetensors · tables/<name>.safetensors · features.json · signature.json · card.md · MANIFEST.json
 
-Tables are stored in fp16 by default, as the published system keeps them; dense parameters stay fp32. The parameters
-are checked against the model they claim to be before anything is written, and the bundle is written into a temporary
-folder and renamed: a half one is never left behind.
+Tables are stored in fp16 by default, as in the published system; dense parameters stay fp32. The parameters are
+compared with their model before anything is written. The bundle is written into a temporary folder and renamed, so that
+no half bundle is left behind.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ def export_bundle(
 ) -> dict[str, Any]:
     """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns sizes. An existing folder is refused.
 
-    `code_file` is the file of a user's own model, where the operator named it.
+    `code_file` is the file of a user's own model, if the operator named it.
     """
     if tables not in PRECISIONS:
         close = suggest(tables, PRECISIONS)
-        raise UsageError(
-            f"--tables {tables}", allowed="allowed: fp32, fp16", fix=f"did you mean {close}?" if close else ""
-        )
+        fix = f"did you mean {close}?" if close else ""
+        raise UsageError(f"--tables {tables} is not a precision", allowed="allowed: fp32, fp16", fix=fix)
     if not version.isdigit():
-        raise UsageError(f"--version {version}", allowed="allowed: a whole number", fix="e.g. --version 1")
+        raise UsageError(f"--version {version} is not a whole number", fix="give a whole number, e.g. --version 1")
     checkpoint = load_trained(path)
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     state = checkpoint.path / STATE
@@ -118,7 +117,7 @@ def _signature(
 
 
 def _keep_served(checkpoint: Checkpoint, config: Any) -> None:
-    """Leaves of a checkpoint what the model of `config` has: what only training needs stays behind."""
+    """Removes from a checkpoint what only training needs: keeps the parameters of the model of `config`."""
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     with torch.device("meta"):
         served = build_model(config, vocabulary).state_dict()

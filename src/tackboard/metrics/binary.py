@@ -1,11 +1,11 @@
 """How well a yes or no is predicted: logits and labels in; AUC, log-loss, and what chance does to them out.
 
-AUC is the chance that a yes scores above a no, a tie counting half; it says how well examples are ordered and nothing
-about whether probabilities are right, which is what log-loss says. AUC within users asks it of each user's own examples
-and averages over the users who have both, so it owes nothing to telling generous users from strict ones.
+AUC is the chance that a yes scores above a no, and a tie counts half. AUC says how well examples are ordered; log-loss
+says whether probabilities are right. AUC within users is the mean over users who have both a yes and a no, so a model
+gains nothing from telling generous users from strict ones.
 
 Examples of one user are alike, so an interval must come from drawing users again, not examples: `UserResamples` draws
-them once, and gives the metric of every draw. Two models measured with the same draws are compared draw by draw.
+users once and gives the metric of every draw. Two models are compared draw by draw, with the same draws.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Labels = NDArray[np.bool_]
 
 
 def auc(scores: Scores, labels: Labels, weights: NDArray[np.floating] | None = None) -> float:
-    """The chance that a yes scores above a no, a tie counting half; NaN where there is only one kind.
+    """The chance that a yes scores above a no, and a tie counts half; NaN without a yes or without a no.
 
     An example of weight 2 counts as two.
     """
@@ -27,19 +27,19 @@ def auc(scores: Scores, labels: Labels, weights: NDArray[np.floating] | None = N
 
 
 def log_losses(logits: Scores, labels: Labels) -> NDArray[np.float64]:
-    """−log of the probability that was given to what came true [E]."""
+    """−log of the probability that the model gave to the true label [E]."""
     signed = np.where(labels, logits, -np.asarray(logits, dtype=np.float64))
     return np.asarray(np.logaddexp(0.0, -signed))
 
 
 def logit(probabilities: NDArray[np.floating], least: float = 0.01) -> NDArray[np.float64]:
-    """Log odds, of probabilities held between `least` and 1 − `least`."""
+    """Log odds of probabilities, which are clipped to `least` and 1 − `least`."""
     held = np.clip(np.asarray(probabilities, dtype=np.float64), least, 1.0 - least)
     return np.log(held) - np.log1p(-held)
 
 
 def auc_of_users(scores: Scores, labels: Labels, users: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The AUC of each user's own examples [U], NaN for a user with only one kind; `users` count from 0."""
+    """The AUC of each user's own examples [U], NaN for a user without a yes or without a no; `users` count from 0."""
     found = np.full(int(users.max(initial=-1)) + 1, np.nan)
     order = np.argsort(users, kind="stable")
     bounds = np.searchsorted(users[order], np.arange(len(found) + 1))
@@ -51,15 +51,15 @@ def auc_of_users(scores: Scores, labels: Labels, users: NDArray[np.int64]) -> ND
 
 
 class UserResamples:
-    """Draws of as many users as there are, with replacement: the same draws for whoever gives the same numbers."""
+    """Draws all users again, with replacement; the same arguments give the same draws."""
 
     def __init__(self, users: NDArray[np.int64], num_resamples: int = 1000, seed: int = 0) -> None:
-        """`users` [E] are whose examples these are, counted from 0."""
+        """`users` [E] are the users of the examples, counted from 0."""
         self.users = users
         num_users = int(users.max(initial=-1)) + 1
         generator = np.random.default_rng(seed)
         self.counts = np.empty((num_resamples, num_users), dtype=np.float64)
-        """How often each draw has each user [R, U]."""
+        """The number of times that each draw has each user [R, U]."""
         for draw in range(num_resamples):
             self.counts[draw] = np.bincount(generator.integers(0, num_users, size=num_users), minlength=num_users)
 
@@ -69,13 +69,13 @@ class UserResamples:
         return np.array([_auc_of_groups(groups, labels, counts[self.users]) for counts in self.counts])
 
     def mean(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The mean of a value per example over those of the users drawn [R]."""
+        """The mean of a value per example over the examples of the users drawn [R]."""
         sums = np.bincount(self.users, values, minlength=self.counts.shape[1])
         sizes = np.bincount(self.users, minlength=self.counts.shape[1]).astype(np.float64)
         return np.asarray((self.counts @ sums) / (self.counts @ sizes))
 
     def mean_of_users(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The mean of a value per user over the users drawn [R]; users without one (NaN) are left out."""
+        """The mean of a value per user over the users drawn [R]; users without a value (NaN) are left out."""
         known = ~np.isnan(values)
         return np.asarray((self.counts @ np.where(known, values, 0.0)) / (self.counts @ known.astype(np.float64)))
 

@@ -1,8 +1,8 @@
 """Whether one model is better than another on the same users: figures per user in, an interval of the difference out.
 
-In: one number per user and model, say whether the held-out item was among the first ten, averaged over seeds where
-there are several. Out: the mean difference and the percentile interval of its bootstrap over users. Paired, because
-users differ from each other far more than models do: what a user has in common with both models drops out.
+In: one number per user and model, for example whether the held-out item was among the first ten, averaged over seeds.
+Out: the mean difference and the percentile interval of its bootstrap over users. The comparison is paired, because
+users differ from each other far more than models do: the difference of a user to other users drops out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import dataclasses
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tackboard.metrics.binary import interval
 
 DRAWS_AT_ONCE = 1 << 22
 """Users drawn in one go; bounds memory."""
@@ -44,9 +46,9 @@ def paired_bootstrap(
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1 or not len(first):
-        raise ValueError(f"one value per user and model is needed, not {first.shape} and {second.shape}")
+        raise ValueError(f"shapes are {first.shape} and {second.shape}; needed: one value per user in both")
     if num_resamples < 1 or not 0 < level < 1:
-        raise ValueError(f"{num_resamples} resamples at level {level}")
+        raise ValueError(f"cannot draw {num_resamples} resamples at level {level}; needed: 1 or more, 0 < level < 1")
     difference = first - second
     generator = np.random.default_rng(seed)
     means = np.empty(num_resamples)
@@ -55,5 +57,5 @@ def paired_bootstrap(
         count = min(at_once, num_resamples - begin)
         chosen = generator.integers(0, len(difference), size=(count, len(difference)))
         means[begin : begin + count] = difference[chosen].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Difference(mean=float(difference.mean()), low=float(low), high=float(high))
+    low, high = interval(means, level)
+    return Difference(mean=float(difference.mean()), low=low, high=high)

@@ -1,8 +1,7 @@
 """HR@k and NDCG@k over ranked catalogues with one relevant item.
 
 In: the rank of each user's held-out item (0 is best). Out: means. With one relevant item HR@k is the share of ranks
-below k, and NDCG@k the mean of 1/log2(rank + 2) over those. Sums are kept as (count, total), so that parts computed
-apart merge exactly.
+below k, and NDCG@k the mean of 1/log2(rank + 2) over those.
 """
 
 from __future__ import annotations
@@ -31,17 +30,8 @@ class RankingMetrics:
             self.hits[k] = self.hits.get(k, 0) + len(inside)
             self.gains[k] = self.gains.get(k, 0.0) + float(np.sum(1.0 / np.log2(inside + 2.0)))
 
-    def merge(self, other: RankingMetrics) -> None:
-        """Adds what `other` has seen; both must have the same cutoffs."""
-        if other.cutoffs != self.cutoffs:
-            raise ValueError(f"cutoffs {other.cutoffs} cannot merge into {self.cutoffs}")
-        self.num_users += other.num_users
-        for k in self.cutoffs:
-            self.hits[k] = self.hits.get(k, 0) + other.hits.get(k, 0)
-            self.gains[k] = self.gains.get(k, 0.0) + other.gains.get(k, 0.0)
-
     def result(self) -> dict[str, float]:
-        """`hr@k` and `ndcg@k` by name; 0 where no user was seen."""
+        """`hr@k` and `ndcg@k` by name; 0 without users."""
         users = max(1, self.num_users)
         rates = {f"hr@{k}": self.hits.get(k, 0) / users for k in self.cutoffs}
         return rates | {f"ndcg@{k}": self.gains.get(k, 0.0) / users for k in self.cutoffs}
@@ -50,10 +40,10 @@ class RankingMetrics:
 def ranks_of_targets(scores: NDArray[np.floating] | torch.Tensor, targets: NDArray[np.int64]) -> NDArray[np.int64]:
     """0-based rank of column `targets[i]` in row i of `scores` [U, C], on any device. Ties count against the target.
 
-    Pessimistic on purpose: a model that gives every item the same score, or no number, ranks last, not first.
+    This is pessimistic on purpose: a model that gives every item the same score, or NaN, ranks last, not first.
     """
     values = torch.as_tensor(scores)
     own = values.gather(1, torch.from_numpy(targets).to(values.device)[:, None])
-    # Not `scores >= own`: with a NaN that is false everywhere, and the target would come before the first.
+    # Not `scores >= own`: with a NaN that is false everywhere, and the target would rank first.
     ranks: NDArray[np.int64] = ((~(values < own)).sum(dim=1) - 1).cpu().numpy()
     return ranks

@@ -1,11 +1,11 @@
-"""The backbones by name: what stands between the vectors of events and the predictions.
+"""The backbones by name: the layers between the vectors of events and the predictions.
 
-In: packed tokens [T, D], the lengths of their rows, and times where it reads any. Out: hidden vectors of the same
-shape; no token sees a later one of its row, nor one of another. Every model takes its backbone from here. A further
-backbone is a module of its own with this signature, and a line in BACKBONES.
+In: packed tokens [T, D], the lengths of their rows, and times if the backbone reads them. Out: hidden vectors of the
+same shape; a token sees no later token and no other row. Every model takes its backbone from here. A new backbone is a
+module with a `decoder.LayerStack`, and a line in BACKBONES.
 
-Decided: one config describes all kinds. A setting that a kind does not have stays at its default, and another value is
-an error: nobody should search for what it does.
+Decided: one config describes all kinds. A setting that a kind does not have stays at its default; another value is an
+error, so that nobody sets a value without effect.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Backbone(NamedTuple):
 
     module: type[nn.Module]
     settings: tuple[str, ...]
-    """The settings of BackboneConfig that not every kind has, and this one has."""
+    """The settings of this kind that not every kind has."""
     positions: tuple[str, ...] = POSITIONS
-    """The encodings of positions that it can have."""
+    """The encodings of positions that this kind can have."""
 
 
 BACKBONES = {
@@ -51,16 +51,16 @@ class BackboneConfig:
     num_heads: int = 2
     """Attention heads; must divide the model's width where head_width is 0."""
     head_width: int = 0
-    """Width of queries, keys and values of a head of hstu; 0: the model's width over num_heads, as others have it."""
+    """Width of queries, keys and values of a head of hstu; 0: the model's width over num_heads, as in other kinds."""
     mlp_ratio: int = 4
     """Width of the MLP of a gpt block over the model's width."""
     ffn_width: int = 50
     """Width of the hidden layer of sasrec's pointwise network."""
     positions: str = "learned"
-    """How order enters: `learned` vectors per place, `rotary` turns by place (not with sasrec), or `none`."""
+    """How order enters: `learned` vectors per position, `rotary` turns by position (not with sasrec), or `none`."""
     time_bias: int = 0
-    """Buckets of log2(seconds from one event to another) by which gpt's attention is biased; 0 leaves that out. hstu
-    always has a bias of its own."""
+    """Buckets of log2(seconds from one event to another) for a bias of gpt's attention; 0: no bias. hstu always has its
+    own bias."""
 
     def __post_init__(self) -> None:
         check(self.kind in BACKBONES, "model.backbone.kind", self.kind, ", ".join(BACKBONES))
@@ -77,26 +77,24 @@ class BackboneConfig:
 
     @property
     def reads_times(self) -> bool:
-        """Whether the backbone needs the events' times."""
         return self.time_bias > 0 or self.kind == "hstu"
 
     def check_width(self, width: int) -> None:
-        """Raises ConfigError where heads cannot share a model's width."""
+        """Raises ConfigError if the heads cannot share the width of the model."""
         fits = self.head_width > 0 or width % self.num_heads == 0
         check(fits, "model.backbone.num_heads", self.num_heads, f"a divisor of width {width}")
 
     def build(self, **sizes: Any) -> nn.Module:
-        """A backbone with fresh parameters. `sizes` are width, max_positions and dropout, and what shall be other than
-        here."""
+        """A backbone with fresh parameters. `sizes` are width, max_positions, dropout and replaced settings."""
         backbone = BACKBONES[self.kind]
         names = ("num_layers", "num_heads", "positions", *backbone.settings)
         return backbone.module(**({name: getattr(self, name) for name in names} | sizes))
 
 
 def without_unread(values: Any, kind: str) -> Any:
-    """The flat settings of a model of an older version, less those that its kind of backbone has never read.
+    """The flat settings of a model of an older version, without those that its kind of backbone never reads.
 
-    Older versions allowed these. `kind` is the one that settings without any mean; what is not flat stays as it is.
+    Older versions allowed these. `kind` is the kind of settings that name none; settings that are not flat stay.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -2,20 +2,20 @@
 
 In: the tokens of all histories end to end [T, D], and where each history begins. Out: hidden vectors of the same
 shape. Everything that looks at one token alone runs on the packed tokens; only attention lays them out as a grid
-[B, S], right-padded. Padding stands on the right and attention is causal, so no token ever sees a padded one and no
-mask is needed: that keeps the fast causal kernel. With histories of 5 to 64 events the grid is twice as large as the
-tokens in it, so packing halves the work of the layers.
+[B, S], padded on the right. Because attention is causal, no token ever sees the padding and no mask is needed, which
+keeps the fast causal kernel. With histories of 5 to 64 events the grid is twice as large as the tokens in it, so
+packing halves the work of the layers.
 
-How a token knows where it stands is a choice: `learned` positions are added to the tokens, and no row may be longer
-than there are positions; `rotary` turns queries and keys by their position, so that attention reads distances and a
-row may be longer than any that was trained on; `none` leaves order to what the tokens say.
+The order of tokens enters by one of three encodings: `learned` positions are added to the tokens, and no row may be
+longer than there are positions; `rotary` turns queries and keys by their position, so that attention reads distances
+and a row may be longer than any row of training; `none` adds nothing.
 
-How it knows when is another: `time_bias` buckets give each pair of query and key a learned number per head, by the
-time that passed from the key to the moment at which the query asks. What it costs: the bias is a tensor of the whole
-grid, B × H × S × S, where the plain kernel never holds one. Grids of more than TILE_CELLS numbers are computed in
-tiles, and each tile again in the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512)
-while time grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as
-without. Without it, memory is linear in the length.
+The time enters by `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
+from the key to the moment at which the query asks. The cost: the bias is a tensor of the whole grid, B × H × S × S,
+which the plain kernel never holds. Grids of more than TILE_CELLS numbers are computed in tiles, and each tile again in
+the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512) while time grows with S²: a step
+over one history of 16,000 tokens takes about ten times as long with the bias as without. Without the bias, memory is
+linear in the length.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
@@ -38,8 +38,8 @@ from tackboard.models.time_encoding import log2_bucket
 from tackboard.ops.small_table import small_table_rows
 
 TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Pairs of query and key, times heads, whose scores or bias exist at one time: 64 MiB of each such tensor in fp32, on a
-GPU 512."""
+"""Pairs of query and key, times heads, whose scores or bias exist at one time: a tensor of 64 MiB in fp32, on a GPU
+512."""
 ROTARY_BASE = 10_000.0
 
 PositionEncoding = Literal["learned", "rotary", "none"]
@@ -50,7 +50,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Where packed tokens lie in a padded grid: `places` [T] within their row, `cells` [T] in the grid of B × S."""
+    """The place of packed tokens in a padded grid: `places` [T] within their row, `cells` [T] in the grid of B × S."""
 
     num_rows: int
     longest: int
@@ -59,7 +59,6 @@ class Packing:
 
     @classmethod
     def from_lengths(cls, lengths_B: torch.Tensor) -> Packing:
-        """The packing of rows of these lengths."""
         longest = int(lengths_B.max()) if len(lengths_B) else 0
         rows_T = torch.repeat_interleave(torch.arange(len(lengths_B), device=lengths_B.device), lengths_B)
         first_B = torch.cumsum(lengths_B, 0) - lengths_B
@@ -67,7 +66,7 @@ class Packing:
         return cls(len(lengths_B), longest, places_T, rows_T * longest + places_T)
 
     def spread(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Packed tokens as a grid [B, S, D], zeros where there is none."""
+        """Packed tokens as a grid [B, S, D], with zeros in the padding."""
         grid = x_TD.new_zeros(self.num_rows * self.longest, x_TD.shape[1]).index_copy(0, self.cells, x_TD)
         return grid.view(self.num_rows, self.longest, -1)
 
@@ -79,8 +78,8 @@ class Packing:
         """Raises DataError where a row has more tokens than there are learned positions."""
         if self.longest > max_positions:
             raise DataError(
-                f"a row of {self.longest:,} tokens",
-                allowed=f"the model has learned {max_positions:,} positions",
+                f"a row has {self.longest:,} tokens",
+                allowed=f"allowed: at most {max_positions:,}, the positions that the model has learned",
                 fix="read shorter histories, or build the model with rotary positions",
             )
 
@@ -99,19 +98,19 @@ class Tile:
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tile | None], torch.Tensor]
-"""Queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile, or None for the whole grid: what the
-queries read [b, H, q, d]."""
+"""Takes queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile, or None for the whole grid; returns
+what the queries read [b, H, q, d]."""
 
 
 def distances_of(q_bHqd: torch.Tensor, k_bHkd: torch.Tensor) -> torch.Tensor:
-    """Positions from key to query of a tile [q, k], whose last key is its last query; below 0 in the query's future."""
+    """Positions from each key to each query of a tile [q, k]; below 0 if the key is in the query's future."""
     num_queries, num_keys = q_bHqd.shape[2], k_bHkd.shape[2]
     keys_k = torch.arange(num_keys, device=q_bHqd.device)
     return torch.arange(num_queries, device=q_bHqd.device)[:, None] + (num_keys - num_queries) - keys_k
 
 
 def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile]:
-    """The grid cut into tiles of at most `most` cells: several rows where these are small, else some queries of one."""
+    """Cuts the grid into tiles of at most `most` cells: several small rows, or some queries of one large row."""
     of_row = num_heads * length * length
     if of_row <= most:
         step = max(1, most // max(1, of_row))
@@ -125,7 +124,7 @@ def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile
 
 
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
-    """What `attend` gives, tile by tile [B, H, S, d]. Where there are several, each is computed again for backward."""
+    """`attend` tile by tile [B, H, S, d]. If there are several tiles, backward computes each tile again."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
     if most >= B * H * S * S:
@@ -143,7 +142,7 @@ def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, 
 
 
 class ElapsedBuckets:
-    """The bucket of the time from each key to each query, by tile; kept for all layers where the whole is small."""
+    """The bucket of the time from each key to each query, by tile; a small grid is kept for all layers."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class ElapsedBuckets:
 
 
 def rotation_of(places_T: torch.Tensor, head_width: int) -> Rotation:
-    """The angles by which heads of width d are turned at each place: place / 10000^(2i/d) for the i-th pair."""
+    """The angles that turn heads of width d at each place: place / 10000^(2i/d) for the i-th pair."""
     pairs = torch.arange(head_width // 2, dtype=torch.float32, device=places_T.device)
     angles_Td = places_T[:, None].float() * ROTARY_BASE ** (-2.0 * pairs / head_width)
     return angles_Td.cos()[:, None], angles_Td.sin()[:, None]
@@ -189,7 +188,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
         super().__init__()
-        # Not with a time bias: that attention, compiled, is suspected of a fault on a GPU (docs/log.md).
+        # A block with a time bias is not compiled: its compiled attention is suspected of a GPU fault (docs/log.md).
         self.compiles = time_bias == 0
         self.num_heads = num_heads
         self.dropout = dropout
@@ -202,22 +201,13 @@ class Block(nn.Module):
         self.time_bias = nn.Parameter(torch.zeros(time_bias, num_heads)) if time_bias else None
 
     def forward(
-        self,
-        x_TD: torch.Tensor,
-        packing: Packing,
-        rotation: Rotation | None = None,
-        elapsed: ElapsedBuckets | None = None,
+        self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
     ) -> torch.Tensor:
-        """One block."""
         x_TD = x_TD + self._drop(self._attend(self.attention_norm(x_TD), packing, rotation, elapsed))
         return x_TD + self._drop(self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(x_TD)), approximate="tanh")))
 
     def _attend(
-        self,
-        x_TD: torch.Tensor,
-        packing: Packing,
-        rotation: Rotation | None = None,
-        elapsed: ElapsedBuckets | None = None,
+        self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
     ) -> torch.Tensor:
         packed = self.attention_in(x_TD)
         if rotation is not None:
@@ -244,8 +234,73 @@ class Block(nn.Module):
         return functional.dropout(x, self.dropout, self.training)
 
 
-class Decoder(nn.Module):
-    """A stack of blocks and a final LayerNorm; see the module's docstring for positions and time."""
+class LayerStack(nn.Module):
+    """What all backbones share: positions, the way of the tokens through the layers, and a final LayerNorm.
+
+    A subclass makes `layers` and `final_norm`. A layer takes (tokens, packing, rotation, elapsed).
+    """
+
+    layers: nn.ModuleList
+    final_norm: nn.LayerNorm | None
+
+    def __init__(
+        self, width: int, max_positions: int, positions: PositionEncoding, *, head_width: int = 0, num_buckets: int = 0
+    ) -> None:
+        """`head_width` is the width of the heads that rotary positions turn; `num_buckets` is 0 without a time bias."""
+        super().__init__()
+        check(positions in POSITIONS, "model.backbone.positions", positions, ", ".join(POSITIONS))
+        is_rotary = positions == "rotary"
+        allowed = f"learned, none; rotary needs heads of even width, not {head_width}"
+        check(not is_rotary or head_width % 2 == 0, "model.backbone.positions", positions, allowed)
+        self.rotary_width = head_width if is_rotary else 0
+        self.num_buckets = num_buckets
+        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+
+    def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
+        """The bucket of the time bias for each elapsed time."""
+        raise NotImplementedError
+
+    def layers_in_order(self) -> nn.ModuleList:
+        """The layers; a subclass that stores them under another name overrides this."""
+        return self.layers
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        lengths_B: torch.Tensor,
+        times_T: torch.Tensor | None = None,
+        query_times_T: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden vectors of packed tokens. A token sees itself and the tokens before it in its row.
+
+        `times_T` int64 are the times of the tokens in ms; a backbone with a time bias needs them. `query_times_T` are
+        the times at which the tokens ask: the time of the next event or of the request. Without `query_times_T` a token
+        asks at its own time.
+        """
+        packing = Packing.from_lengths(lengths_B)
+        if packing.longest:
+            x_TD = self._through_layers(x_TD, packing, times_T, query_times_T)
+        return x_TD if self.final_norm is None else self.final_norm(x_TD)
+
+    def _through_layers(
+        self, x_TD: torch.Tensor, packing: Packing, times_T: torch.Tensor | None, query_times_T: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self.positions is not None:
+            packing.check_fits(self.positions.num_embeddings)
+            x_TD = x_TD + functional.embedding(packing.places, self.positions.weight)
+        rotation = rotation_of(packing.places, self.rotary_width) if self.rotary_width else None
+        elapsed = None
+        if self.num_buckets:
+            if times_T is None:
+                raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
+            elapsed = ElapsedBuckets(packing, times_T, query_times_T, self.bucket)
+        for layer in self.layers_in_order():
+            x_TD = layer(x_TD, packing, rotation, elapsed)
+        return x_TD
+
+
+class Decoder(LayerStack):
+    """A stack of blocks; see the module's docstring for positions and time."""
 
     def __init__(
         self,
@@ -260,18 +315,13 @@ class Decoder(nn.Module):
         time_bias: int = 0,
         final_norm: bool = True,
     ) -> None:
-        super().__init__()
-        self.encoding = positions
-        self.num_buckets = time_bias
-        self.head_width = width // num_heads
-        check_positions(positions, self.head_width)
-        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        super().__init__(width, max_positions, positions, head_width=width // num_heads, num_buckets=time_bias)
         self.blocks = nn.ModuleList(Block(width, num_heads, mlp_ratio, dropout, time_bias) for _ in range(num_layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else None
         self._initialise(num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """GPT-2's: normal with 0.02, the layers that write into the residual scaled down by its depth; no bias."""
+        """As GPT-2: normal with 0.02, layers that write into the residual scaled down by depth, biases 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue
@@ -281,68 +331,9 @@ class Decoder(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        lengths_B: torch.Tensor,
-        times_T: torch.Tensor | None = None,
-        query_times_T: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden vectors of packed tokens; a token sees itself and those before it in its row.
+    def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
+        return log2_bucket(elapsed_ms, self.num_buckets, per_second=1000)
 
-        `times_T` int64 are the tokens' times in ms, which a decoder with `time_bias` needs; `query_times_T` those at
-        which they ask: the next event's or the request's. A token asks at its own time where none are given.
-        """
-        bucket = functools.partial(log2_bucket, num_buckets=self.num_buckets, per_second=1000)
-        times = (times_T, query_times_T, bucket) if self.num_buckets else None
-        rotary_width = self.head_width if self.encoding == "rotary" else 0
-        x_TD = run_layers(self.blocks, x_TD, lengths_B, self.positions, rotary_width, times)
-        return x_TD if self.final_norm is None else self.final_norm(x_TD)
-
-
-def run_layers(
-    layers: nn.ModuleList,
-    x_TD: torch.Tensor,
-    lengths_B: torch.Tensor,
-    positions: nn.Embedding | None,
-    rotary_width: int,
-    times: tuple[torch.Tensor | None, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]] | None,
-) -> torch.Tensor:
-    """Packed tokens through layers of (tokens, packing, rotation, elapsed), in what order and time say to them.
-
-    `rotary_width` is that of the heads that are turned by place, or 0; `times` are those of the tokens, those at which
-    they ask, and what makes buckets of the time between, or None.
-    """
-    packing = Packing.from_lengths(lengths_B)
-    if packing.longest == 0:
-        return x_TD
-    if positions is not None:
-        packing.check_fits(positions.num_embeddings)
-        x_TD = x_TD + functional.embedding(packing.places, positions.weight)
-    rotation = rotation_of(packing.places, rotary_width) if rotary_width else None
-    elapsed = None
-    if times is not None:
-        times_T, query_times_T, bucket = times
-        elapsed = ElapsedBuckets(packing, _needed(times_T), query_times_T, bucket)
-    for layer in layers:
-        x_TD = layer(x_TD, packing, rotation, elapsed)
-    return x_TD
-
-
-def check_positions(positions: str, head_width: int) -> None:
-    """Raises ConfigError for an unknown encoding of positions, or one that heads of this width cannot have."""
-    check(positions in POSITIONS, "model.backbone.positions", positions, ", ".join(POSITIONS))
-    is_even = positions != "rotary" or head_width % 2 == 0
-    check(
-        is_even,
-        "model.backbone.positions",
-        positions,
-        f"learned, none; rotary needs heads of even width, not {head_width}",
-    )
-
-
-def _needed(times_T: torch.Tensor | None) -> torch.Tensor:
-    """The tokens' times; DataError where the caller gave none."""
-    if times_T is None:
-        raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
-    return times_T
+    def layers_in_order(self) -> nn.ModuleList:
+        """The blocks. Files of trained models call them so."""
+        return self.blocks

@@ -1,9 +1,9 @@
-"""How a model is named in a file and found again: a config in, JSON out, and back.
+"""The description of a model in a file: a config in, JSON out, and back.
 
-A checkpoint or bundle stores a model's config and where its class lives: in this package, or in a file of the user's.
-Decided: code is never taken from a bundle or a run. A bundle made with a user's model loads only when the operator
-names the file with `--code`; a run also where this user's own `train` recorded the file, outside the run, and the file
-has not changed since.
+A checkpoint or bundle stores a model's config and the place of its class: in this package, or in a file of the user.
+Decided: code is never taken from a bundle or a run. A bundle with a user's model loads only if the operator names the
+file with `--code`. A run also loads if this user's own `train` recorded the file, outside the run, and the file has not
+changed since.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def describe_model(config: ModelConfig) -> dict[str, Any]:
 def restore_config(description: dict[str, Any], code_file: Path | None = None, *, of_run: bool = False) -> ModelConfig:
     """The config object that `describe_model` described.
 
-    A class outside this package is taken from `code_file`, which the operator named. Without it, the description of a
-    run (`of_run`) stands for the file it names, where this user's own training recorded that file and its SHA-256, and
-    the file still has it. Everything else is a UsageError that says what to type, and nothing was run.
+    A class outside this package is taken from `code_file`, which the operator named. Without `code_file`, a run
+    (`of_run`) may name the file, if this user's own training recorded that file and its SHA-256, and the file has not
+    changed. Everything else is a UsageError that says what to type; no code was run.
     """
     try:
         place, _, name = str(description["config_class"]).partition(":")
@@ -50,18 +50,21 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None, *
     except (KeyError, TypeError):
         raise DataError("the model description lacks config_class or config") from None
     if place.startswith(OWN_PREFIX):
-        module: ModuleType = _own_module(place)
+        try:
+            module: ModuleType = importlib.import_module(place)
+        except ModuleNotFoundError:
+            raise DataError(f"there is no model module {place}", fix="use a newer tackboard") from None
     elif code_file is not None:
         module = load_code(code_file)
         if sha256_of_code(module) != description.get("code_sha256"):
-            say(f"warning: {code_file} is not the file this model was trained with; its scores may differ")
+            say(f"warning: {code_file} is not the file that this model was trained with; scores may differ")
     elif of_run and "code_file" in description:
         recorded, sha256 = Path(str(description["code_file"])), str(description.get("code_sha256"))
         check_trusted(recorded, sha256)
         module = load_code(recorded, sha256)
     else:
         raise UsageError(
-            f"this model's code lives in a user's file, {place}",
+            f"the code of this model is in a user's file, {place}",
             allowed="code is never taken from a bundle",
             fix=f"name the file: --code {place}",
         )
@@ -80,10 +83,3 @@ def restore_config(description: dict[str, Any], code_file: Path | None = None, *
             fix="use the file this model was trained with",
         )
     return cls.from_stored(values)
-
-
-def _own_module(place: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError:
-        raise DataError(f"there is no model module {place}", fix="use a newer tackboard") from None

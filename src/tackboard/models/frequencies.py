@@ -1,22 +1,22 @@
-"""How often items occur, estimated while they stream by: rows of items in, logs of expected counts out.
+"""Streaming frequencies: rows of items in, logs of the expected counts out, estimated during training.
 
-The popularity correction of the loss divides a negative by the number of times it is expected in a step. Counted ahead
-of training, that number needs a pass over the data and goes stale where the data never ends. Here it is estimated on
-the way (Yi et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the
-interval between such steps; one over the interval is the probability of being seen in a step. Slots also keep the mean
-count of the steps that saw them, since a popular item occurs in a step more than once:
+The popularity correction of the loss divides a negative by its expected count in a step. Counting ahead of training
+needs a pass over the data, and the counts go stale if the data never ends. Here the count is estimated during training
+(Yi et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
+between such steps; one over the interval is the probability of being seen in a step. Slots also keep the mean count of
+the steps that saw them, because a popular item occurs in a step more than once:
 
     expected count = mean count when seen / mean interval between steps that see it
 
-A slot shared by several items is seen more often than each of them. So every item has several slots, of independent
-hash functions, and the smallest of their estimates counts; without a collision they are all the same number.
+A slot that several items share is seen more often than each of them. So every item has several slots, of independent
+hash functions, and the smallest estimate counts; without a collision all estimates are equal.
 
 Where the publication is silent, decided here:
-- The mean interval, not its inverse, is averaged: its expectation is exact, and it is what the loss multiplies by.
+- The mean interval, not its inverse, is averaged: its expectation is exact, and the loss multiplies by it.
 - The first averages are plain means: the share of a new observation is 1/n until that falls to `rate`. The first
-  interval is counted from the beginning, which has the distribution of all others.
-- An item that has been away for longer than its interval would have it as if it were seen now. So what is no longer
-  popular fades without being seen, and what was never seen counts as seen once in all steps.
+  interval is counted from the beginning; it has the distribution of all other intervals.
+- An item that was not seen for longer than its interval is treated as if it were seen now. So an item that is no longer
+  popular fades, and an item that was never seen counts as seen once in all steps.
 
 Shapes: M items, k hash functions, S distinct slots of a step.
 """
@@ -36,10 +36,17 @@ LOWEST_RATE = 1e-4
 
 
 class StreamingFrequencies(nn.Module):
-    """Estimates over `num_hashes` × `num_rows` slots; about the last 1 / `rate` times an item was seen count.
+    """Estimates over `num_hashes` × `num_rows` slots; about the last 1 / `rate` observations of an item count.
 
-    All of it is buffers, so it is part of a checkpoint and a resumed run goes on with the same bits.
+    The state is in buffers, so it is part of a checkpoint and a resumed run continues with the same bits.
     """
+
+    step: torch.Tensor
+    last_seen: torch.Tensor
+    interval: torch.Tensor
+    count: torch.Tensor
+    times_seen: torch.Tensor
+    first_rows: torch.Tensor
 
     def __init__(self, num_hashes: int, num_rows: int, rate: float = 0.05) -> None:
         super().__init__()
@@ -50,30 +57,21 @@ class StreamingFrequencies(nn.Module):
         self.num_rows = num_rows
         self.rate = rate
         num_slots = num_hashes * num_rows
-        self.step: torch.Tensor
-        self.last_seen: torch.Tensor
-        self.interval: torch.Tensor
-        self.count: torch.Tensor
-        self.times_seen: torch.Tensor
-        self.first_rows: torch.Tensor
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("last_seen", torch.zeros(num_slots, dtype=torch.int32))
         self.register_buffer("interval", torch.zeros(num_slots, dtype=torch.float32))
         self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
-        # Only whether it has reached 1 / rate matters in the end: two bytes hold it.
+        # Only whether the number has reached 1 / rate matters in the end, so two bytes hold it.
         self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
         self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
 
     @torch.no_grad()
     def observe(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor) -> None:
-        """Takes in one step: distinct items by their rows (int64 [M, k or more]), how often each occurred (int64).
-
-        Items of count 0 did not occur.
-        """
+        """Takes in one step: distinct items by their rows (int64 [M, k or more]), and the count of each (int64)."""
         slots_Mk = self._slots(item_rows_MK)
         if counts_M.shape != slots_Mk.shape[:1] or counts_M.is_floating_point():
             raise DataError(
-                f"counts of {counts_M.dtype} and shape {tuple(counts_M.shape)} for {len(slots_Mk)} items",
+                f"counts have dtype {counts_M.dtype} and shape {tuple(counts_M.shape)} for {len(slots_Mk)} items",
                 allowed="allowed: one whole number per item",
             )
         occurred_M = counts_M > 0
@@ -93,7 +91,7 @@ class StreamingFrequencies(nn.Module):
 
     @torch.no_grad()
     def log_expected(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """log of the count expected of each item in one step: float32 [M], always finite."""
+        """log of the expected count of each item in one step: float32 [M], always finite."""
         slots_Mk = self._slots(item_rows_MK)
         times_Mk, interval_Mk = self.times_seen[slots_Mk], self.interval[slots_Mk]
         away_Mk = (self.step - self.last_seen[slots_Mk]).float()
@@ -103,10 +101,10 @@ class StreamingFrequencies(nn.Module):
         return (count_Mk.log() - interval_Mk.log()).amin(dim=1)
 
     def _slots(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """Slots [M, k] of items; of more columns than there are hash functions the first are taken."""
+        """Slots [M, k] of items; columns beyond the number of hash functions are ignored."""
         if item_rows_MK.dim() != 2 or item_rows_MK.shape[1] < self.num_hashes:
             raise DataError(
-                f"item rows of shape {tuple(item_rows_MK.shape)}", allowed=f"allowed: [M, {self.num_hashes} or more]"
+                f"item rows have shape {tuple(item_rows_MK.shape)}", allowed=f"allowed: [M, {self.num_hashes} or more]"
             )
         return item_rows_MK[:, : self.num_hashes] + self.first_rows
 

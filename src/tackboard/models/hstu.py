@@ -1,23 +1,22 @@
 """HSTU: a backbone whose attention weighs each key by itself, without a softmax, and gates what it reads.
 
-In and out as of `decoder.Decoder`, of which it is a drop-in. One layer, of a token x:
+Input and output are those of `decoder.LayerStack`. One layer, for a token x:
 
     u, v, q, k = silu(linear(norm(x)))
     a = Σ silu(⟨q, kⱼ⟩ + bias of position + bias of time) / n · vⱼ      over the keys j up to the token itself
     x + linear(dropout(norm(a) · u))
 
-A softmax would say which keys matter most and lose how many there are; here what a token reads grows with the keys that
-match it. n is the largest length, a constant, so that it does. The norms have no parameters, the heads share one bias,
-which is learned per layer, per distance in positions and per bucket of time: all as in the public code. There the time
-runs to the moment of the next event; so it does here where `query_times_T` are given.
+A softmax would say which keys matter most and lose their number; here a token reads more if more keys match it. For
+that reason n is a constant, the largest length. The norms have no parameters. The heads share one bias, which is
+learned per layer, per distance in positions and per bucket of time. All of this is as in the public code. There the
+time runs to the moment of the next event; here too if `query_times_T` are given.
 
-Decided: the bias is that of the farthest distance for keys that lie farther than `max_positions`, and of bucket 0 where
-time runs backwards (the public code takes the absolute value). `final_norm` is ours, for use as a drop-in; cosines do
-without. Scores are a tensor of the grid, B × H × S × S; grids of more than TILE_CELLS numbers are computed in tiles,
-and again in the backward pass, so memory is bounded as it is for the decoder's time bias, and time grows with S².
+Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys in the future of their
+query get bucket 0 (the public code takes the absolute value). `final_norm` is ours, so that backbones can be exchanged;
+cosines need none. Scores are a tensor of the grid, B × H × S × S. Grids of more than TILE_CELLS numbers are computed in
+tiles, and again in the backward pass, so memory is bounded as for the decoder's time bias, and time grows with S².
 
-Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head (of queries and keys), e width of a
-head's values; of a tile, b rows, q queries, k keys.
+Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ from torch.nn import functional
 
 from tackboard.models.decoder import (
     ElapsedBuckets,
+    LayerStack,
     Packing,
     PositionEncoding,
     Rotation,
     Tile,
     attend_in_tiles,
-    check_positions,
     distances_of,
     rotated,
-    run_layers,
 )
 from tackboard.models.time_encoding import hstu_bucket
 from tackboard.ops.small_table import small_table_rows
@@ -48,7 +46,7 @@ TIME_BUCKETS = 128
 
 
 class HSTULayer(nn.Module):
-    """One layer; `head_width` is that of queries and keys, `value_width` that of values and gates, of each head."""
+    """One layer; `head_width` is the width of queries, keys, values and gates of each head."""
 
     compiles = True
 
@@ -57,7 +55,6 @@ class HSTULayer(nn.Module):
         width: int,
         num_heads: int,
         head_width: int,
-        value_width: int,
         max_positions: int,
         dropout: float,
         time_bias: int,
@@ -66,9 +63,8 @@ class HSTULayer(nn.Module):
         self.num_heads = num_heads
         self.max_positions = max_positions
         self.dropout = dropout
-        self.sizes = [num_heads * value_width, num_heads * value_width, num_heads * head_width, num_heads * head_width]
-        self.uvqk = nn.Linear(width, sum(self.sizes), bias=False)
-        self.out = nn.Linear(num_heads * value_width, width)
+        self.uvqk = nn.Linear(width, 4 * num_heads * head_width, bias=False)
+        self.out = nn.Linear(num_heads * head_width, width)
         self.position_bias = nn.Parameter(torch.randn(max_positions) * 0.02)
         self.time_bias = nn.Parameter(torch.randn(time_bias) * 0.02) if time_bias else None
         nn.init.normal_(self.uvqk.weight, std=0.02)
@@ -78,14 +74,13 @@ class HSTULayer(nn.Module):
     def forward(
         self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
     ) -> torch.Tensor:
-        """One layer."""
         normed_TD = functional.layer_norm(x_TD, x_TD.shape[1:], eps=NORM_EPS)
-        u, v, q, k = functional.silu(self.uvqk(normed_TD)).split(self.sizes, dim=1)
+        u, v, q, k = functional.silu(self.uvqk(normed_TD)).chunk(4, dim=1)
         if rotation is not None:
             q, k = (rotated(part.unflatten(1, (self.num_heads, -1)), rotation).flatten(1) for part in (q, k))
         grids = [packing.spread(part).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v)]
-        mixed_BHSe = attend_in_tiles(functools.partial(self._attend, elapsed), *grids)
-        read_TE = packing.collect(mixed_BHSe.transpose(1, 2).flatten(2))
+        mixed_BHSd = attend_in_tiles(functools.partial(self._attend, elapsed), *grids)
+        read_TE = packing.collect(mixed_BHSd.transpose(1, 2).flatten(2))
         gated_TE = functional.layer_norm(read_TE, read_TE.shape[1:], eps=NORM_EPS) * u
         return x_TD + self.out(functional.dropout(gated_TE, self.dropout, self.training))
 
@@ -100,7 +95,7 @@ class HSTULayer(nn.Module):
         return weights_bHqk.masked_fill(distances_qk < 0, 0.0) @ v
 
 
-class HSTU(nn.Module):
+class HSTU(LayerStack):
     """A stack of layers."""
 
     def __init__(
@@ -114,41 +109,22 @@ class HSTU(nn.Module):
         positions: PositionEncoding = "learned",
         time_bias: int = TIME_BUCKETS,
         head_width: int = 0,
-        value_width: int = 0,
         final_norm: bool = True,
     ) -> None:
-        """`time_bias` is the number of buckets (0: none); a head width of 0 is width / num_heads, a value width of
-        0 the head width."""
-        super().__init__()
-        self.encoding = positions
-        self.num_buckets = time_bias
-        self.head_width = head_width or width // num_heads
-        check_positions(positions, self.head_width)
-        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        """`time_bias` is the number of buckets (0: no time bias); a head width of 0 means width / num_heads."""
+        head_width = head_width or width // num_heads
+        super().__init__(width, max_positions, positions, head_width=head_width, num_buckets=time_bias)
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
-        value_width = value_width or self.head_width
         self.layers = nn.ModuleList(
-            HSTULayer(width, num_heads, self.head_width, value_width, max_positions, dropout, time_bias)
-            for _ in range(num_layers)
+            HSTULayer(width, num_heads, head_width, max_positions, dropout, time_bias) for _ in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(width) if final_norm else None
 
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        lengths_B: torch.Tensor,
-        times_T: torch.Tensor | None = None,
-        query_times_T: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden vectors of packed tokens, as `decoder.Decoder.forward` has them."""
-        bucket = functools.partial(hstu_bucket, num_buckets=self.num_buckets)
-        times = (times_T, query_times_T, bucket) if self.num_buckets else None
-        rotary_width = self.head_width if self.encoding == "rotary" else 0
-        x_TD = run_layers(self.layers, x_TD, lengths_B, self.positions, rotary_width, times)
-        return x_TD if self.final_norm is None else self.final_norm(x_TD)
+    def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
+        return hstu_bucket(elapsed_ms, self.num_buckets)
 
 
 def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Numbers of a list at `places`, of their shape; embedding() adds its gradients up in a fixed order."""
+    """The numbers of a list at `places`, in the shape of `places`."""
     return small_table_rows(weights[:, None], places).squeeze(-1)

@@ -1,11 +1,11 @@
-"""What training, scoring and retrieval ask of a model, and what its config says beside its settings.
+"""The methods that training, scoring and retrieval need of a model, and what its config says besides its settings.
 
 A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. It has
 
-    loss(batch)              what training asks; `batch_type` of the config says which batch: histories or requests
-    scores(RequestBatch)     what evaluation of rankers, offline scoring and the server ask; one request or thousands
+    loss(batch)              for training; `batch_type` of the config says which batch: histories or requests
+    scores(RequestBatch)     for evaluation of rankers, offline scoring and the server; one request or thousands
     encode_users(SequenceBatch), encode_items(rows)
-                             only where it can retrieve: the product of both vectors ranks all items for a user
+                             only if it can retrieve: the product of both vectors ranks all items for a user
 
 A model that can retrieve derives from `RetrievalModel` and gets its `scores` from there. Modules of a model may say
 `compiles = True`: see `compile_parts`.
@@ -35,9 +35,9 @@ RETRIEVAL_METHODS = ("encode_users", "encode_items")
 
 
 class LossOutput(NamedTuple):
-    """A step's loss (a scalar to call `backward` on) and figures to log beside it.
+    """The loss of a step (a scalar to call `backward` on) and figures to log.
 
-    `weight` [] is what the loss is the mean over, where that is not what `batch.num_examples()` counts.
+    The loss is a mean. `weight` [] is the total weight of its examples; None means `batch.num_examples()`.
     """
 
     loss: torch.Tensor
@@ -47,12 +47,12 @@ class LossOutput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(abc.ABC):
-    """The settings of a model. Derive from it and add fields; what is not a field has a default that fits most."""
+    """The settings of a model. Derive from this class and add fields; methods and properties have defaults."""
 
     batch_type: ClassVar[type[Batch]] = SequenceBatch
     """The batch that `loss` reads."""
     moved_settings: ClassVar[Mapping[str, str]] = {"hashing": "tables"}
-    """Where settings of older versions are now: `table_dim` → `tables.dim`."""
+    """New names of settings of older versions: `table_dim` → `tables.dim`."""
 
     tables: TableConfig = dataclasses.field(default_factory=TableConfig)
     """The tables of items, and how item ids become their rows."""
@@ -61,7 +61,7 @@ class ModelConfig(abc.ABC):
 
     @classmethod
     def from_stored(cls, values: Any) -> Self:
-        """The config that a file holds as JSON, of this version or an older one; a setting it lacks has its default."""
+        """The config that a file holds as JSON, of this version or an older one; missing settings get defaults."""
         return from_dict(cls, move_settings(values, cls.moved_settings), "model")
 
     @abc.abstractmethod
@@ -75,21 +75,21 @@ class ModelConfig(abc.ABC):
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """Whether there are no negatives but those of data.uniform_negatives."""
+        """Whether data.uniform_negatives are the model's only negatives."""
         return False
 
     @property
     def least_max_length(self) -> int:
-        """Events that a training segment must be able to have, so that every loss finds something to predict."""
+        """The least data.max_length with which every loss finds something to predict."""
         return 2
 
     def warnings(self, max_length: int) -> list[str]:
-        """What is allowed and hardly ever meant, where training segments have up to `max_length` events."""
+        """Settings that are allowed but probably a mistake, if training segments have up to `max_length` events."""
         del max_length
         return []
 
     def serving(self) -> Self:
-        """The config of the same model without what only training needs."""
+        """The config of the same model without the parts that only training needs."""
         return self
 
 
@@ -126,7 +126,7 @@ def build_model(config: ModelConfig, vocabulary: Vocabulary) -> nn.Module:
     """The model of `config`, checked to have the methods of the contract."""
     if not isinstance(config, ModelConfig):
         raise ConfigError(
-            f"{type(config).__name__} is no config of a model",
+            f"{type(config).__name__} is not the config of a model",
             allowed="allowed: a frozen dataclass that derives from tackboard.models.interface.ModelConfig",
             fix="see examples/own_model.py",
         )
@@ -135,18 +135,18 @@ def build_model(config: ModelConfig, vocabulary: Vocabulary) -> nn.Module:
     if not isinstance(model, nn.Module) or missing:
         raise ConfigError(
             f"{type(model).__name__} lacks {', '.join(missing) or 'nn.Module as base class'}",
-            allowed=f"a model is an nn.Module with {' and '.join(REQUIRED_METHODS)}; one that retrieves, with "
-            f"{' and '.join(RETRIEVAL_METHODS)}, gets its scores from RetrievalModel",
+            allowed=f"a model is an nn.Module with {' and '.join(REQUIRED_METHODS)}; a model with "
+            f"{' and '.join(RETRIEVAL_METHODS)} gets its scores from RetrievalModel",
             fix="see examples/own_model.py",
         )
     return model
 
 
 def compile_parts(model: nn.Module) -> None:
-    """Has torch compile the modules of a model that say `compiles`, when they are first called, for any lengths.
+    """Lets torch compile the modules with `compiles = True` at their first call, for any lengths.
 
-    Parts and not the whole: what a batch decides (which tokens predict, how long rows are) stays in plain Python, and
-    layers of the same kind are compiled once.
+    Parts are compiled and not the whole model, because decisions that depend on a batch (which tokens predict, how long
+    rows are) stay in plain Python, and layers of the same kind are compiled once.
     """
     for module in model.modules():
         if getattr(module, "compiles", False):

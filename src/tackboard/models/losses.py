@@ -5,19 +5,19 @@ In: hidden vectors of predictions, the distinct items' vectors, which of them is
     loss = −log( e^s⁺ / (e^s⁺ + Σ w e^s) )                 s: cosine over temperature, w: weight of a negative
 
 The negatives are the batch's own positives, items drawn uniformly from the catalogue, or both. An item that occurs c
-times among n positives would stand in the sum c times; standing once with weight c is the same. Popular items occur
-more often than a uniform draw would have them, so each negative is also divided by the number of times it was expected:
-n·q among the positives (q its share of them, counted or estimated) plus the chance of being drawn (the logQ correction,
-over the mixture). The right item is there by construction and is not corrected. With the whole catalogue drawn and no
-others, the weights are 1: the exact softmax. Items that the same user engaged with are taken out of that user's
-negatives: they are no evidence against themselves. As the right item is one of them, all pairs of a token share one
-sum, which is why further targets of a token cost next to nothing. To take out only those that came before says more:
-that the next item was chosen before the later ones, at the price of a sum for each pair.
+times among n positives is in the sum once, with weight c. Popular items occur more often than in a uniform draw, so
+each negative is also divided by its expected count: n·q among the positives (q is its share of them, counted or
+estimated) plus the chance of being drawn (the logQ correction, over the mixture). The right item is always there and is
+not corrected. If the whole catalogue is drawn and there are no other negatives, the weights are 1: the exact softmax.
+Items that the same user engaged with are taken out of that user's negatives, because a user who engaged with an item
+does not reject it. The right item is one of them, so all pairs of a token share one sum and further targets of a token
+cost next to nothing. If only earlier items are taken out, the loss also learns that the next item was chosen before the
+later ones, at the price of a sum for each pair.
 
 Sums are computed over blocks of tokens, and again in the backward pass (`in_blocks`), so memory does not grow with
-tokens × items; what does grow is the mask of own items, a byte for each row and item. On a GPU the items are filled up
-to a multiple of 8 with ones that are no negatives: rows of scores that begin at odd addresses cost the matrix units
-most of their speed.
+tokens × items. The mask of own items does grow: a byte for each row and item. On a GPU the items are padded to a
+multiple of 8 with items that are no negatives, because rows of scores at odd addresses cost the matrix units most of
+their speed.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows.
 """
@@ -38,11 +38,11 @@ from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
 EXCLUDED = -1e4
-"""The score of what is no negative. Not -inf: a token without any negative would have no gradient, but NaN."""
+"""The score of an item that is no negative. Not -inf: a token without negatives would have NaN as its gradient."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Tokens × items whose scores exist at one time: 128 MiB in fp32, on a GPU 512."""
 ALIGNED_ITEMS = 8
-"""Numbers of half precision in the 16 bytes at which the matrix units of a GPU want a row to begin."""
+"""Half-precision numbers in 16 bytes: the matrix units of a GPU want a row to begin at a multiple of 16 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class LossConfig:
     initial_temperature: float = 0.07
     """Where the learned temperature of the scores starts."""
     in_batch_negatives: bool = True
-    """Whether the batch's other positives are negatives, beside those of data.uniform_negatives."""
+    """Whether the batch's other positives are negatives, in addition to data.uniform_negatives."""
     correct_popularity: bool = True
     """Divide each negative by its expected count (logQ correction)."""
     streaming_frequencies: bool = False
@@ -60,11 +60,11 @@ class LossConfig:
     mask_same_user: bool = True
     """Take a user's own positives out of that user's negatives."""
     later_negatives: bool = False
-    """Leave positives that a user comes to later among the negatives: the next one is told apart from them."""
+    """Keep a user's later positives among the negatives, so that the loss tells the next item from later ones."""
     multi_token_weight: float = 0.0
-    """Weight of the loss of events further ahead than the next, beside 1 for the next."""
+    """Weight of the loss of events further ahead than the next event, whose loss has weight 1."""
     multi_token_window: int = 8
-    """How far ahead these events lie at most, in events."""
+    """Largest distance of these events, in events."""
     multi_token_share: float = 0.25
     """Share of the pairs of the window that a step takes, at random."""
     future_token_weight: float = 0.0
@@ -72,7 +72,7 @@ class LossConfig:
     future_token_anchor: int = 32
     """Events that a downstream task will read."""
     future_token_window: int = 8
-    """How many events after the anchor are predicted."""
+    """Number of events after the anchor that are predicted."""
 
     def __post_init__(self) -> None:
         for name in ("multi_token_window", "future_token_anchor", "future_token_window"):
@@ -100,7 +100,7 @@ def same_user_items(batch: SequenceBatch) -> torch.Tensor:
 
 
 def first_places(batch: SequenceBatch) -> torch.Tensor:
-    """int32 [B, M]: the how manieth event of row b (from 0) is the first with item m as a positive; else very many."""
+    """int32 [B, M]: index within row b of the first event whose positive item is m; a very large number if none is."""
     num_rows, num_items = batch.num_rows, len(batch.item_ids)
     rows_N = row_of_event(batch)
     places_N = (torch.arange(batch.num_events, device=rows_N.device) - batch.offsets[rows_N]).int()
@@ -110,7 +110,7 @@ def first_places(batch: SequenceBatch) -> torch.Tensor:
 
 
 def positive_counts(batch: SequenceBatch) -> torch.Tensor:
-    """How many positives of this batch each distinct item has [M]."""
+    """The number of positives of each distinct item in this batch [M]."""
     return torch.bincount(batch.items[batch.is_positive], minlength=len(batch.item_ids))
 
 
@@ -121,10 +121,10 @@ def negative_log_weights(
     correct_popularity: bool = True,
     log_expected_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """log w of each distinct item as a negative [M], -inf for one that is none.
+    """log w of each distinct item as a negative [M]; -inf if the item is no negative.
 
-    `log_expected_M` is the log of the count expected of an item among the batch's positives, where it is not to be
-    taken from `batch.item_log_q`. A batch without a single source of negatives raises ConfigError.
+    `log_expected_M` is the log of an item's expected count among the batch's positives; None takes it from
+    `batch.item_log_q`. Raises ConfigError if the batch has no source of negatives.
     """
     if not in_batch and len(batch.sampled) == 0:
         raise ConfigError(
@@ -144,9 +144,9 @@ def negative_log_weights(
 
 
 class LogSum(nn.Module):
-    """log Σ w e^s over the negatives of each of some tokens [R]: not its own items, nor the one that is left out.
+    """log Σ w e^s over the negatives of each token [R], without the token's own items and the item that is left out.
 
-    A module without parameters, so that it can be compiled: of all passes over tokens × items one or two are left.
+    This is a module without parameters, so that it can be compiled: then one or two passes over tokens × items remain.
     """
 
     compiles = True
@@ -161,7 +161,7 @@ class LogSum(nn.Module):
         seen_R: torch.Tensor | None,
         left_out_R: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The sums; `own_rows_R` and `seen_R` say which row of `own_items_BM` is a token's, and how far."""
+        """The sums. `own_rows_R` is a token's row of `own_items_BM`; `seen_R` is the number of events it has seen."""
         scores_RM = (hidden_RD @ items_MD.T).float() + log_weights_M
         if own_items_BM is not None and own_rows_R is not None:
             own_RM = own_items_BM.index_select(0, own_rows_R)
@@ -178,10 +178,10 @@ def in_blocks(
     shared: Sequence[torch.Tensor | None],
     of_rows: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
-    """What `of_block` gives of rows [R], block by block: its arguments are `shared`, then the rows of the block.
+    """`of_block` of rows [R], block by block: its arguments are `shared`, then the rows of the block.
 
-    A row has `num_cells` numbers, and BLOCK_CELLS of them exist at a time. Where there are several blocks, each is
-    computed again in the backward pass, so that none is kept until then. The first of `of_rows` is never None.
+    A row has `num_cells` numbers, and BLOCK_CELLS of them exist at a time. If there are several blocks, the backward
+    pass computes each block again, so that no block is kept until then. The first of `of_rows` is never None.
     """
     first = of_rows[0]
     assert first is not None
@@ -207,10 +207,10 @@ def info_nce(
 ) -> torch.Tensor:
     """The loss of each pair [P]. `hidden_AD` are scaled by the inverse temperature; `pairs.tokens` index them.
 
-    `own_items_BM` are taken out of the negatives of a row's tokens: all that are True, and every right item is (as
-    `same_user_items` gives them); or, where `seen_A` says how many events each token has seen, those whose place is
-    among them (`first_places`). The right item of a pair is never its negative. `log_sum` is a `LogSum`, compiled
-    perhaps.
+    `own_items_BM` says which items are no negatives of a row's tokens. Without `seen_A` it is the mask of
+    `same_user_items`, which holds every right item. With `seen_A`, the number of events that each token has seen, it is
+    `first_places`, and items that came before are taken out. The right item of a pair is never its negative. `log_sum`
+    is a `LogSum`, which may be compiled.
     """
     log_sum = log_sum or LogSum()
     # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.

@@ -9,9 +9,9 @@ In: a batch of histories. Out: a loss, or one vector per history and per item wh
 φ_in, φ_out and ψ are pointwise MLPs, or residual ones, with an L2 norm. Where the publication is silent, decided here:
 each history begins with a learned start token, so the first event is predicted too and an empty history has a defined
 vector; time enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off); φ_in's unit
-vectors are scaled by √width, so that they meet the residual stream at its own scale. With `request_time` a token also
-knows how long it is until the event that it predicts: the gap of the next event in training, the time since the newest
-one in a request. Nothing else of the future: that the model was asked is known when it is asked.
+vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also knows the time to
+the event that it predicts: the gap of the next event in training, the time since the newest event in a request. A token
+knows nothing else of the future; the time of a request is known when the model is asked.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -65,9 +65,9 @@ FLAT_LOSS = (
     *("later_negatives", "multi_token_weight", "multi_token_window", "multi_token_share"),
     *("future_token_weight", "future_token_anchor", "future_token_window"),
 )
-"""Settings that were not in a table of their own once."""
+"""Settings that had no table of their own in older versions."""
 RESIDUAL_SCALE = 0.1
-"""Of the last layer of a residual map when it is fresh: it begins as little more than its input."""
+"""Factor of the last layer of a fresh residual map, which so begins as little more than its input."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,14 +85,14 @@ class PinFMConfig(ModelConfig):
     width: int = 64
     """Width of the backbone and of user and item vectors."""
     maps: str = "mlp"
-    """What φ_in, φ_out and ψ are: `mlp`, or `residual`: their input with an MLP of it added, so that from the start an
-    item means the same as input and as output. Then tables.num_hashes × tables.dim must be width."""
+    """Form of φ_in, φ_out and ψ: `mlp`, or `residual`: the input plus an MLP of it, so that from the start an item
+    means the same as input and as output. Then tables.num_hashes × tables.dim must equal width."""
     num_time_buckets: int = 24
     """Buckets of log2(seconds since the previous event); 0 leaves time out."""
     request_time: bool = False
-    """Whether tokens know the time from their event to the one they predict, or to the request."""
+    """Whether tokens know the time from their event to the event that they predict, or to the request."""
     request_features: tuple[str, ...] = ()
-    """Features of the request (numbers, about -3 to 3) that are read beside the history; see docs/features.md."""
+    """Features of the request (numbers, about -3 to 3) that the model reads besides the history; docs/features.md."""
     dropout: float = 0.0
     """Share of activations dropped in training, 0 to below 1: of the tokens and within the backbone."""
     backbone: BackboneConfig = dataclasses.field(default_factory=BackboneConfig)
@@ -110,8 +110,8 @@ class PinFMConfig(ModelConfig):
         if self.maps == "residual" and tables.num_hashes * tables.dim != self.width:
             dim, rest = divmod(self.width, tables.num_hashes)
             raise ConfigError(
-                f"model.width = {self.width} with tables of {tables.num_hashes} × {tables.dim}",
-                allowed="maps with a residual need tables that are together as wide as the model",
+                f"model.width is {self.width}, but the tables have {tables.num_hashes} × {tables.dim}",
+                allowed="residual maps need tables that are together as wide as the model",
                 fix="--set model.maps=mlp" if rest else f"--set model.tables.dim={dim}, or --set model.maps=mlp",
             )
         reaches = self.loss.future_token_weight == 0 or anchor < self.max_history
@@ -124,12 +124,10 @@ class PinFMConfig(ModelConfig):
 
     @classmethod
     def from_stored(cls, values: Any) -> Self:
-        """The config that a file holds; see `ModelConfig`."""
         return super().from_stored(without_unread(values, "gpt"))
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The features the model reads."""
         gap = ("history.gap",) if self.num_time_buckets else ()
         time = ("history.time",) if self.backbone.reads_times else ()
         asked = (SINCE_LAST,) if self.request_time else ()
@@ -137,16 +135,13 @@ class PinFMConfig(ModelConfig):
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """Whether there are no negatives but those of data.uniform_negatives."""
         return not self.loss.in_batch_negatives
 
     @property
     def least_max_length(self) -> int:
-        """Events that a training segment must be able to have, so that every loss finds something to predict."""
         return self.loss.future_token_anchor + 1 if self.loss.future_token_weight else 2
 
     def warnings(self, max_length: int) -> list[str]:
-        """Places that are read and never trained."""
         if self.backbone.positions != "learned" or self.max_history <= max_length:
             return []
         return [
@@ -155,11 +150,9 @@ class PinFMConfig(ModelConfig):
         ]
 
     def serving(self) -> Self:
-        """The same model without what only its loss reads."""
         return dataclasses.replace(self, loss=dataclasses.replace(self.loss, streaming_frequencies=False))
 
     def build(self, vocabulary: Vocabulary) -> PinFM:
-        """A PinFM with fresh parameters."""
         return PinFM(self, vocabulary)
 
 
@@ -198,9 +191,9 @@ class PinFM(RetrievalModel):
         self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.loss.initial_temperature)))
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """InfoNCE of every positive event, predicted from what its user did before it; see `targets` for which."""
+        """InfoNCE of every positive event, predicted from earlier events of its user; see `targets`."""
         if self.training:
-            # The parameter itself, not what is made of it: beyond a clamp there is no gradient to come back by.
+            # The parameter itself is clamped, not its exponential: beyond a clamp no gradient would lead back.
             with torch.no_grad():
                 self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
         items_ME = self.item_tables(batch.item_rows)
@@ -209,7 +202,7 @@ class PinFM(RetrievalModel):
         pairs = join_pairs([pairs for _, _, pairs in parts])
         tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
         rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
-        # The event after token t of row r is number t - r: its request is the one that the token answers.
+        # The event after token t of row r is number t - r: the token answers the request of that event.
         hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
         own_items_BM, seen_A = None, None
         if self.config.loss.mask_same_user and not self.config.loss.later_negatives:
@@ -220,7 +213,7 @@ class PinFM(RetrievalModel):
             seen_A = tokens_A - rows_A - batch.offsets[rows_A]
         losses_P = info_nce(
             self._project(hidden_AD) * self._inverse_temperature(),
-            functional.normalize(self.psi(items_ME), dim=-1),
+            self.project_items(items_ME),
             Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
             self._log_weights(batch),
             own_items_BM,
@@ -237,7 +230,7 @@ class PinFM(RetrievalModel):
         return LossOutput(total, metrics)
 
     def _targets(self, batch: SequenceBatch) -> list[tuple[str, float, Pairs]]:
-        """(name, weight, pairs) of each loss that is on."""
+        """(name, weight, pairs) of each active loss."""
         config = self.config.loss
         parts = [("next_token", 1.0, next_token_pairs(batch))]
         if config.multi_token_weight:
@@ -266,18 +259,17 @@ class PinFM(RetrievalModel):
         return self.encode_requests(batch)[1]
 
     def encode_requests(self, batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each history: the hidden vector behind its last event [B, D], and the unit vector made of it."""
+        """For each history the hidden vector after its last event [B, D], and the unit vector made of it."""
         since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
         hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)
         return hidden_BD, self._project(hidden_BD)
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
-        """One unit vector per item [M, D]."""
         return self.project_items(self.item_tables(item_rows))
 
     def project_items(self, items_ME: torch.Tensor) -> torch.Tensor:
-        """One unit vector per item [M, D], from what the tables hold of it."""
+        """One unit vector per item [M, D], from its rows of the tables."""
         return functional.normalize(self.psi(items_ME), dim=-1)
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
@@ -289,7 +281,7 @@ class PinFM(RetrievalModel):
     ) -> torch.Tensor:
         """Hidden vectors [N + B, D] of the packed tokens: each row's start token, then its events.
 
-        `since_last_B` are the seconds from each row's newest event to its request; None where there is no request.
+        `since_last_B` are the seconds from each row's newest event to its request; None without requests.
         """
         # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
         events_NE = functional.embedding(batch.items, items_ME)
@@ -312,15 +304,15 @@ class PinFM(RetrievalModel):
         return hidden
 
     def _gaps_ahead(self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None) -> torch.Tensor:
-        """The bucket of the time from each token to the event it predicts, or the request [T]; the last one: unknown.
+        """The bucket of the time from each token to the event it predicts, or the request [T]; the last is: unknown.
 
-        Start tokens never know it: what came before a segment is not part of it.
+        The time is unknown to start tokens, because a segment does not hold what came before it.
         """
         num_buckets = self.config.num_time_buckets
         gaps_T = torch.full((places.num_tokens,), num_buckets, device=batch.items.device)
         gaps_T[places.before] = batch.column("gap").clamp_max(num_buckets - 1)
         if since_last_B is not None:
-            # A request dated before its newest event is in bucket 0, as if no time had passed.
+            # A request with a time before its newest event is in bucket 0, as if no time had passed.
             gaps_T[places.lasts] = log2_bucket(since_last_B, num_buckets)
         gaps_T[places.starts] = num_buckets
         return gaps_T
@@ -328,9 +320,9 @@ class PinFM(RetrievalModel):
     def _times(
         self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Times of tokens [T] in ms, and the times at which they ask; a start token stands at its first event's."""
+        """Times of tokens [T] in ms, and the times at which they ask; a start token has the time of its first event."""
         times_T = torch.zeros(places.num_tokens, dtype=torch.int64, device=batch.items.device)
-        # Each event's time to the token before it, then to its own: only start tokens keep the former.
+        # The token before each event gets the event's time, then its own token does: only start tokens keep the former.
         times_T[places.before] = batch.times_ms
         times_T[places.before + 1] = batch.times_ms
         if not self.config.request_time:
@@ -345,7 +337,7 @@ class PinFM(RetrievalModel):
     def _with_request(
         self, hidden_PD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds what the request says: its features [P], or those before each of `events_P`."""
+        """Adds the features of the request [P], or of the request before each of `events_P`."""
         if self.request is None:
             return hidden_PD
         features = torch.stack([batch.of_request(name).float() for name in self.config.request_features], dim=-1)

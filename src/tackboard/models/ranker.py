@@ -39,7 +39,7 @@ class HeadConfig:
     label: str = ""
     """The action whose label is predicted; empty where the data has one label only."""
     reads: Literal["outputs", "hidden"] = "outputs"
-    """`outputs`: the unit vectors that PinFM compares; `hidden`: also what they are made of."""
+    """`outputs`: the unit vectors that PinFM compares; `hidden`: also the vectors that they are made of."""
     dropout: float = 0.1
     """Share of the hidden layer dropped in training, 0 to below 1."""
 
@@ -50,25 +50,24 @@ class HeadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankerConfig(PinFMConfig):
-    """The settings of a PinFM, and of the head on it. What only pretraining reads, its losses, has no effect."""
+    """The settings of a PinFM and of the head on it. The losses of pretraining have no effect."""
 
     batch_type: ClassVar[type[Batch]] = RequestBatch
 
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
-    """What answers the question."""
+    """The head."""
 
     @classmethod
     def on(cls, pinfm: PinFMConfig, head: HeadConfig) -> RankerConfig:
-        """A head on a model of these settings: what a run of that model learned can be taken over."""
+        """A head on a model of these settings, so that it can start from a run of that model."""
         return cls(**{field.name: getattr(pinfm, field.name) for field in dataclasses.fields(pinfm)}, head=head)
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """No: what was shown and not chosen is what it learns from."""
+        """No: the ranker learns from items that were shown and not chosen."""
         return False
 
     def build(self, vocabulary: Vocabulary) -> Ranker:  # type: ignore[override]
-        """A ranker with fresh parameters."""
         return Ranker(self, vocabulary)
 
 
@@ -104,14 +103,14 @@ class Ranker(nn.Module):
         if wanted in known or (not wanted and len(known) == 1):
             return wanted or known[0]
         raise ConfigError(
-            f"model.head.label = {wanted!r}",
-            allowed=f"labels of the data: {', '.join(known) or 'none'}",
-            fix="name one of them: --set model.head.label=NAME",
+            f"model.head.label = {wanted!r} is not a label of the data",
+            allowed=f"allowed: {', '.join(known) or 'none, the data has no labels'}",
+            fix="name a label: --set model.head.label=NAME",
         )
 
 
 class Head(nn.Module):
-    """An MLP over two unit vectors and their product, and with `hidden` over what they are made of."""
+    """An MLP over two unit vectors and their product, and with `hidden` over the vectors that they are made of."""
 
     def __init__(self, config: HeadConfig, width: int, item_width: int) -> None:
         super().__init__()
@@ -127,7 +126,7 @@ class Head(nn.Module):
     ) -> torch.Tensor:
         """Log odds [C]."""
         scale = math.sqrt(users_CD.shape[1])
-        # Entries of unit vectors are about 1/√D: brought to about 1 here, and their products too.
+        # Entries of unit vectors are about 1/√D; the scale brings them and their products to about 1.
         parts = [users_CD * scale, items_CD * scale, users_CD * items_CD * scale**2]
         if self.reads_hidden:
             parts += [norm(part) for norm, part in zip(self.norms, (hidden_CD, rows_CE), strict=True)]

@@ -1,7 +1,7 @@
 """SASRec's layers as a backbone: causal attention, then a pointwise network.
 
-In and out as of `decoder.Decoder`, of which it is a drop-in; it reads no times. Queries have a LayerNorm before them,
-keys and values are read from the tokens as they are, and attention weights are dropped too: all as published.
+Input and output are those of `decoder.LayerStack`; times are ignored. Queries have a LayerNorm before them, keys and
+values are read from the tokens as they are, and attention weights are dropped too, all as published.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head.
 """
@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.models.decoder import Packing, PositionEncoding, run_layers
+from tackboard.models.decoder import LayerStack, Packing, PositionEncoding
 
 
 class SASRecLayer(nn.Module):
-    """Attention of normed queries to tokens as they are, beside the normed query; then a pointwise network."""
+    """Attention of normed queries to the tokens, added to the normed query; then a pointwise network."""
 
     compiles = True
 
@@ -33,7 +33,6 @@ class SASRecLayer(nn.Module):
         self.ffn_out = nn.Linear(ffn_width, width)
 
     def forward(self, x_TD: torch.Tensor, packing: Packing, *_no_rotation_no_times: None) -> torch.Tensor:
-        """One layer."""
         query_TD = self.query_norm(x_TD)
         grid = packing.spread(torch.cat([self.query(query_TD), self.key_value(x_TD)], dim=1))
         q, k, v = grid.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -47,8 +46,8 @@ class SASRecLayer(nn.Module):
         return functional.dropout(x, self.dropout, self.training)
 
 
-class SASRec(nn.Module):
-    """A stack of layers; positions are learned, or left to what the tokens say."""
+class SASRec(LayerStack):
+    """A stack of layers with learned positions, or with no positions of their own."""
 
     def __init__(
         self,
@@ -62,8 +61,7 @@ class SASRec(nn.Module):
         positions: PositionEncoding = "learned",
         final_norm: bool = True,
     ) -> None:
-        super().__init__()
-        self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
+        super().__init__(width, max_positions, positions)
         self.layers = nn.ModuleList(SASRecLayer(width, num_heads, ffn_width, dropout) for _ in range(num_layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else None
         for name, parameter in self.named_parameters():
@@ -71,15 +69,3 @@ class SASRec(nn.Module):
                 nn.init.xavier_normal_(parameter)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
-
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        lengths_B: torch.Tensor,
-        times_T: torch.Tensor | None = None,
-        query_times_T: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden vectors of packed tokens; a token sees itself and those before it in its row."""
-        del times_T, query_times_T
-        x_TD = run_layers(self.layers, x_TD, lengths_B, self.positions, 0, None)
-        return x_TD if self.final_norm is None else self.final_norm(x_TD)

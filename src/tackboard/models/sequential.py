@@ -8,16 +8,17 @@ In: a batch of histories. Out: a loss, or one vector per history and per item wh
     score = cosine(h, item) / temperature              `sampled`: softmax over negatives drawn uniformly
 
 An item has one row of a plain table, the same as input and as output. The hidden vector of an event predicts the next
-event of its row; so nothing predicts the first one, and an empty history is the vector 0, for which all items score
-alike. Inner products have a LayerNorm before them, as in SASRec's paper; under cosines the L2 norm stands in its place,
-as in HSTU's public code. `mixed` is for catalogues too large for all items at every step: its negatives, and how each
-is weighted, are PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax.
+event of its row, so nothing predicts the first event. An empty history is the vector 0, for which all items score
+alike. Inner products have a LayerNorm before them, as in SASRec's paper; cosines have the L2 norm instead, as in HSTU's
+public code. `mixed` is for catalogues that are too large to score at every step: its negatives and their weights are
+PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax.
 
-The published models read items and order, HSTU also times, and the time of the request with them. The switches
+The published models read items and order; HSTU also reads times, including the time of the request. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival what PinFM reads, so that both can be compared on the
-same inputs. The time of the request is that from the newest event to it. HSTU's bias reads it, as in the public code.
-SASRec has no place for it, so a vector of its log2 bucket is added: to the output, or to the event's input, where the
-layers can work with it; an event then says how long it was until the next, which is known by then.
+same inputs. The time of the request is the time from the newest event to the request. HSTU's bias reads it, as in the
+public code. SASRec has no place for it, so a vector of its log2 bucket is added: to the output, or to the event's
+input, where the layers can work with it; an event then says how long it was until the next event, which is known by
+then.
 
 Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
@@ -56,11 +57,12 @@ class PlainTableConfig(TableConfig):
     num_hashes: int = 1
     """1: there is one table."""
     method: str = "modulo"
-    """How item ids become rows; above the largest id, `modulo` gives every item its own, `mix` lets some share."""
+    """How item ids become rows. With more rows than the largest id, `modulo` gives every item its own row; with `mix`
+    some items share a row."""
     dim: int = 0
     """0: rows are as wide as the model, because they are its input and its output."""
     init_std: float = SMALL_STD
-    """Standard deviation of fresh rows, which are cut off at twice that."""
+    """Standard deviation of fresh rows; values are cut off at twice this number."""
 
     def __post_init__(self) -> None:
         HashConfig.__post_init__(self)
@@ -75,13 +77,12 @@ class SoftmaxConfig:
     """The softmax of a rival's loss."""
 
     kind: Literal["full", "mixed", "sampled"] = "full"
-    """`full`: softmax over the catalogue, for which data.uniform_negatives has to be its size; `mixed`: an estimate of
-    it from the batch's events and the data.uniform_negatives drawn items; `sampled`: over a few of these, as
-    published."""
+    """`full`: softmax over the catalogue; data.uniform_negatives must be the number of items or more. `mixed`: an
+    estimate of `full` from the batch's events and the drawn items. `sampled`: over a few drawn items, as published."""
     num_negatives: int = 128
     """Negatives of each prediction under `sampled`, drawn from the items that the batch drew."""
     temperature: float = 0.05
-    """What cosines are divided by under `sampled`."""
+    """Divisor of the cosines under `sampled`."""
 
     def __post_init__(self) -> None:
         kinds = ("full", "mixed", "sampled")
@@ -111,18 +112,18 @@ class SequentialConfig(ModelConfig):
     max_history: int = 200
     """Events of a history that the model reads, the newest; longer training segments are refused."""
     use_actions: bool = False
-    """Read what the user did with each item."""
+    """Read the action of each event."""
     use_time_gap: bool = False
-    """Read the time from each event to the one before it."""
+    """Read the time between each event and the event before it."""
     use_request_time: bool = False
     """Read the time from the newest event to the request."""
     request_vector: Literal["auto", "none", "input", "output"] = "auto"
-    """Where a vector of the request's time is added; auto: to the output of a backbone that reads no times, as SASRec,
-    else nowhere, because the backbone's bias has it."""
+    """Where a vector of the request's time is added. auto: to the output of a backbone that reads no times, such as
+    SASRec; else nowhere, because the backbone's bias reads that time."""
     num_time_buckets: int = 28
     """Buckets of log2(seconds) of the time gap and of the request's time."""
     backbone: BackboneConfig = dataclasses.field(default_factory=lambda: BackboneConfig(kind="sasrec", num_heads=1))
-    """What stands between input and output."""
+    """The layers between input and output."""
     loss: SoftmaxConfig = dataclasses.field(default_factory=SoftmaxConfig)
     """The softmax of the loss; `sampled` makes scores cosines."""
 
@@ -138,11 +139,10 @@ class SequentialConfig(ModelConfig):
         check(0.0 <= self.dropout < 1.0, "model.dropout", self.dropout, "0 to below 1")
         check(1 <= self.num_time_buckets <= 64, "model.num_time_buckets", self.num_time_buckets, "1 to 64")
         has_place = not self.use_request_time or self.backbone.reads_times or self.request_vector != "none"
-        check(has_place, "model.request_vector", self.request_vector, "auto, input, output: SASRec has no other place")
+        check(has_place, "model.request_vector", self.request_vector, "auto, input, output: SASRec has no time bias")
 
     @classmethod
     def from_stored(cls, values: Any) -> Self:
-        """The config that a file holds; see `ModelConfig`."""
         return super().from_stored(without_unread(values, "sasrec"))
 
     @property
@@ -152,7 +152,6 @@ class SequentialConfig(ModelConfig):
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """Whether there are no negatives but those of data.uniform_negatives."""
         return True
 
     @property
@@ -166,7 +165,6 @@ class SequentialConfig(ModelConfig):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The features the model reads."""
         wanted = {
             "history.item": True,
             "history.action": self.use_actions,
@@ -177,14 +175,13 @@ class SequentialConfig(ModelConfig):
         return tuple(name for name, is_read in wanted.items() if is_read)
 
     def build(self, vocabulary: Vocabulary) -> SequentialModel:
-        """A model with fresh parameters."""
         return SequentialModel(self, vocabulary)
 
 
 def sasrec(num_rows: int, **settings: Any) -> SequentialConfig:
-    """SASRec with sampled softmax as published for MovieLens-1M, its table of `num_rows`.
+    """SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows`.
 
-    `settings` replace some; those of `backbone` and `loss` are mappings.
+    `settings` replace published ones; `backbone` and `loss` are mappings.
     """
     return _published(num_rows, {"kind": "sasrec", "num_layers": 2, "num_heads": 1, "ffn_width": 50}, settings)
 
@@ -225,7 +222,8 @@ class SequentialModel(RetrievalModel):
         self.request_times: nn.Embedding | None = None
         if config.request_place != "none":
             self.request_times = nn.Embedding(config.num_time_buckets, width)
-        # Items and positions as in the public code. What is ours begins small: drawn like positions, it drowned items.
+        # Items and positions as in the public code. Our own embeddings begin small: drawn like positions, they drowned
+        # the items.
         stds = {self.items: config.tables.init_std, self.positions: width**-0.5}
         for embedding in (self.items, self.positions, self.actions, self.time_gaps, self.request_times):
             if embedding is not None:
@@ -241,7 +239,7 @@ class SequentialModel(RetrievalModel):
         )
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """Softmax loss of every positive event but those that begin a row, predicted from the event before."""
+        """Softmax loss of every positive event except the first of a row, predicted from the event before."""
         items_MD = self.items(batch.item_rows[:, 0])
         hidden_TD = self._hidden(batch, items_MD, None)
         is_first_T = torch.zeros_like(batch.is_positive)
@@ -258,7 +256,7 @@ class SequentialModel(RetrievalModel):
         return LossOutput(value, {}, torch.tensor(float(len(events_P))))
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
-        """One vector per history [B, D]: the prediction of what comes after its last event; 0 where there is none."""
+        """One vector per history [B, D]: the prediction after its last event; 0 for an empty history."""
         if batch.num_events == 0:
             return self.items.weight.new_zeros(batch.num_rows, self.config.width)
         since_B = batch.of_request(SINCE_LAST) if self.config.use_request_time else None
@@ -269,7 +267,6 @@ class SequentialModel(RetrievalModel):
         return self._project(users_BD) * (batch.lengths() > 0)[:, None]
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
-        """One vector per item [M, D]."""
         return self._project(self.items(item_rows[:, 0]))
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
@@ -285,9 +282,9 @@ class SequentialModel(RetrievalModel):
         return functional.normalize(vectors, dim=-1, eps=NORM_EPS) if self.config.has_cosines else vectors
 
     def _hidden(self, batch: SequenceBatch, items_MD: torch.Tensor, since_B: torch.Tensor | None) -> torch.Tensor:
-        """Hidden vectors of the events [T, D]; `since_B` seconds lie between a row's last event and the request.
+        """Hidden vectors of the events [T, D]; `since_B` are the seconds from a row's last event to the request.
 
-        In training there is no request after a row's last event, and its hidden vector predicts nothing.
+        In training no request follows the last event of a row, and its hidden vector predicts nothing.
         """
         packing = Packing.from_lengths(batch.lengths())
         packing.check_fits(self.config.max_history)
@@ -302,31 +299,27 @@ class SequentialModel(RetrievalModel):
         since_B = torch.zeros(batch.num_rows, device=x_TD.device) if since_B is None else since_B
         if self.config.request_place == "input" and self.request_times is not None:
             gaps_T = batch.column("gap").clamp(0, last_bucket)
-            x_TD = x_TD + self.request_times(_of_next(batch, gaps_T, self._request_buckets(since_B)))
+            asked_B = log2_bucket(since_B, self.config.num_time_buckets)
+            x_TD = x_TD + self.request_times(_of_next(batch, gaps_T, asked_B))
         x_TD = functional.dropout(x_TD, self.config.dropout, self.training)
-        hidden: torch.Tensor
-        if not self.config.backbone.reads_times:
-            hidden = self.backbone(x_TD, batch.lengths())
-            return hidden
-        asked_T = None
-        if self.config.use_request_time:
-            last_B = batch.times_ms.index_select(0, (batch.offsets[1:] - 1).clamp_min(0))
-            asked_T = _of_next(batch, batch.times_ms, last_B + (since_B.clamp_min(0).double() * 1000).round().long())
-        hidden = self.backbone(x_TD, batch.lengths(), batch.times_ms, asked_T)
+        times_T = asked_T = None
+        if self.config.backbone.reads_times:
+            times_T = batch.times_ms
+            if self.config.use_request_time:
+                last_B = times_T.index_select(0, (batch.offsets[1:] - 1).clamp_min(0))
+                asked_T = _of_next(batch, times_T, last_B + (since_B.clamp_min(0).double() * 1000).round().long())
+        hidden: torch.Tensor = self.backbone(x_TD, batch.lengths(), times_T, asked_T)
         return hidden
-
-    def _request_buckets(self, since: torch.Tensor) -> torch.Tensor:
-        return log2_bucket(since, self.config.num_time_buckets)
 
     def _request_vectors(self, since: torch.Tensor) -> torch.Tensor:
         """Vectors of the time from the newest event to the request, in seconds."""
         assert self.request_times is not None
-        return self.request_times(self._request_buckets(since))
+        return self.request_times(log2_bucket(since, self.config.num_time_buckets))
 
     def _mixed_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
-        """Mean cross entropy of each target against all items of the batch, each weighted by how often it is there."""
+        """Mean cross entropy of each target against all items of the batch, with the weights of `losses`."""
         order_P = torch.arange(len(targets_P), device=targets_P.device)
         pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
         return info_nce(hidden_PD, items_MD, pairs, negative_log_weights(batch), None, log_sum=self.entropy).mean()
@@ -342,7 +335,7 @@ class SequentialModel(RetrievalModel):
             num_cells = loss.num_negatives * self.config.width
         elif len(batch.sampled) != len(items_MD) or float(batch.sample_rate) < 1.0:
             raise ConfigError(
-                f"model.loss.kind = 'full', but {len(batch.sampled):,} items were drawn for this batch",
+                f"model.loss.kind is 'full', but only {len(batch.sampled):,} items were drawn for this batch",
                 allowed="the exact softmax needs the whole catalogue in every batch",
                 fix="set data.uniform_negatives to the number of items or more, or model.loss.kind to mixed",
             )
@@ -365,7 +358,6 @@ class CrossEntropy(nn.Module):
         targets_p: torch.Tensor,
         negatives_pR: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The cross entropies."""
         if negatives_pR is None:
             return functional.cross_entropy(hidden_pD @ items_MD.T, targets_p, reduction="none")
         choices_pR = torch.cat([targets_p[:, None], negatives_pR], dim=1)
@@ -381,14 +373,14 @@ def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives:
     """Uniform draws with replacement [P, R] from the items that the batch drew, as positions among its items."""
     if len(sampled_K) == 0:
         raise ConfigError(
-            "model.loss.kind = 'sampled', but no item was drawn for this batch",
-            fix="set data.uniform_negatives to the number of items to draw from, at best all",
+            "model.loss.kind is 'sampled', but no item was drawn for this batch",
+            fix="set data.uniform_negatives to the number of items to draw, at best to all items",
         )
     drawn_PR = torch.randint(len(sampled_K), (num_predictions, num_negatives), device=sampled_K.device)
     return sampled_K[drawn_PR]
 
 
 def _of_next(batch: SequenceBatch, values_T: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-    """For each event the value of the next one in its row [T], for the last one that of `last_B`."""
+    """For each event the value of the next event in its row [T]; for the last event the value of `last_B`."""
     is_filled_B = batch.lengths() > 0
     return values_T.roll(-1).index_copy(0, batch.offsets[1:][is_filled_B] - 1, last_B[is_filled_B])

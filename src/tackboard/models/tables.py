@@ -5,14 +5,14 @@ collide under all k functions, which is why a table far smaller than the catalog
 parameter, sub-table after sub-table. Its gradient is sparse: only looked-up rows move, in memory and in time.
 
 A table may be stored in half precision (fp16, bf16). Autograd casts a gradient to its parameter's type, and a small
-gradient does not survive fp16. So the gradient of a half table arrives at a leaf of its own, an fp32 tensor that has
-the table's shape and the memory of one number; the optimiser listens there, computes in fp32 and rounds
-stochastically (`ops.stochastic_rounding`). `gradient_leaf` names the place for either storage.
+gradient does not survive fp16. So the gradient of a half table arrives at a separate leaf, an fp32 tensor with the
+table's shape and the memory of one number; the optimiser listens there, computes in fp32 and rounds stochastically
+(`ops.stochastic_rounding`). `gradient_leaf` is the right place for both storages.
 
-Decided: fresh rows are drawn in place, half ones by blocks, so that making a table never needs room for a second one;
-for the same seed a half table begins as the fp32 one rounded to nearest. How a table is looked up follows the type of
-the rows that it holds. So a table that was trained in fp32 and stored in fp16 is read as it is stored: `stored` makes
-the table without rows and gives it those of the file.
+Decided: fresh rows are drawn in place, half ones by blocks, so that making a table never needs room for a second table;
+for the same seed a half table begins as the fp32 table rounded to nearest. The type of the rows decides how a table is
+looked up. So a table that was trained in fp32 and stored in fp16 is read as it is stored: `stored` makes the table
+without rows and gives it the rows of the file.
 
 Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.
 """
@@ -35,9 +35,9 @@ from tackboard.core.config import check
 
 STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DRAWN_AT_ONCE = 1 << 22
-"""Numbers of a half table that are drawn in one go. A multiple of 16: torch draws in blocks of 16."""
+"""Numbers of a half table that are drawn at once. A multiple of 16, because torch draws in blocks of 16."""
 _rows_device: ContextVar[str | None] = ContextVar("rows_device", default=None)
-"""Where fresh rows are made; None: on torch's default device."""
+"""Device of fresh rows; None: torch's default device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class TableConfig(HashConfig):
     init_std: float = 0.1
     """Standard deviation of fresh rows."""
     storage: str = "fp32"
-    """How rows are stored: fp32, fp16 or bf16; half ones are rounded stochastically when they move."""
+    """Precision of stored rows: fp32, fp16 or bf16; half rows are rounded stochastically when they move."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,14 +75,13 @@ class HashedTables(nn.Module):
 
     @property
     def width(self) -> int:
-        """Width of an item's vector."""
         return self.num_hashes * self.dim
 
     @property
     def gradient_leaf(self) -> torch.Tensor:
-        """Where `backward` leaves the table's gradient, fp32 and sparse: the weight itself, or a half table's leaf.
+        """The tensor that gets the table's gradient, fp32 and sparse: the weight itself, or a half table's leaf.
 
-        The leaf of a half table belongs to the device the table is on: ask for it after the model was moved there.
+        The leaf of a half table is on the device of the table: ask for the leaf after the model was moved.
         """
         if self.weight.dtype == torch.float32:
             return self.weight
@@ -104,7 +103,7 @@ class HashedTables(nn.Module):
 
 
 class _HalfLookup(torch.autograd.Function):
-    """Rows of a half table as fp32; their gradient goes to the fp32 leaf, one entry for each row looked up."""
+    """Rows of a half table as fp32; their gradient goes to the fp32 leaf, with one entry per looked-up row."""
 
     @staticmethod
     def forward(ctx: Any, leaf_Rd: torch.Tensor, weight_Rd: torch.Tensor, rows_MK: torch.Tensor) -> torch.Tensor:
@@ -122,7 +121,7 @@ class _HalfLookup(torch.autograd.Function):
 
 @contextmanager
 def without_rows() -> Iterator[None]:
-    """Tables that are made in this block get no memory: their rows are on the meta device until others replace them.
+    """Tables that are made in this block have no memory: their rows are on the meta device until they are replaced.
 
     The rest of a model is made as usual, so buffers that no file holds are real.
     """
@@ -144,7 +143,7 @@ def table_parameter_names(model: nn.Module) -> set[str]:
 
 
 def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torch.Tensor:
-    """Normal rows of this spread, of torch's generator; a half table takes the same draws as the fp32 one."""
+    """Normal rows with this standard deviation; a half table takes the same draws as an fp32 table."""
     rows_Rd = torch.empty(num_rows, dim, dtype=dtype, device=_rows_device.get())
     if rows_Rd.is_meta:
         return rows_Rd
@@ -152,7 +151,7 @@ def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torc
         return rows_Rd.normal_().mul_(std)
     flat = rows_Rd.view(-1)
     while len(flat):
-        # The rest goes with the last block where it is under 16: torch draws so few in another way.
+        # A rest of under 16 numbers goes with the last block, because torch draws so few in another way.
         size = DRAWN_AT_ONCE if len(flat) >= DRAWN_AT_ONCE + 16 else len(flat)
         flat[:size] = torch.empty(size, dtype=torch.float32, device=flat.device).normal_().mul_(std)
         flat = flat[size:]

@@ -1,7 +1,7 @@
-"""What a history's tokens are asked to predict: pairs of a token and an event after it.
+"""The targets of a history's tokens: pairs of a token and a later event.
 
 In: a batch. Out: pairs. A row of n events has n + 1 tokens, a start token and one for each event; the token before an
-event has seen everything up to it and nothing of it:
+event has seen all earlier events and nothing of this event:
 
     events             a    b    c    d
     tokens       ▷    a    b    c    d
@@ -9,10 +9,10 @@ event has seen everything up to it and nothing of it:
     multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               and from the tokens up to two places further back
     future, 2    a→b  a→c                               here with anchor 1: the token after 1 event, the next 2 events
 
-Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next; there
-are many of them, and a share is enough. Future-token pairs ask only the token at the length that a downstream task will
-read, which is as long a history as that task ever has. Decided: the published multi-token loss counts the next event
-too; here that is the next-token loss's own, so that the two have weights that do not overlap.
+Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
+are many such pairs, and a share of them is enough. Future-token pairs ask only the token at the length that a
+downstream task will read. Decided: the published multi-token loss counts the next event too; here only the next-token
+loss counts the next event, so that the weights of the two losses do not overlap.
 
 Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
 """
@@ -28,7 +28,7 @@ from tackboard.batch import SequenceBatch
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """`tokens` predict `items` (positions among the distinct items); `rows` say whose they are. All int64 [P]."""
+    """`tokens` predict `items` (positions among the distinct items); `rows` are their histories. All int64 [P]."""
 
     tokens: torch.Tensor
     items: torch.Tensor
@@ -46,7 +46,7 @@ def row_of_event(batch: SequenceBatch) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class TokenPlaces:
-    """Where tokens lie: each row's start token [B] and last one [B], and the token before each event [N]."""
+    """Positions of tokens: each row's start token [B] and last token [B], and the token before each event [N]."""
 
     starts: torch.Tensor
     lasts: torch.Tensor
@@ -54,14 +54,13 @@ class TokenPlaces:
 
     @classmethod
     def of(cls, batch: SequenceBatch) -> TokenPlaces:
-        """The places of a batch's tokens."""
         rows_B = torch.arange(batch.num_rows, device=batch.offsets.device)
         events_N = torch.arange(batch.num_events, device=batch.offsets.device)
         return cls(batch.offsets[:-1] + rows_B, batch.offsets[1:] + rows_B, events_N + row_of_event(batch))
 
     @property
     def num_tokens(self) -> int:
-        """T: one for each event and one for each row."""
+        """T: a token for each event and a start token for each row."""
         return len(self.before) + len(self.starts)
 
 
@@ -72,7 +71,7 @@ def next_token_pairs(batch: SequenceBatch) -> Pairs:
 
 
 def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> Pairs:
-    """Every positive event, from the tokens 2 to `window` places before it; `share` of these pairs, at random."""
+    """Every positive event, from the tokens 2 to `window` places before it; a random `share` of these pairs."""
     places_N = torch.arange(batch.num_events, device=batch.items.device)
     positive_P = places_N[batch.is_positive]
     first_P = batch.offsets[:-1].index_select(0, row_of_event(batch)[batch.is_positive])
@@ -85,7 +84,7 @@ def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> 
 
 
 def future_token_pairs(batch: SequenceBatch, anchor: int, window: int) -> Pairs:
-    """The positive ones of the `window` events after the first `anchor` of each row, from the token between."""
+    """The positive events among the `window` events after the first `anchor` of each row, from the token between."""
     rows_N = row_of_event(batch)
     places_N = torch.arange(batch.num_events, device=batch.items.device) - batch.offsets[:-1].index_select(0, rows_N)
     chosen_N = batch.is_positive & (places_N >= anchor) & (places_N < anchor + window)

@@ -1,11 +1,10 @@
-"""How time becomes something to learn from: buckets of the time that has passed.
+"""Buckets of elapsed time.
 
-In: elapsed times. Out: the number of a bucket for each. What happened a minute ago and what happened a year ago differ
-in kind, two years hardly differ from three: so buckets grow with the time they stand for, as powers of two (ours) or
-of e^0.301 (HSTU's, as its public code has them).
+In: elapsed times. Out: the number of a bucket for each. A minute and a year differ a lot, two years and three hardly
+differ: so buckets grow with the time, as powers of two (ours) or of e^0.301 (HSTU's, as in its public code).
 
 Decided: buckets are found by comparing with boundaries, never by a logarithm, so that a CPU and a GPU agree on every
-one of them. Where time runs backwards, none has passed: bucket 0.
+bucket. Negative times are in bucket 0.
 """
 
 from __future__ import annotations

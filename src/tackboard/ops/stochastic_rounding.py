@@ -67,12 +67,10 @@ def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tenso
     decides the random bits. The probability is exact; only what is below 2^-62 of the smallest gap is dropped.
     """
     if dtype not in _FORMATS or values.dtype != torch.float32:
-        raise DataError(
-            f"stochastic rounding from {values.dtype} to {dtype}", allowed="allowed: float32 to float16 or bfloat16"
-        )
+        raise DataError(f"cannot round {values.dtype} to {dtype}", allowed="allowed: float32 to float16 or bfloat16")
     if values.dim() != 2 or rows.shape != values.shape[:1]:
         raise DataError(
-            f"values of shape {tuple(values.shape)} with rows of shape {tuple(rows.shape)}",
+            f"values have shape {tuple(values.shape)} and rows have shape {tuple(rows.shape)}",
             allowed="allowed: values [R, D] with rows [R]",
         )
     target = _FORMATS[dtype]

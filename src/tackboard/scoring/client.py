@@ -1,7 +1,7 @@
 """A small client for a running server: history and candidates in, scores out. Standard library and NumPy only.
 
-It speaks the Open Inference Protocol, as JSON or with binary tensors, and checks next to nothing: the server applies
-the rules, the same ones as offline, and its sentence becomes the error that the user sees.
+The client speaks the Open Inference Protocol, as JSON or with binary tensors, and checks next to nothing: the server
+applies the same rules as offline scoring, and its sentence becomes the error that the user sees.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RequestDocument(NamedTuple):
 
 
 def read_request(text: str | bytes) -> RequestDocument:
-    """The content of a request file. UsageError where it has another shape.
+    """The content of a request file. UsageError if it has another shape.
 
-    Beside history and candidates it may hold the user, the time of the request, and attributes: a list for each name.
+    Besides history and candidates it may hold the user, the time of the request, and attributes: a list for each name.
     """
     try:
         request = json.loads(text)
@@ -53,7 +53,7 @@ def read_request(text: str | bytes) -> RequestDocument:
         if not isinstance(event, dict):
             raise UsageError(f"history event {position} is not an object", allowed=REQUEST_SHAPE)
         # A field is given for every event or for none: half a column of times would have no meaning.
-        # A field of one's own may have any name; what the model does not know is refused by whoever knows the model.
+        # A user's own field may have any name; the server, which knows the model, refuses unknown names.
         known = (*HISTORY_FIELDS, *history[0])
         _check_keys(event, known, f"history event {position}", needed=("item", *history[0]))
     fields = list(history[0]) if history else list(HISTORY_FIELDS)
@@ -87,9 +87,9 @@ class ScoringClient:
         user: int | str | None = None,
         attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """One score per candidate, in their order. UsageError with the server's sentence where it refuses.
+        """One score per candidate, in their order. UsageError with the server's sentence if the server refuses.
 
-        A value of a field or an attribute may be None: it travels as missing.
+        A value of a field or an attribute may be None, which means missing.
         """
         if not self.model:
             self._find_model()
@@ -144,7 +144,7 @@ class ScoringClient:
         except (OSError, http.client.HTTPException) as error:
             raise UsageError(
                 f"no tackboard server answers at {self.url} ({type(error).__name__})",
-                fix="start one with `tackboard serve BUNDLE`, or score with --offline --bundle BUNDLE",
+                fix="start a server with `tackboard serve BUNDLE`, or score with --offline --bundle BUNDLE",
             ) from None
         finally:
             connection.close()
@@ -154,9 +154,9 @@ class ScoringClient:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Host and port of `url`. The error repeats it unless it may hold a password."""
+    """Host and port of `url`. The error repeats the URL unless it may hold a password."""
     shown = "" if "@" in url else f" {url}"
-    wrong = UsageError(f"--url{shown} is no address of a server", allowed="allowed: http://HOST:PORT, without user")
+    wrong = UsageError(f"--url{shown} is not an address of a server", allowed="allowed: http://HOST:PORT, without user")
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT
@@ -188,7 +188,7 @@ _WIRE_TYPES: dict[str, tuple[type, str, str]] = {
 
 
 def _flat(values: Sequence[Any], datatype: str, shape: Sequence[int]) -> list[Any]:
-    """Values end to end: vectors one after the other, lists as JSON, something harmless for what is missing."""
+    """Values end to end: vectors one after the other, lists as JSON, a harmless value for a missing one."""
     nothing: Any = {"BYTES": "", "BOOL": False, "FP32": 0.0, "FP64": 0.0}.get(datatype, 0)
     if len(shape) == 2:
         return [part for value in values for part in ([nothing] * shape[1] if value is None else value)]
@@ -199,7 +199,7 @@ def _flat(values: Sequence[Any], datatype: str, shape: Sequence[int]) -> list[An
 def _to_binary(name: str, datatype: str, values: Sequence[Any]) -> bytes:
     kind, wanted, letter = _WIRE_TYPES.get(datatype, (str, "a string", ""))
     if any(type(value) is not kind and not (kind is float and type(value) is int) for value in values):
-        raise UsageError(f"{name} holds a value of the wrong type", allowed=f"allowed: every one {wanted}")
+        raise UsageError(f"{name} holds a value of the wrong type", allowed=f"allowed: every value is {wanted}")
     try:
         if letter:
             return struct.pack(f"<{len(values)}{letter}", *values)
@@ -221,7 +221,7 @@ def _refusal(status: int, answer: bytes) -> TackboardError:
     try:
         sentence = str(json.loads(answer)["error"])
     except (ValueError, KeyError, TypeError):
-        sentence = "the answer was not that of a tackboard server"
+        sentence = "the answer is not from a tackboard server"
     if status == 500:
         return TackboardError(f"the server failed: {sentence}", fix="see the server's log")
     return UsageError(f"the server refused the request ({status}): {sentence}")

@@ -1,12 +1,12 @@
-"""From what a caller sends to what features are computed from; the one parser of server and command line.
+"""The values that a caller sends in, a `ScoreRequest` out; the server and the command line share this parser.
 
 A history event has an item, and may have an action, a surface, a time and fields of its own. Events may come in any
-order: they are sorted by time, ties kept as given. What a model reads beyond the history (the time of the request,
-attributes of the user and of the candidates, a context) follows from its features. A field that exists but that this
-model does not read is passed over before it is converted. Errors name the field and never repeat an id.
+order: they are sorted by time, and ties keep their order. The features of a model decide what else it reads: the time
+of the request, attributes of the user and of the candidates, a context. A known field that this model does not read is
+skipped before it is converted. Errors name the field and never repeat an id.
 
-Decided: what is left out means what the importer writes when a log leaves it out, so that a request is scored like the
-events that the model was trained on. What training cannot have seen all the same is counted in `num_unknown`.
+Decided: a value that is left out means what the importer writes when a log leaves it out, so that a request is scored
+like the events of training. `num_unknown` counts values that training never saw.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_js
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
 LEFT_OUT = {"action": DEFAULT_ACTION, "surface": DEFAULT_SURFACE}
-"""The name of an event that has none, as in a log without that column; an empty name is UNKNOWN_NAME, as there."""
+"""The action and surface of an event without one, as in a log without that column; an empty name is UNKNOWN_NAME."""
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
 """How attributes are named in a request: user_country, candidate_price, context_device."""
-ENTITIES = tuple(PREFIXES)
 PRESENT_SUFFIX = "_present"
 """What the name of a mask ends with, where values travel as tensors: candidate_price_present."""
 
@@ -43,8 +42,8 @@ class ScoreRequest:
     """One user's history, oldest first, and C candidates, as columns of the unified representation.
 
     `attributes` are those of the user and the context (one row each) and of the candidates (C rows), by entity.
-    `num_unknown` counts the events whose action or surface training never saw, or which lack a time, by field, where
-    the model reads that field: it scores them, but with a vector that training did not move, or as simultaneous.
+    `num_unknown` counts, by field that the model reads, the events without a time or with an action or surface that
+    training never saw. The model scores such events with a vector that training did not move, or as simultaneous.
     """
 
     history: Mapping[str, Column]
@@ -56,7 +55,7 @@ class ScoreRequest:
 
 
 class RequestReader:
-    """What a bundle's model takes, and the way from a caller's values to a `ScoreRequest`."""
+    """Knows what the model of a bundle takes, and makes a `ScoreRequest` of a caller's values."""
 
     def __init__(self, signature: Signature, features: FeatureSet) -> None:
         self.signature = signature
@@ -88,7 +87,7 @@ class RequestReader:
         self._known = {name: names for name, names in named.items() if name in self.history}
         self._keep = plan.newest_events
         self.skipped = self._skipped_names()
-        """Fields and attributes of the set that the model was trained from and does not read: passed over."""
+        """Fields and attributes of the training feature set that the model does not read; a request may hold them."""
 
     def _skipped_names(self) -> frozenset[str]:
         prefixes = {"event": "history_"} | PREFIXES
@@ -112,14 +111,14 @@ class RequestReader:
         """Checks and converts a request. `history` holds parallel lists `item`, `action`, `surface`, `time_ms`, fields.
 
         `action` and `surface` may be absent (LEFT_OUT), `time_ms` too (all 0, order as given), and every attribute
-        (missing). `attributes` holds a list for every name: of one value, or of one per candidate. Raises UsageError.
+        (missing). `attributes` holds a list for every name: one value, or one value per candidate. Raises UsageError.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:
             if field not in allowed and f"history_{field}" not in self.skipped:
                 close = suggest(field, allowed)
                 raise UsageError(
-                    f"history has a field {field!r}",
+                    f"history has the unknown field {field!r}",
                     allowed=f"allowed: {', '.join(allowed)}",
                     fix=f"did you mean {close!r}?" if close else "",
                 )
@@ -129,8 +128,8 @@ class RequestReader:
         if "time_ms" not in history and self.needs_event_times and count:
             raise UsageError(
                 "history lacks time_ms",
-                allowed="this model reads how old events are",
-                fix="send with every event when it happened: time_ms (a server's input history_time_ms), ms since 1970",
+                allowed="this model reads the age of events",
+                fix="send the time of every event in ms since 1970: time_ms (for a server the input history_time_ms)",
             )
         order = np.argsort(times, kind="stable") if count else np.zeros(0, dtype=np.int64)
         if self._keep is not None:
@@ -148,14 +147,14 @@ class RequestReader:
             raise UsageError(
                 "user is missing",
                 allowed="this model reads the user's id",
-                fix="send user, the id that the log has for them",
+                fix="send user, the id that the log has for the user",
             )
         chosen = item_ids(self.signature, candidates, "candidate")
         if len(chosen) == 0:
             raise UsageError(
                 "candidates is empty",
                 allowed="allowed: one or more item ids",
-                fix="send the items that are to be ranked",
+                fix="send the items to rank",
             )
         return ScoreRequest(
             history=columns,
@@ -184,18 +183,18 @@ class RequestReader:
             if name not in self.attributes and name not in self.skipped:
                 known, close = ", ".join(self.attributes) or "none", suggest(name, tuple(self.attributes))
                 raise UsageError(
-                    f"there is an attribute {name!r}",
+                    f"the request has the unknown attribute {name!r}",
                     allowed=f"this model reads: {known}",
-                    fix=f"did you mean {close!r}?" if close else "leave it out",
+                    fix=f"did you mean {close!r}?" if close else "leave the attribute out",
                 )
-        columns: dict[str, dict[str, Column]] = {entity: {} for entity in ENTITIES}
+        columns: dict[str, dict[str, Column]] = {entity: {} for entity in PREFIXES}
         for name, (entity, column, type_) in self.attributes.items():
             count = num_candidates if entity == "item" else 1
             columns[entity][column] = self._column(given.get(name), count, type_, name)
         return columns
 
     def _column(self, values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
-        """`_values`, refused where one lies outside the range that its column was declared with."""
+        """`_values`; UsageError if a value lies outside the declared range of its column."""
         column = _values(values, count, type_, field)
         if field in self._ranges:
             low, high = self._ranges[field]
@@ -212,16 +211,18 @@ def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: 
     if signature.id_type == "int64":
         for position, value in enumerate(values):
             if problem := _not_int64(value):
-                raise _wrong_id(field, position, problem, "a whole number of 64 bits, as in training")
+                allowed = "allowed: a whole number of 64 bits, as in training"
+                raise UsageError(f"{field} {position} is {problem}", allowed=allowed)
         return np.array([int(value) for value in values], dtype=np.int64)
     for position, value in enumerate(values):
         if not isinstance(value, str) or not value:
-            raise _wrong_id(field, position, _type_name(value), "a non-empty string, as in training")
+            allowed = "allowed: a non-empty string, as in training"
+            raise UsageError(f"{field} {position} is {_type_name(value)}", allowed=allowed)
     return np.array([string_id(value) for value in values], dtype=np.int64)
 
 
 def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
-    """A column of `count` values as the caller gave them; all missing where they are absent, one by one where None."""
+    """A column of `count` values from the caller; None is missing, and without `values` all are missing."""
     if values is None:
         # One missing value, repeated: for 10,000 candidates a list of None would cost a ms for every attribute.
         return Column.of(type_, [None] * min(count, 1)).take(np.zeros(count, dtype=np.int64))
@@ -262,7 +263,7 @@ def _checked(value: Any, type_: FeatureType, field: str, position: int) -> Any:
 
 
 def _user_id(value: Any, user_type: str) -> int:
-    """The id of a user as training named them; a bundle that does not say how takes either kind."""
+    """The id of a user as in training; a bundle without a user type takes numbers and texts."""
     is_text = isinstance(value, str) and bool(value)
     if is_text and user_type != "int64":
         return string_id(value)
@@ -300,19 +301,15 @@ def _times(values: Sequence[Any] | None, count: int) -> NDArray[np.int64]:
 def _check_length(values: Sequence[Any], count: int, field: str) -> None:
     if len(values) != count:
         raise UsageError(
-            f"history has {count} items and {len(values)} of {field}", allowed="allowed: one for each item"
+            f"history has {count} items and {len(values)} values of {field}", allowed="allowed: one for each item"
         )
 
 
 def _not_int64(value: Any) -> str | None:
-    """Why a value is no whole number of 64 bits, or None."""
+    """Why a value is not a whole number of 64 bits, or None if it is."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         return _type_name(value)
     return None if INT64.min <= int(value) <= INT64.max else "out of range"
-
-
-def _wrong_id(field: str, position: int, problem: str, wanted: str) -> UsageError:
-    return UsageError(f"{field} {position} is {problem}", allowed=f"allowed: {wanted}")
 
 
 def _type_name(value: Any) -> str:

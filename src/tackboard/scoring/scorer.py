@@ -1,4 +1,4 @@
-"""Loads a bundle and scores requests: features first, then the user part once and every candidate against it."""
+"""Loads a bundle and scores requests: computes features, then the user part once, then every candidate against it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tackboard.batch import RequestBatch
 from tackboard.batch.builder import make_request
 from tackboard.bundle.signature import FILE_NAME, Signature, read_bundle
 from tackboard.core.documents import blaming
-from tackboard.core.errors import DataError
+from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.machine import usable_cores
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FILE_NAME as FEATURES
@@ -22,7 +22,7 @@ from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
 from tackboard.models.description import restore_config
-from tackboard.models.stored import check_finite_parameters, load_tensors, restore_model
+from tackboard.models.stored import find_non_finite, load_tensors, restore_model
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
@@ -39,7 +39,7 @@ class Scorer:
 
     @classmethod
     def load(cls, bundle: Path, code_file: Path | None = None, num_threads: int | None = None) -> Scorer:
-        """Verifies a bundle and maps its tables. `code_file` is needed only for a model of a user's own."""
+        """Verifies a bundle and maps its tables. Only a user's own model needs `code_file`."""
         torch.set_num_threads(num_threads or usable_cores())
         signature = read_bundle(bundle)
         described = bundle / FILE_NAME
@@ -50,14 +50,15 @@ class Scorer:
                 # A bundle from before features.json: its model reads the standard features.
                 features = features_for_model(config.reads, signature.vocabulary, config.max_history)
             if signature.max_history != config.max_history:
-                raise DataError(f"max_history = {signature.max_history}, the model's is {config.max_history}")
+                raise DataError(f"max_history is {signature.max_history}, but the model has {config.max_history}")
         with blaming(bundle / FEATURES):
             check_readable(features, config.max_history, of_requests=config.batch_type is RequestBatch)
         check_reads(config.reads, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
         stored = {name: tensor for file in files for name, tensor in load_tensors(file).items()}
         model = restore_model(config, signature.vocabulary, stored, described)
-        check_finite_parameters(model, bundle)
+        if name := find_non_finite(model):
+            raise CorruptFileError(f"{bundle}: {name} holds numbers that are not finite", fix="export the bundle again")
         model.eval()
         return cls(signature, model, config.tables, features)
 
@@ -66,7 +67,7 @@ class Scorer:
         return self.score_features(self.compute_features(request), request.candidate_items)
 
     def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
-        """What the model reads of a request: the features that training computed in batch."""
+        """The features of a request that the model reads; training computed the same features in batch."""
         columns = self._executor.compute(
             history=request.history,
             request_ms=request.request_ms,

@@ -1,16 +1,16 @@
-"""Who gets to the model, and until when: requests in, scores or a refusal out.
+"""Which requests reach the model, and until when: requests in, scores or a refusal out.
 
 One thread runs the model; everything else happens on the event loop, which stays free because the model's kernels
-release the interpreter lock. A request waits in a bounded line. Its deadline is a timer on the loop, so it fires on
-time even while the model is busy with another request; whoever is still in line then leaves it and never reaches the
-model. A deadline that passes during the computation is answered at once as well; the result is thrown away.
+release the interpreter lock. A request waits in a bounded line. Its deadline is a timer on the loop, so the timer fires
+on time even while the model is busy with another request. A request that is still in line then leaves the line and
+never reaches the model. A deadline that passes during the computation is answered at once; the result is thrown away.
 
-Decided: the line is in the order of deadlines, and a request enters it only if it and everybody behind it are likely to
-be answered in time, by the cost of recent computations. Whoever is not let in is told so at once and can ask another
-server while there is time. Where all have the same deadline, this is first come, first served. The bound of the line is
-exact, because it is checked and entered under one lock. An estimate may be wrong, so a request that finds no line is
-always computed, and the model passes over one that has become hopeless while others wait. docs/log.md has what other
-orders did.
+Decided: the line is in the order of deadlines. A request enters the line only if this request and all requests behind
+it are likely to be answered in time, judged by the cost of recent computations. A refused client is told at once and
+can ask another server while there is time. With equal deadlines the order is first come, first served. The bound of the
+line is exact, because it is checked and entered under one lock. An estimate may be wrong, so a request that finds no
+line is always computed, and the model passes over a request that has become hopeless while others wait. docs/log.md
+compares other orders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tackboard.core.config import check
@@ -32,22 +32,22 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 _SMOOTHING = 0.1
 _MOST_SURPRISE = 4.0
-"""An observed cost counts as at most so many times the expected one: a single stall must not shut the door."""
+"""An observed cost counts as at most this multiple of the expected cost: a single stall must not shut the door."""
 _FILL = 0.75
-"""Share of a request's time that the line before it and its own computation may take by the estimate. The rest is for
-the way to the client, which the server does not see, and for estimates that are too low."""
+"""Share of a request's time that the line before it and its own computation may take by the estimate. The rest covers
+the way to the client, which the server does not see, and estimates that are too low."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
-    """How many wait, and how long."""
+    """How many requests wait, and how long."""
 
     max_queue: int = 64
-    """Most requests that wait for the model; one more is being computed."""
+    """Most requests that wait for the model, besides the request that is being computed."""
     timeout_ms: int = 1000
-    """Deadline in milliseconds of a request that names none, counted from the arrival of its whole body."""
+    """Deadline in milliseconds of a request without a timeout, counted from the arrival of its whole body."""
     max_timeout_ms: int = 60_000
-    """Longest deadline in milliseconds that a request may ask for; a longer one is shortened to this."""
+    """Longest deadline in milliseconds that a request may ask for; a longer deadline is shortened to this."""
     stall_timeout_s: float = 120.0
     """Seconds in one computation after which the server no longer calls itself live."""
 
@@ -61,9 +61,9 @@ class AdmissionConfig:
 class CostEstimate:
     """What a computation costs: sizes and seconds of past computations in, the likely seconds of the next one out.
 
-    A straight line through the recent past, in which each computation weighs a tenth less than the one after it. The
-    cost neither falls with the size nor grows faster than it; where all had one size, the estimate is their mean.
-    Before the first computation everything costs nothing.
+    The estimate is a straight line through recent computations; each weighs a tenth less than the computation after it.
+    The cost neither falls with the size nor grows faster than the size. If all computations had one size, the estimate
+    is their mean. Before the first computation every cost is 0.
     """
 
     __slots__ = ("_covariance", "_mean_s", "_mean_size", "_variance")
@@ -79,7 +79,7 @@ class CostEstimate:
         return self._mean_s + slope * (size - self._mean_size)
 
     def learn(self, size: int, seconds: float) -> None:
-        """One more computation."""
+        """Takes in one more computation."""
         if self._mean_s == 0:
             self._mean_s, self._mean_size = seconds, float(size)
             return
@@ -91,24 +91,22 @@ class CostEstimate:
         self._variance = (1 - _SMOOTHING) * (self._variance + _SMOOTHING * more_size * more_size)
 
 
+@dataclass(slots=True, eq=False)
 class Job(Generic[Request, Result]):
     """One admitted request. `future` resolves to the scores or to a RequestError; times are nanoseconds.
 
-    `due_s` is the instant by which it should be done, some time before its deadline.
+    `due_s` is the instant by which the request should be done, some time before its deadline.
     """
 
-    __slots__ = ("deadline_s", "due_s", "finished_ns", "future", "queued_ns", "request", "size", "started_ns", "timer")
-
-    def __init__(self, request: Request, size: int, deadline_s: float, future: asyncio.Future[Result]) -> None:
-        self.request = request
-        self.size = size
-        self.deadline_s = deadline_s
-        self.due_s = _due_by(deadline_s)
-        self.future = future
-        self.timer: asyncio.TimerHandle | None = None
-        self.queued_ns = time.monotonic_ns()
-        self.started_ns = 0
-        self.finished_ns = 0
+    request: Request
+    size: int
+    deadline_s: float
+    due_s: float
+    future: asyncio.Future[Result]
+    timer: asyncio.TimerHandle | None = None
+    queued_ns: int = field(default_factory=time.monotonic_ns)
+    started_ns: int = 0
+    finished_ns: int = 0
 
 
 def _due_by(deadline_s: float) -> float:
@@ -118,10 +116,10 @@ def _due_by(deadline_s: float) -> float:
 
 
 class Admission(Generic[Request, Result]):
-    """A bounded line in front of `score`, which one thread of its own calls.
+    """A bounded line in front of `score`, which runs on one thread of its own.
 
-    `size(request)` is what the cost of a request grows with, the number of its candidates say. `on_expired(stage)` and
-    `on_model_error(error)` are called on the loop, for metrics and the log. `name` says in messages what `score` is.
+    The cost of a request grows with `size(request)`, for example the number of its candidates. `on_expired(stage)` and
+    `on_model_error(error)` are called on the loop, for metrics and the log. Messages call `score` by `name`.
     """
 
     def __init__(
@@ -155,7 +153,7 @@ class Admission(Generic[Request, Result]):
         self._thread.start()
 
     def stop(self, timeout_s: float = 1.0) -> bool:
-        """Ends the thread after what it is computing. Returns whether it ended within `timeout_s`."""
+        """Ends the thread after its current computation. Returns whether the thread ended within `timeout_s`."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -165,12 +163,10 @@ class Admission(Generic[Request, Result]):
 
     @property
     def num_waiting(self) -> int:
-        """Requests in line."""
         return len(self._line)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is computed."""
         with self._changed:
             return not self._line and self._running is None
 
@@ -196,11 +192,13 @@ class Admission(Generic[Request, Result]):
     def submit(self, request: Request, deadline_s: float) -> Job[Request, Result]:
         """Puts `request` in line; its future is settled by `deadline_s` at the latest.
 
-        429 where there is no room, or where it would come too late behind the others or make one of them late; 504
-        where its time is too short for its own computation; 503 while the server drains.
+        Raises 429 if there is no room, or if this request or another one would be late; 504 if the deadline is too
+        short for the request's own computation; 503 while the server drains.
         """
         assert self._loop is not None
-        job: Job[Request, Result] = Job(request, self._size(request), deadline_s, self._loop.create_future())
+        job: Job[Request, Result] = Job(
+            request, self._size(request), deadline_s, _due_by(deadline_s), self._loop.create_future()
+        )
         with self._changed:
             self.check_room()
             self._check_time(job.size, deadline_s, job.due_s)
@@ -210,37 +208,35 @@ class Admission(Generic[Request, Result]):
         return job
 
     def cancel(self, job: Job[Request, Result]) -> None:
-        """Takes a job whose client is gone out of the line; one that is being computed loses its listener only."""
-        with self._changed:
-            self._leave(job)
+        """Takes a job without a client out of the line. If it is being computed, its result is thrown away."""
+        with self._changed, contextlib.suppress(ValueError):
+            self._line.remove(job)
         self._settle(job, error=RequestError(499, "the client went away"))
 
     def abandon(self) -> int:
-        """Answers everything admitted with 503, computed or not; returns how many there were."""
+        """Answers all admitted requests with 503; returns their number."""
         with self._changed:
             jobs = [*self._line, *([self._running] if self._running else [])]
             self._line.clear()
         left = [job for job in jobs if not job.future.done()]
         for job in left:
-            self._settle(job, error=RequestError(503, "the server stopped before it came to this request", close=True))
+            self._settle(job, error=RequestError(503, "the server stopped before it computed this request", close=True))
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size that `submit` would refuse now, before more is spent on reading it."""
+        """Refuses a request of this size if `submit` would refuse it now, before the body is read further."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 
     def _check_time(self, size: int, deadline_s: float, due_s: float) -> None:
-        """Refuses a request that in its place in line would most likely be late, or make another one late."""
+        """Refuses a request that would most likely be late in line, or make another request late."""
         if not self._line and self._running is None:
             return
         now_s = time.monotonic()
         own_s = self._cost.seconds(size)
         if now_s + own_s > deadline_s:
-            message = (
-                f"the deadline is too short: the {self._name} needs about {1000 * own_s:.0f} ms for such a request"
-            )
-            raise RequestError(504, message, reason="too_late")
+            needs = f"the {self._name} needs about {1000 * own_s:.0f} ms for a request of this size"
+            raise RequestError(504, f"the deadline is too short: {needs}", reason="too_late")
         place = self._place(due_s)
         done_s = now_s + self._running_s(now_s) + sum(self._cost.seconds(other.size) for other in self._line[:place])
         later = [(other.size, other.due_s) for other in self._line[place:]]
@@ -252,11 +248,11 @@ class Admission(Generic[Request, Result]):
                 )
 
     def _place(self, due_s: float) -> int:
-        """Where in line a request stands that is due then: behind those that are due as early."""
+        """The place in line of a request that is due at `due_s`: behind requests with the same due time."""
         return bisect_right(self._line, due_s, key=lambda other: other.due_s)
 
     def _running_s(self, now_s: float) -> float:
-        """How long the computation that runs will most likely go on."""
+        """The likely rest of the current computation, in seconds."""
         running = self._running
         if running is None:
             return 0.0
@@ -266,16 +262,10 @@ class Admission(Generic[Request, Result]):
         wait_s = max(1, math.ceil(sum(self._cost.seconds(job.size) for job in self._line)))
         return RequestError(429, f"{what}; try again in {wait_s} s", reason=reason, retry_after_s=wait_s)
 
-    def _leave(self, job: Job[Request, Result]) -> bool:
-        """Takes a job out of the line; False where it is not in it."""
-        if job not in self._line:
-            return False
-        self._line.remove(job)
-        return True
-
     def _expire(self, job: Job[Request, Result]) -> None:
-        with self._changed:
-            waited = self._leave(job) or job.started_ns == 0
+        with self._changed, contextlib.suppress(ValueError):
+            self._line.remove(job)
+        waited = job.started_ns == 0
         if not job.future.done():
             stage = "queue" if waited else "compute"
             self._on_expired(stage)
@@ -305,7 +295,7 @@ class Admission(Generic[Request, Result]):
             job.finished_ns = time.monotonic_ns()
             with self._changed:
                 self._running = None
-                # A request that was refused by the model says little about what the others cost.
+                # A request that the model refused says little about the cost of other requests.
                 if error is None:
                     self._cost.learn(job.size, (job.finished_ns - job.started_ns) / 1e9)
             self._on_loop(self._finish, job, result, error)
@@ -319,8 +309,8 @@ class Admission(Generic[Request, Result]):
                     return None
                 job = self._line.pop(0)
                 time_left_s = job.deadline_s - time.monotonic()
-                # The last in line is begun even if it seems hopeless: an estimate that is too high would otherwise
-                # never be corrected. Work whose time is over is not begun at all; the loop's timer may just be late.
+                # The last request in line is begun even if it seems hopeless: otherwise an estimate that is too high
+                # would never be corrected. A request past its deadline is not begun; the loop's timer may just be late.
                 if time_left_s <= 0 or (time_left_s <= self._cost.seconds(job.size) and self._line):
                     self._on_loop(self._expire, job)
                     continue

@@ -1,9 +1,9 @@
 """The HTTP application, as raw ASGI: one request in, one answer out.
 
-It reads the body itself and never by content type, so that clients which send none work. Every answer that is not 200
-is `{"error": sentence}`. Order of an infer call: token, path, room in the queue, body, tensors (here where that is
-cheap, else in the parser's process), deadline, model, answer; what can be refused cheaply is refused before what costs
-more. Decided: the token guards every path, the health calls and the metrics included, so that no path can be forgotten.
+The application ignores the content type, so that clients which send none work. Every answer that is not 200 is
+`{"error": sentence}`. Order of an infer call: token, path, room in the queue, body, tensors (here if that is cheap,
+else in the parser's process), deadline, model, answer. Cheap checks come before expensive ones. Decided: the token
+guards every path, health calls and metrics included, so that no path can be forgotten.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = logging.getLogger("tackboard.serve")
 
 
 class ErrorLog:
-    """One line per error, at most `_MAX_LOG_LINES_PER_S` a second; those left out are counted in the next second."""
+    """One line per error, at most `_MAX_LOG_LINES_PER_S` a second; the next second reports how many were left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,11 +55,10 @@ class ErrorLog:
         self._num_lines = 0
 
     def write(self, line: str) -> None:
-        """Logs `line`, unless this second has had its share."""
         second = int(self._clock())
         if second != self._second:
             if self._num_lines > _MAX_LOG_LINES_PER_S:
-                logger.warning("%d more errors in one second", self._num_lines - _MAX_LOG_LINES_PER_S)
+                logger.warning("%d more errors were not logged in one second", self._num_lines - _MAX_LOG_LINES_PER_S)
             self._second, self._num_lines = second, 0
         self._num_lines += 1
         if self._num_lines <= _MAX_LOG_LINES_PER_S:
@@ -67,10 +66,9 @@ class ErrorLog:
 
 
 class Application:
-    """The ASGI callable. `parsing` takes bodies that are not cheap to the parser's process, as `admission` takes
-    requests to the model.
+    """The ASGI callable. `admission` takes requests to the model, `parsing` takes large bodies to the parser process.
 
-    `max_buffered_bytes` bounds the bodies held at one time, over all requests together.
+    `max_buffered_bytes` bounds the bodies of all requests together.
     """
 
     def __init__(
@@ -98,7 +96,6 @@ class Application:
         self._buffered_bytes = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answers one HTTP request."""
         if scope["type"] != "http":
             return
         started_ns = time.monotonic_ns()
@@ -115,7 +112,7 @@ class Application:
         except RequestError as error:
             status, body, more = self._refuse(error, call, started_ns)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
-            # A bug of ours; the client learns that it was, and the log where, but neither sees what was sent.
+            # A bug of ours: the client learns that the server failed, the log where. Neither repeats the request.
             bug = RequestError(500, "the server failed on this request")
             self.log.write(f"bug: {describe_error(error)}")
             status, body, more = self._refuse(bug, call, started_ns)
@@ -126,7 +123,7 @@ class Application:
         await send({"type": "http.response.body", "body": body})
 
     def note_model_error(self, error: BaseException) -> None:
-        """Logs what the model raised: its type and place, not its message."""
+        """Logs the type and the place of a model's error, not its message, which may quote the request."""
         self.log.write(f"model error: {describe_error(error)}")
 
     def _check_token(self, headers: Headers) -> None:
@@ -169,7 +166,7 @@ class Application:
         if route.model != self.model.name:
             raise RequestError(404, "there is no model of this name; GET /v2/models/stats lists what is served")
         if route.version and route.version != self.model.version:
-            raise RequestError(404, f"this model has no such version; served: {self.model.version}")
+            raise RequestError(404, f"this model does not have that version; served: {self.model.version}")
 
     async def _infer(self, route: Route, headers: Headers, receive: Receive, started_ns: int) -> Answer:
         self._check_model(route)
@@ -207,9 +204,9 @@ class Application:
             _let_go(body.chunks)
 
     async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
-        """Fills `body` with pieces: joining 64 MiB would hold up the loop, and so would a million tiny pieces.
+        """Fills `body` with medium pieces: joining 64 MiB would block the loop, and so would a million tiny pieces.
 
-        `held[0]` is raised by every byte that counts against the shared buffer.
+        `held[0]` counts the bytes that this body takes of the shared buffer.
         """
         limit = self.limits.max_body_bytes
         too_large = RequestError(413, f"the body is larger than the limit of {limit:,} bytes")
@@ -226,7 +223,7 @@ class Application:
             if held[0] > limit:
                 raise too_large
             if self._buffered_bytes > self._max_buffered_bytes:
-                raise RequestError(429, "too many large bodies at a time", reason="memory", retry_after_s=1)
+                raise RequestError(429, "the server holds too many large bodies", reason="memory", retry_after_s=1)
             is_last = not message.get("more_body", False)
             if is_last and not pieces:
                 pieces.append(chunk)
@@ -245,7 +242,7 @@ class Application:
         return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
-        """What comes of a job in `line`, unless its deadline passes, it fails or the client goes away first."""
+        """The result of a job in `line`; RequestError if the deadline passes, the job fails or the client goes away."""
 
         def gone(watcher: asyncio.Future[Message]) -> None:
             if not watcher.cancelled():
@@ -270,9 +267,9 @@ class Application:
 
 
 def _let_go(pieces: list[bytes | bytearray]) -> None:
-    """Frees a body that may be large, 4 MiB at a time; freeing 64 MiB at once would hold up the loop for 7 ms.
+    """Frees a large body 4 MiB at a time; freeing 64 MiB at once would block the loop for 7 ms.
 
-    It empties the list itself: the frames of an error, or the parser's thread, may hold it on.
+    The list itself is emptied, because the frames of an error or the parser's thread may still hold it.
     """
     del pieces[-16:]
     if pieces:

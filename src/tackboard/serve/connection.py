@@ -1,16 +1,16 @@
 """One HTTP connection with limits: uvicorn's httptools protocol plus absolute receive deadlines and size caps.
 
 uvicorn waits for ever for the rest of a request and accepts headers of any size. Here a request's headers must be
-complete within one deadline and its body within another, both counted from their beginning, so that a byte now and then
-does not keep a connection alive. Header bytes, header lines, tiny chunks, pipelined requests, unread answers and the
-number of connections are bounded too. A limit that is passed is answered with `{"error": …}`, after the answers that
-are owed to earlier requests, and the connection is closed.
+complete within one deadline and its body within another. Both deadlines count from the beginning, so a client cannot
+keep a connection alive with a byte now and then. Header bytes, header lines, tiny chunks, pipelined requests, unread
+answers and the number of connections are bounded too. A connection that passes a limit gets `{"error": …}` after the
+answers to its earlier requests, and is closed.
 
-Decided: when there are too many connections, of one address or in all, the newcomer is served and another connection is
-dropped: of the address that has most of them, the one that has waited longest for its client, between requests or in
-the middle of one. So a client cannot take the place of clients with fewer connections, however many it opens. A
-connection whose request is being computed is never dropped. Where nothing can be dropped, the newcomer may ask for the
-server's health and gets 429 for anything else.
+Decided: when there are too many connections, from one address or in total, the new connection is served and another
+one is dropped. The dropped connection belongs to the address with the most connections and has waited longest for its
+client. So a client cannot displace clients with fewer connections, however many it opens. A connection whose request
+is being computed is never dropped. If nothing can be dropped, the new connection may ask for the server's health and
+gets 429 for anything else.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tackboard.core.config import check
 from tackboard.serve.errors import RequestError, error_body
 from tackboard.serve.routes import find_route
+from tackboard.serve.telemetry import Telemetry
 
 Wait = Literal["idle", "slow", "busy"]
 
@@ -59,27 +60,17 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Most header lines."""
     max_connections: int = 512
-    """Most connections at a time. One more drops the one that has waited longest for its client, or gets 429."""
+    """Most connections at a time. One more drops the connection that has waited longest for its client, or gets 429."""
     max_connections_per_address: int = 256
     """Most connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
-    """Connections beyond those limits that may ask for the server's health, and for nothing else."""
+    """Connections beyond those limits; they may ask for the server's health and nothing else."""
     max_body_bytes: int = 64 << 20
-    """Largest body in bytes; as much again is read and thrown away, so that a client can read why it was refused."""
+    """Largest body in bytes; the same amount again is read and thrown away, so that a client can read the refusal."""
 
     def __post_init__(self) -> None:
         for field in self.__dataclass_fields__:
             check(getattr(self, field) > 0, field, getattr(self, field), "more than 0")
-
-
-class ConnectionCounts(Protocol):
-    """Where the metrics are kept."""
-
-    def closed(self, reason: str) -> None:
-        """A connection was closed by a limit."""
-
-    def shed(self, reason: str) -> None:
-        """A connection was refused for lack of room."""
 
 
 class _LimitError(Exception):
@@ -87,14 +78,14 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """Connections that are counted together. Those that wait for their client stand in a line, longest first."""
+    """Connections that are counted together. `waiting` holds those that wait for their client, longest first."""
 
     def __init__(self) -> None:
         self.num_inside = 0
         self.waiting: dict[BoundedConnection, None] = {}
 
     def drop_one(self) -> bool:
-        """Drops the connection that has waited longest. False if none waits."""
+        """Drops the connection that has waited longest; returns False if no connection waits."""
         for connection in self.waiting:
             connection.drop()
             return True
@@ -111,7 +102,7 @@ class OpenConnections:
         self._num_inside = 0
 
     def enter(self, connection: BoundedConnection) -> None:
-        """Gives a new connection the room of its address, else the reserve, else none; may drop another one."""
+        """Gives a new connection the room of its address, else the reserve, else no room; may drop another one."""
         limits, own = self.limits, self._by_address.get(connection.address) or _Room()
         if (own.num_inside < limits.max_connections_per_address or own.drop_one()) and (
             self._num_inside < limits.max_connections or self._drop_one_of_most()
@@ -136,7 +127,7 @@ class OpenConnections:
                 del self._by_address[connection.address]
 
     def drop_one(self) -> bool:
-        """Drops the connection that can be missed most, to free its descriptor. False if there is none."""
+        """Drops the least useful connection to free its descriptor; returns False if none can be dropped."""
         return self.reserve.drop_one() or self._drop_one_of_most()
 
     def _drop_one_of_most(self) -> bool:
@@ -148,7 +139,7 @@ class BoundedConnection(HttpToolsProtocol):
     """One connection. `limits`, `counts` and `open` are set by `connection_class`."""
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
-    counts: ClassVar[ConnectionCounts]
+    counts: ClassVar[Telemetry]
     open: ClassVar[OpenConnections]
 
     address = ""
@@ -188,7 +179,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Ends this connection, which waits for its client, to make room for another."""
+        """Ends this connection to make room for another."""
         self.counts.closed("made_room")
         self.open.leave(self)
         if (self._in_headers or self._in_body) and self.transport.get_write_buffer_size() == 0:
@@ -231,7 +222,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_headers, self._in_body = True, False
         self._header_bytes = self._received_bytes = self._body_bytes = self._num_chunks = 0
         if self._num_owed >= _MAX_PIPELINED:
-            self._stop_parser(429, f"more than {_MAX_PIPELINED} requests were sent before an answer", "pipeline")
+            self._stop_parser(429, f"more than {_MAX_PIPELINED} requests came before an answer", "pipeline")
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url))
@@ -240,7 +231,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value) + 4)
         if len(self.headers) >= self.limits.max_header_lines:
-            self._stop_parser(431, f"more than {self.limits.max_header_lines} header lines", "header_size")
+            self._stop_parser(431, f"the request has more than {self.limits.max_header_lines} headers", "header_size")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -261,7 +252,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        # The application refuses what is over the limit; up to that much again is read so that it can be answered.
+        # The application refuses a body over the limit; up to twice the limit is read so that it can be answered.
         if self._body_bytes > 2 * self.limits.max_body_bytes:
             self._stop_parser(413, "the body is larger than the limit", "body_size")
         super().on_body(body)
@@ -292,12 +283,12 @@ class BoundedConnection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls when the parser stops: our own refusal if a limit stopped it, else a malformed request."""
+        """uvicorn calls this when the parser stops: at one of our limits, or at a malformed request."""
         status, message, reason = self._refusal or (400, "the request is not valid HTTP", "malformed")
         self._refuse(status, message, reason)
 
     def _unsupported_upgrade_warning(self) -> None:
-        # An upgrade that we do not offer is ignored, as HTTP allows; it is no event for the log.
+        # An upgrade that we do not offer is ignored, as HTTP allows; it is not worth a log line.
         return
 
     def _count_header(self, num_bytes: int) -> None:
@@ -310,7 +301,7 @@ class BoundedConnection(HttpToolsProtocol):
         raise _LimitError(message)
 
     def _check_headers(self) -> None:
-        """Stops the parser at headers that two servers may read in two ways, and at what a full server does not serve.
+        """Stops the parser at ambiguous headers, and at requests that a full server does not serve.
 
         llhttp has refused several lengths, and a length beside Transfer-Encoding, before this is called.
         """
@@ -341,7 +332,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Keeps the line of those that wait: one joins it behind an answer and at the first byte of a request."""
+        """Keeps the waiting line: a connection joins after an answer and at the first byte of a request."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return
@@ -362,7 +353,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._started:
             self._refuse(408, "the headers did not arrive in time", "header_deadline")
         else:
-            # A connection that never said anything gets no answer either.
+            # A connection that never sent anything gets no answer.
             self.counts.closed("header_deadline")
             self.transport.abort()
 
@@ -382,7 +373,7 @@ class BoundedConnection(HttpToolsProtocol):
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._last_words = STATUS_LINE[status] + retry + head + body
         if self._in_body and cycle.response_complete:
-            # This request has had its answer, and a second one would be taken for the next request's.
+            # This request has its answer already; a client would take a second one for the next request's answer.
             self._last_words = b""
         elif self._in_body:
             if cycle.response_started:
@@ -402,7 +393,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.transport.write(self._last_words or b"")
         if at_once:
-            # What the kernel does not take at once, the client does not read either.
+            # If the kernel does not take the answer at once, the client does not read it either.
             if self.transport.get_write_buffer_size() > 0:
                 self.transport.abort()
             self.transport.close()
@@ -430,14 +421,14 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """What is counted as one client: an IPv4 address, or an IPv6 network of 64 bits, which one host can own."""
+    """The key that counts as one client: an IPv4 address, or an IPv6 network of 64 bits, which one host can own."""
     if client is None or ":" not in client[0]:
         return client[0] if client else ""
     address = ipaddress.IPv6Address(client[0].partition("%")[0])
     return str(address.ipv4_mapped or address.exploded[:19])
 
 
-def connection_class(limits: ConnectionLimits, counts: ConnectionCounts) -> type[BoundedConnection]:
+def connection_class(limits: ConnectionLimits, counts: Telemetry) -> type[BoundedConnection]:
     """A protocol class with these limits, for uvicorn's `http` setting."""
     shared = {"limits": limits, "counts": counts, "open": OpenConnections(limits)}
     return type("LimitedConnection", (BoundedConnection,), shared)

@@ -9,26 +9,9 @@ from __future__ import annotations
 
 import orjson
 
-STATUS_MEANINGS = {
-    400: "the request cannot be understood",
-    401: "the token is missing or wrong",
-    404: "no such path, model or version",
-    405: "this path does not take that method",
-    408: "the request did not arrive in time",
-    413: "the body is larger than the limit, as sent or after decompression",
-    415: "the content encoding is not supported",
-    429: "too many requests or connections: try again after Retry-After seconds",
-    431: "the request line or the headers are larger than the limit",
-    499: "the client went away (log and metrics only)",
-    500: "the model failed",
-    501: "a part of the protocol that this server does not offer",
-    503: "the server is draining",
-    504: "the deadline passed before the scores were ready, or is too short for the model",
-}
-
 
 class RequestError(Exception):
-    """A request that gets no scores. `status` is one of STATUS_MEANINGS; `message` is one sentence for the client.
+    """A request that gets no scores. docs/serving.md lists each `status`; `message` is one sentence for the client.
 
     `retry_after_s` and `allow` become headers; `close` ends the connection after the answer; `reason` labels the metric
     that counts a refusal for lack of room.
@@ -53,7 +36,7 @@ class RequestError(Exception):
         self.close = close
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The HTTP headers that go with this refusal, beyond those of every answer."""
+        """The HTTP headers of this refusal, in addition to the headers of every answer."""
         found: list[tuple[bytes, bytes]] = []
         if self.retry_after_s is not None:
             found.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -67,17 +50,17 @@ class RequestError(Exception):
 
 
 def bad_request(message: str) -> RequestError:
-    """A 400 with this sentence."""
+    """A refusal with status 400."""
     return RequestError(400, message)
 
 
 def error_body(message: str) -> bytes:
-    """`{"error": message}` as bytes; what cannot be encoded as UTF-8 is replaced."""
+    """`{"error": message}` as bytes; characters that UTF-8 cannot encode are replaced."""
     return orjson.dumps({"error": message.encode("utf-8", "replace").decode("utf-8")})
 
 
 def shown(name: object) -> str:
-    """A name that the client sent, safe to repeat to it: printable, quoted, at most 64 characters."""
+    """A name from the client, safe to repeat in an answer: printable, quoted, at most 64 characters."""
     text = name if isinstance(name, str) else type(name).__name__
     cut = text if len(text) <= 64 else text[:61] + "..."
     return ascii(cut)

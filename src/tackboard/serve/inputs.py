@@ -1,4 +1,4 @@
-"""The tensors that one model takes: its features in, names, datatypes and shapes out; and tensors as columns.
+"""The tensors that one model takes: its features in; names, datatypes and shapes out. Also reads tensors as columns.
 
     candidate_item [C], history_item [S]        always
     history_time_ms [S]                         always; events are sorted by it
@@ -7,21 +7,20 @@
     <name>_present                              beside those: false where a value is missing
     request_time_ms [1], user [1]               always; needed where the features read them
 
-Decided: what is left out means what the importer writes when a log leaves it out (`RequestReader`). A tensor that the
-protocol knows, or that the set of features declares which the model was trained from, and that this model does not read
-is accepted, so that one client can ask several models, and it is skipped before it is decoded. A name that nobody knows
-is refused: it is a typo more often than not. A list has no tensor, so each is a text of JSON. Names, datatypes and
-shapes are compared with what the model takes before a value is read (`check`), whatever the values would have been.
+Decided: a tensor that is left out means what the importer writes when a log leaves the column out (`RequestReader`). A
+tensor that this model does not read is accepted if the protocol or the training feature set knows its name, so that one
+client can ask several models; the tensor is skipped before it is decoded. An unknown name is refused, because it is
+usually a typo. A list has no tensor, so each list is sent as JSON text. Names, datatypes and shapes are compared with
+what the model takes before any value is read (`check`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from tackboard.core.errors import DataError, UsageError
@@ -29,6 +28,7 @@ from tackboard.features.column import DTYPES, Column
 from tackboard.features.types import FeatureType
 from tackboard.scoring.request import PREFIXES, PRESENT_SUFFIX, RequestReader, ScoreRequest
 from tackboard.serve.errors import bad_request, shown
+from tackboard.serve.protocol import Declared
 from tackboard.serve.tensors import Tensor
 
 CANDIDATE, REQUEST_TIME, USER = "candidate_item", "request_time_ms", "user"
@@ -37,24 +37,12 @@ OUTPUT_NAME = "score"
 SKIPPABLE = ("history_action", "history_surface")
 """Inputs that every client may send, whether or not the model reads them."""
 MAX_EVENTS = 100_000
-"""Most events of one history, unless the server is told otherwise; models read the newest thousands at most."""
-
-
-class TensorLike(Protocol):
-    """What a tensor is, with or without its values."""
-
-    @property
-    def datatype(self) -> str:
-        """One of the protocol's."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes, outermost first."""
+"""Default for the most events of one history; models read the newest thousands at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One tensor. The first of `datatypes` is the one in descriptions; `width` is a vector's, 0 for plain values."""
+    """One tensor. Descriptions show the first of `datatypes`; `width` is the width of a vector, 0 for plain values."""
 
     datatypes: tuple[str, ...]
     optional: bool = True
@@ -63,14 +51,14 @@ class Input:
 
     @property
     def shape(self) -> list[int]:
-        """The shape in descriptions, -1 for what varies."""
+        """The shape in descriptions, with -1 for a size that varies."""
         return [-1, self.width] if self.width else [-1]
 
 
 class ModelInputs:
-    """What a model takes, by name in `inputs`; `skipped` names what it accepts and does not read.
+    """`inputs` holds the tensors that a model takes, by name; `skipped` names tensors that are accepted but not read.
 
-    A request has at most `max_candidates`, and a history at most `max_events`, or as many as the model reads.
+    A request has at most `max_candidates`. A history has at most `max_events`, or as many events as the model reads.
     """
 
     def __init__(self, reader: RequestReader, *, max_candidates: int, max_events: int = MAX_EVENTS) -> None:
@@ -98,8 +86,8 @@ class ModelInputs:
         known = {*SKIPPABLE, *reader.skipped, *(name + PRESENT_SUFFIX for name in reader.skipped)}
         self.skipped = frozenset(name for name in known if name not in self.inputs)
 
-    def check(self, declared: Mapping[str, TensorLike]) -> None:
-        """Refuses with 400 tensors that the model does not take, by their names, datatypes and shapes alone."""
+    def check(self, declared: Mapping[str, Declared]) -> None:
+        """Raises 400 if the model does not take tensors of these names, datatypes and shapes."""
         for name in declared:
             if name not in self.inputs:
                 allowed = [known for known in self.inputs if known not in self._masks]
@@ -111,13 +99,16 @@ class ModelInputs:
                 raise bad_request(f"input {name} is missing")
         num_candidates = declared[CANDIDATE].shape[0]
         if not 1 <= num_candidates <= self.max_candidates:
-            raise bad_request(f"{CANDIDATE} has {num_candidates} values; allowed: 1 to {self.max_candidates}")
+            raise bad_request(f"input {CANDIDATE} has {num_candidates} values; allowed: 1 to {self.max_candidates}")
         for name, tensor in declared.items():
             self._check_rows(name, tensor.shape[0], declared)
 
     def read(self, tensors: Mapping[str, Tensor]) -> ScoreRequest:
-        """Tensors that passed `check` as one `ScoreRequest`; 400 where their values are not what the model takes."""
-        given = {name: self._shaped(name, tensor) for name, tensor in tensors.items()}
+        """Tensors that passed `check` as one `ScoreRequest`; 400 if the model cannot take their values."""
+        given = {
+            name: np.asarray(tensor.values).reshape(tensor.shape) if self.inputs[name].width else tensor.values
+            for name, tensor in tensors.items()
+        }
         columns = {name: self._column(name, values, given) for name, values in given.items()}
         reader = self.reader
         history = {name: f"{HISTORY_PREFIX}{name}" for name in ("item", "action", "surface", "time_ms", *reader.fields)}
@@ -143,7 +134,7 @@ class ModelInputs:
             "vector": ("FP32", "FP64"),
         }.get(type_.kind, ("BYTES",))
 
-    def _check_kind(self, name: str, tensor: TensorLike) -> None:
+    def _check_kind(self, name: str, tensor: Declared) -> None:
         wanted = self.inputs[name]
         if tensor.datatype not in wanted.datatypes:
             takes = " or ".join(wanted.datatypes)
@@ -154,10 +145,10 @@ class ModelInputs:
         elif len(tensor.shape) != 1:
             raise bad_request(f"input {name} has {len(tensor.shape)} dimensions; this model takes one")
 
-    def _check_rows(self, name: str, num_rows: int, declared: Mapping[str, TensorLike]) -> None:
+    def _check_rows(self, name: str, num_rows: int, declared: Mapping[str, Declared]) -> None:
         if whole := self._masks.get(name):
             if whole not in declared:
-                raise bad_request(f"input {name} is given without {whole}")
+                raise bad_request(f"input {name} is given without input {whole}")
             if num_rows != (expected := declared[whole].shape[0]):
                 raise bad_request(f"input {name} has {num_rows} values; {whole} has {expected}")
         elif name in (REQUEST_TIME, USER):
@@ -169,13 +160,10 @@ class ModelInputs:
         elif name != CANDIDATE:
             expected = declared[CANDIDATE].shape[0] if name.startswith(PREFIXES["item"]) else 1
             if num_rows != expected:
-                raise bad_request(f"{name} has {num_rows} values; allowed: {expected}")
-
-    def _shaped(self, name: str, tensor: Tensor) -> npt.NDArray[Any] | list[str]:
-        return np.asarray(tensor.values).reshape(tensor.shape) if self.inputs[name].width else tensor.values
+                raise bad_request(f"input {name} has {num_rows} values; allowed: {expected}")
 
     def _column(self, name: str, values: Any, given: Mapping[str, Any]) -> Any:
-        """Values as the request's reader takes them, missing where their mask says so."""
+        """Values as the request reader takes them; a value is missing where its mask is false."""
         type_ = self.inputs[name].type
         if type_ is None:
             return values
@@ -203,5 +191,5 @@ def _json_list(name: str, position: int, text: str | None) -> Any:
     except orjson.JSONDecodeError:
         content = None
     if not isinstance(content, list):
-        raise bad_request(f"input {name} {position} is no JSON list")
+        raise bad_request(f"input {name} {position} is not a JSON list")
     return content

@@ -1,11 +1,11 @@
 """The listening socket: connections in, one protocol object for each of them out.
 
-asyncio writes a traceback for every `accept` that fails and then does not listen for a second. Here a failure is
-counted, and logged at most once a second. A failure for lack of descriptors or memory drops the connection that can be
-missed most. Where that is sure to help, the next `accept` follows at once; otherwise listening stops for a moment,
-while established clients are served. Decided: one connection is accepted per turn of the event loop. So a flood of them
-does not hold up the answers to others, and `accept` is only called where a client waits: Linux reports a lack of
-descriptors even when none does, and a connection would be dropped for nobody.
+asyncio writes a traceback for every failed `accept` and then does not listen for a second. Here a failure is counted,
+and logged at most once a second. If descriptors or memory ran out, the least useful connection is dropped. If that is
+sure to help, the next `accept` follows at once; otherwise listening stops for a moment while established clients are
+served. Decided: each turn of the event loop accepts one connection. So a flood of connections does not delay the
+answers to others, and `accept` is only called if a client waits: Linux reports a lack of descriptors even if nobody
+waits, and a connection would be dropped for nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("tackboard.serve")
 class Listener:
     """Accepts connections on a bound socket from `start` to `stop`, both called on the event loop.
 
-    `drop_one` frees a descriptor and tells whether it could; `on_error` counts a failed `accept`.
+    `drop_one` frees a descriptor and returns whether it could; `on_error` counts a failed `accept`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Listener:
         self._logged_s = float("-inf")
 
     def start(self) -> None:
-        """Begins to listen. OSError if the socket cannot."""
+        """Begins to listen; OSError if the socket cannot listen."""
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
         self._watch()

@@ -1,59 +1,46 @@
 """The model as clients see it: a scorer in; names, tensors and descriptions out.
 
-Which tensors a model takes follows from its features; see `inputs`. The same `RequestReader` that the offline command
-uses turns them into a `ScoreRequest`, so both agree on every rule about ids, actions and lengths. What the features
-became can be logged for `tackboard features replay`.
+The features of a model decide which tensors it takes; see `inputs`. The server and the offline command turn them into a
+`ScoreRequest` with the same `RequestReader`, so both apply the same rules to ids, actions and lengths. The computed
+features can be logged for `tackboard features replay`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tackboard.bundle.signature import Signature
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features.column import Column
 from tackboard.features.serving_log import FeatureLog
-from tackboard.scoring.request import RequestReader, ScoreRequest
+from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.errors import RequestError, bad_request
 from tackboard.serve.inputs import MAX_EVENTS, OUTPUT_NAME, ModelInputs
 from tackboard.serve.routes import is_plain_name
 
+if TYPE_CHECKING:  # A scorer imports torch; its type alone must not.
+    from tackboard.scoring.scorer import Scorer
+
 PLATFORM = "tackboard"
 
 
-class ScorerLike(Protocol):
-    """What the server needs of a scorer: what it reads, features of a request, and scores for them."""
-
-    signature: Signature
-    reader: RequestReader
-
-    def compute_features(self, request: ScoreRequest) -> Mapping[str, Column]:
-        """What the model reads of a request."""
-
-    def score_features(
-        self, features: Mapping[str, Column], candidate_items: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float32]:
-        """One score per candidate."""
-
-
 class ServedModel:
-    """A scorer with a name and a version, behind the tensors of the protocol. `log` takes what was computed."""
+    """A scorer with a name and a version, behind the tensors of the protocol. `log` takes the computed features."""
 
     def __init__(
-        self, scorer: ScorerLike, *, max_candidates: int, max_events: int = MAX_EVENTS, log: FeatureLog | None = None
+        self, scorer: Scorer, *, max_candidates: int, max_events: int = MAX_EVENTS, log: FeatureLog | None = None
     ) -> None:
         self.scorer = scorer
         self.signature = scorer.signature
         self.name = self.signature.name
         if not is_plain_name(self.name) or not is_plain_name(self.signature.version):
             raise DataError(
-                "the bundle's name or version cannot stand in a URL",
+                "the name or version of the bundle cannot be part of a URL",
                 allowed="allowed: one or more printable characters without slashes and '..'",
-                fix="export it again under another --name",
+                fix="export the bundle again with another --name or --version",
             )
         self.version = self.signature.version
         self.max_candidates = max_candidates
@@ -95,14 +82,14 @@ class ServedModel:
         }
 
     def score(self, request: ScoreRequest) -> npt.NDArray[np.float32]:
-        """Scores of the candidates; runs on the model's thread. 500 where a score is not a finite number."""
+        """Scores of the candidates; runs on the model's thread. 500 if a score is not a finite number."""
         features, scores = self._compute(request)
         if self.log is not None:
             self._log(self.log, request, features)
         return scores
 
     def log_counts(self) -> dict[str, int]:
-        """How many requests had which outcome with the log of served features."""
+        """The number of requests for each outcome of the log of served features."""
         if self.log is None:
             return {}
         return {
@@ -118,7 +105,7 @@ class ServedModel:
                 try:
                     self._compute(self._made_up_request(num_events, num_candidates))
                 except RequestError as error:
-                    # What is made up may lie outside what the features allow. The model itself must not fail.
+                    # The features may not allow a made-up value. The model itself must not fail.
                     if error.status != 400:
                         raise
 
@@ -126,16 +113,16 @@ class ServedModel:
         try:
             features = self.scorer.compute_features(request)
         except (UsageError, DataError) as error:
-            # A value outside its declared range, say: it is the request's fault and not the model's.
+            # For example a value outside its declared range: the request is wrong, not the model.
             raise bad_request(str(error).replace("\n", "; ")) from None
         scores = np.asarray(self.scorer.score_features(features, request.candidate_items), dtype=np.float32)
         if scores.shape != request.candidate_items.shape or not np.isfinite(scores).all():
-            raise RequestError(500, "the model gave scores that are not finite numbers, one per candidate")
+            raise RequestError(500, "the model did not give one finite score for each candidate")
         return features, scores
 
     def _log(self, log: FeatureLog, request: ScoreRequest, features: Mapping[str, Column]) -> None:
         if request.user_id is None or request.request_ms is None:
-            # Nobody could compute it again without knowing who asked, and when.
+            # Replay cannot compute features again without the user and the time.
             self._num_unlogged += 1
             return
         log.offer(

@@ -1,12 +1,12 @@
-"""The process that reads large bodies: a `Body` goes in through a socket, a `Parsed` comes back, or why there is none.
+"""The process that reads large bodies: a `Body` goes in through a socket, a `Parsed` or a refusal comes back.
 
-    python -m tackboard.serve.parser_process FD        what `ParserProcess` starts; FD is its end of the socket
+    python -m tackboard.serve.parser_process FD        `ParserProcess` starts this; FD is its end of the socket
 
-Decided: one process, one body at a time, started with the server, so that all bodies together can take no more than one
-core and the memory of one. Who may wait for it, and until when, is an `Admission`'s business, as with the model. It
-imports neither torch nor Arrow, ignores the signals that stop a server (the server drains first), and ends when the
-socket closes, which the kernel sees to even where the server is killed. One that dies or hangs costs the request that
-it was reading, and the next one starts another. Pickle is safe here: only these two processes hold the socket.
+Decided: one process, started with the server, reads one body at a time, so that all bodies together take no more than
+one core and the memory of one body. An `Admission` decides which bodies wait, as for the model. The process imports
+neither torch nor Arrow, ignores the signals that stop a server (the server drains first), and ends when the socket
+closes; the kernel closes the socket even if the server is killed. If the process dies or hangs, one request fails and
+the next request starts another process. Pickle is safe here: only these two processes hold the socket.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tackboard.serve.admission import describe_error
 from tackboard.serve.errors import RequestError
 from tackboard.serve.parsing import Body, Parsed, RequestParser
 
-# No body within the limits takes a tenth of this; a process that does is stopped or broken.
+# A body within the limits takes less than a tenth of this; a process that takes longer is stopped or broken.
 _STUCK_S = 60
 
 
@@ -43,19 +43,15 @@ class ParserProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, or None where there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts the process and does not wait until it is ready. If that fails, the first body tries again."""
+        """Starts the process without waiting until it is ready. If the start fails, the first body tries again."""
         with self._in_use, contextlib.suppress(OSError):
             self._connect()
 
     def parse(self, body: Body) -> Parsed:
-        """As `RequestParser.parse`, and takes the pieces out of `body` as they are sent.
-
-        A RequestError of status 500 where the process died or hung.
-        """
+        """As `RequestParser.parse`; takes pieces out of `body` as they are sent. 500 if the process dies or hangs."""
         with self._in_use:
             try:
                 connection = self._connect()
@@ -114,14 +110,14 @@ def serve_parser(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         parser = connection.recv()
         while True:
-            # Nothing here keeps a name for the body, which would hold its memory until the next one comes.
+            # No name here keeps the body, which would hold its memory until the next body comes.
             connection.send(_answer(parser, _receive(connection)))
             gc.collect()
 
 
 def _send(connection: Connection, body: Body) -> None:
     connection.send((body.encoding, body.header_length))
-    # The loop frees the pieces of a body that nobody waits for any more; whatever is cut short then, nobody reads.
+    # The loop frees the pieces of a body that nobody waits for any more; nobody reads an answer that is cut short.
     with contextlib.suppress(IndexError):
         while True:
             if chunk := body.chunks.pop(0):
@@ -147,8 +143,8 @@ def main() -> None:
     """The process: its one argument is the file descriptor of its end of the socket."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # Half a million lists would be looked through again and again while they are made; here it is done once, after each
-    # body, and what was imported is left out.
+    # The collector would visit half a million new lists again and again; here it runs once, after each body, and leaves
+    # out what was imported.
     gc.freeze()
     gc.disable()
     with Connection(int(sys.argv[1])) as connection:

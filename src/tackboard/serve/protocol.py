@@ -1,11 +1,11 @@
 """The Open Inference Protocol's infer call: a body in, its tensors out; scores in, a body out.
 
 A body is JSON, or JSON followed by the raw bytes of its tensors; the length of the JSON then stands in the header
-Inference-Header-Content-Length. Content-Type is never looked at: the most used client sends none. Everything that a
-body can do to hurt is checked here before it costs much: compression ratio, number of JSON values, depth, tensors,
-ranks, shapes, sizes that do not add up, names given twice. Decided: `open_infer` reads what a body declares and not one
-value of a tensor; `OpenBody.read` reads the values, once a caller has compared the declarations with the model. What
-Triton offers and this server does not (shared memory, sequences, classification) answers 501.
+Inference-Header-Content-Length. Content-Type is ignored, because the most used client sends none. A hostile body is
+found here before it costs much: compression ratio, number of JSON values, depth, tensors, ranks, shapes, sizes that do
+not add up, names given twice. Decided: `open_infer` reads the declarations of a body and no tensor values;
+`OpenBody.read` reads the values after the caller has compared the declarations with the model. Parts of Triton that
+this server does not offer (shared memory, sequences, classification) get 501.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProtocolLimits:
     max_compression_ratio: int = 100
     """Largest ratio of decompressed to compressed size, for bodies over 1 MiB."""
     max_decompressed_bytes: int = 16 << 20
-    """Largest body in bytes after decompression; a larger one can be sent uncompressed."""
+    """Largest body in bytes after decompression; a larger body can be sent uncompressed."""
     max_tensor_bytes: int = 32 << 20
     """Largest tensor in bytes as binary data."""
     max_tensor_values: int = 8_000_000
@@ -58,9 +58,9 @@ class ProtocolLimits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What one infer call asks for: the outputs (name to binary or not; empty means all), and until when.
+    """What one infer call asks for: the outputs (name → binary or not; empty means all) and the timeout.
 
-    `skipped_bytes` is the size, as sent, of the tensors that nobody here reads.
+    `skipped_bytes` is the size, as sent, of the tensors that the model does not read.
     """
 
     id: str | None
@@ -72,7 +72,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class Declared:
-    """One tensor as its body declares it, nothing of it read: `data` is JSON, or None where `raw` holds the values."""
+    """One tensor as the body declares it, with unread values: `data` is JSON, or None if `raw` holds the values."""
 
     name: str
     datatype: str
@@ -81,7 +81,7 @@ class Declared:
     raw: memoryview | None
 
     def read(self) -> Tensor:
-        """The values; 400 where they are not what was declared."""
+        """The values; 400 if they do not fit the declaration."""
         if self.raw is None:
             return from_json(self.name, self.datatype, self.shape, self.data)
         return from_binary(self.name, self.datatype, self.shape, self.raw)
@@ -95,12 +95,12 @@ class OpenBody:
     declared: dict[str, Declared]
 
     def read(self) -> dict[str, Tensor]:
-        """The tensors; 400 where their values are not what was declared."""
+        """The tensors; 400 if their values do not fit the declarations."""
         return {name: tensor.read() for name, tensor in self.declared.items()}
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
-    """The body behind `Content-Encoding: gzip` or `deflate`; 413 when it grows too large, 415 for other encodings."""
+    """The decompressed body; 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
     if encoding in ("", "identity"):
         return body
     by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)
@@ -118,7 +118,7 @@ def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
 
 
 def decompressed_start(body: bytes, encoding: str, num_bytes: int) -> bytes:
-    """The first `num_bytes` of a compressed body, or what there is; nothing where it is not valid."""
+    """At most the first `num_bytes` of a compressed body; nothing if the body is not valid."""
     if encoding == "identity":
         return body[:num_bytes]
     try:
@@ -164,15 +164,13 @@ def build_response(
 ) -> tuple[bytes, int | None]:
     """The body of a successful answer and, if it holds binary tensors, the length of its JSON part.
 
-    `head` holds model_name and model_version; `tensors` maps output names to (datatype, array). Outputs that the
-    request did not name are left out, unless it named none.
+    `head` holds model_name and model_version; `tensors` maps output names to (datatype, array). If the request names
+    outputs, only these are in the answer; `check_outputs` has seen them.
     """
     wanted = request.outputs or dict.fromkeys(tensors, request.binary_by_default)
     chunks: list[bytes] = []
     outputs = []
     for name, as_binary in wanted.items():
-        if name not in tensors:
-            raise bad_request(f"there is no output {shown(name)}; allowed: {', '.join(tensors)}")
         datatype, values = tensors[name]
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(values.shape)}
         if as_binary:
@@ -215,15 +213,15 @@ def _split_body(body: bytes, header_length: bytes | None) -> tuple[bytes, memory
         raise bad_request("Inference-Header-Content-Length must be a number of bytes, at most the length of the body")
     length = int(header_length)
     if length == 0:
-        raise bad_request("a body of raw bytes alone needs a model with one input; this one has several")
+        raise bad_request("a body of raw bytes alone needs a model with one input; this model has several")
     return body[:length], memoryview(body)[length:]
 
 
 def _load_json(json_bytes: bytes, limits: ProtocolLimits) -> Any:
-    # Counting separators is cheap and comes first: a parsed empty list takes twenty times its two bytes of text.
+    # Counting separators is cheap, so it comes first: a parsed empty list takes twenty times its two bytes of text.
     num_containers = json_bytes.count(b"[") + json_bytes.count(b"{")
     most = limits.max_json_values
-    # A short text cannot hold that many, and need not be counted.
+    # A short text cannot hold so many values and need not be counted.
     if len(json_bytes) > most and json_bytes.count(b",") + num_containers > most:
         raise bad_request(f"the JSON holds more than {most:,} values")
     try:
@@ -231,7 +229,7 @@ def _load_json(json_bytes: bytes, limits: ProtocolLimits) -> Any:
     except orjson.JSONDecodeError as error:
         # Of orjson's message only the position and its own words are kept, never the text around it.
         raise bad_request(f"the request is not valid JSON: {error.msg} at character {error.pos}") from None
-    # With few brackets the depth cannot exceed the limit, and the walk over the values is saved.
+    # With few brackets the depth cannot exceed the limit, and the values need not be visited.
     if num_containers > limits.max_json_depth and _is_deeper(value, limits.max_json_depth):
         raise bad_request(f"the JSON is nested deeper than {limits.max_json_depth}")
     return value
@@ -250,7 +248,7 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
 def _declared_inputs(
     entries: object, raw: memoryview, limits: ProtocolLimits, skipped: Collection[str]
 ) -> tuple[dict[str, Declared], int]:
-    """The tensors as declared, and the bytes of those that were skipped."""
+    """The declared tensors, and the bytes of the skipped tensors."""
     declared: dict[str, Declared] = {}
     offset = skipped_bytes = 0
     for name, entry, parameters in _named_entries(entries, "inputs", limits):

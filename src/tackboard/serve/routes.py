@@ -1,8 +1,8 @@
 """Which call a path names: the raw path in, a `Route` out.
 
-Each segment is unquoted exactly once, after the path was split, so that an encoded slash can never make a new segment.
-Names are looked up among the models that are loaded and never touch a file system; a segment with a slash, a backslash,
-`..` or a control character is refused all the same.
+Each segment is unquoted exactly once, after the path was split, so that an encoded slash never makes a new segment.
+Names are looked up among the loaded models and never touch a file system. A segment with a slash, a backslash, `..` or
+a control character is refused anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SERVER_CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One call; `model` and `version` are empty where the call has none."""
+    """One call; `model` and `version` may be empty."""
 
     call: str
     model: str = ""
@@ -33,7 +33,7 @@ class Route:
 
 
 def find_route(method: str, raw_path: bytes) -> Route:
-    """The call that method and path name; 404 for an unknown path, 405 for a wrong method, 400 for a hostile name."""
+    """The call of a method and a path; 404 for an unknown path, 405 for a wrong method, 400 for a hostile name."""
     segments = tuple(_unquote(part) for part in raw_path.strip(b"/").split(b"/"))
     if segments in _SERVER_CALLS:
         return _checked(method, "GET", Route(_SERVER_CALLS[segments]))
@@ -45,11 +45,11 @@ def find_route(method: str, raw_path: bytes) -> Route:
         if len(rest) <= 1 and (rest[0] if rest else "") in _MODEL_CALLS:
             call, allowed = _MODEL_CALLS[rest[0] if rest else ""]
             return _checked(method, allowed, Route(call, model, version))
-    raise RequestError(404, "there is no such path; GET /v2 describes the server")
+    raise RequestError(404, "this path does not exist; GET /v2 describes the server")
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a model or version of this name can be asked for."""
+    """Whether a URL can name a model or version like this."""
     return text.isprintable() and text not in ("", ".") and not any(part in text for part in ("/", "\\", ".."))
 
 

@@ -1,16 +1,15 @@
 """The server process: a scorer and a config in, a running server out, until it is told to stop.
 
-Order at the start: take the port, warm the model up, listen, say so. Order at the end (SIGTERM, SIGINT): not ready any
-more, refuse new infer calls with 503, finish what was admitted, close, exit 0; what is not finished at the drain
-timeout is answered with 503. The server stays live and answers health calls all the while. Decided: the port is taken
-before the model is warmed up, so that a taken port is told at once, but nobody can connect before it is ready.
+At the start the server takes the port, warms the model up, listens and reports its address. On SIGTERM or SIGINT it is
+no longer ready, refuses new infer calls with 503, finishes admitted requests, closes and exits 0; requests that are
+unfinished at the drain timeout get 503. Until then the server stays live and answers health calls. Decided: the port is
+taken before the model is warmed up, so that a port in use is reported at once; nobody can connect before the warm-up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import ipaddress
 import logging
 import os
@@ -20,6 +19,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -33,12 +33,15 @@ from tackboard.serve.app import Application, Scores
 from tackboard.serve.connection import BoundedConnection, ConnectionLimits, connection_class
 from tackboard.serve.inputs import MAX_EVENTS
 from tackboard.serve.listener import Listener
-from tackboard.serve.model import ScorerLike, ServedModel
+from tackboard.serve.model import ServedModel
 from tackboard.serve.parser_process import ParserProcess
 from tackboard.serve.parsing import Body, Parsed, RequestParser
 from tackboard.serve.protocol import ProtocolLimits
 from tackboard.serve.telemetry import Telemetry
 from tackboard.serve.tokens import TOKEN_VARIABLE, check_token
+
+if TYPE_CHECKING:
+    from tackboard.scoring.scorer import Scorer
 
 _POLL_S = 0.02
 # Descriptors that connections leave free for files that the process opens later.
@@ -54,17 +57,17 @@ class ServeConfig:
     port: int = 8000
     """TCP port; 0 takes a free one."""
     token: str | None = None
-    """What clients must send as `Authorization: Bearer …`, on every path; None asks for nothing."""
+    """Token that clients must send as `Authorization: Bearer …` on every path; None: no token is needed."""
     insecure: bool = False
     """Whether an address that others can reach may be served without a token."""
     max_candidates: int = 10_000
     """Most candidates in one request."""
     max_events: int = MAX_EVENTS
-    """Most events of the history in one request; a model that reads more raises it to what it reads."""
+    """Most events of the history in one request; a model that reads more events raises this number."""
     max_parses: int = 16
     """Most large bodies that wait for the parser's process; more get 429."""
     drain_timeout_s: float = 25.0
-    """Seconds that admitted requests have after a stop was asked for."""
+    """Seconds that admitted requests have after the server was asked to stop."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     """The queue and the deadlines."""
     protocol: ProtocolLimits = field(default_factory=ProtocolLimits)
@@ -74,9 +77,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
-        check(self.max_candidates >= 1, "max_candidates", self.max_candidates, "at least 1")
-        check(self.max_events >= 1, "max_events", self.max_events, "at least 1")
-        check(self.max_parses >= 1, "max_parses", self.max_parses, "at least 1")
+        for name in ("max_candidates", "max_events", "max_parses"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "at least 0 seconds")
         if self.token is not None:
             check_token(self.token)
@@ -87,7 +89,7 @@ class Server:
 
     def __init__(
         self,
-        scorer: ScorerLike,
+        scorer: Scorer,
         config: ServeConfig,
         on_ready: Callable[[str], None] = lambda _url: None,
         feature_log: FeatureLog | None = None,
@@ -110,7 +112,7 @@ class Server:
         self.parser_process = ParserProcess(parser)
         self.parsing: Admission[Body, Parsed] = Admission(
             self.parser_process.parse,
-            dataclasses.replace(config.admission, max_queue=config.max_parses),
+            replace(config.admission, max_queue=config.max_parses),
             name="parser",
             size=lambda body: sum(map(len, body.chunks)),
             on_expired=lambda _stage: self.telemetry.expired("parse"),
@@ -138,7 +140,7 @@ class Server:
             self.parsing.stop()
         ended = self.admission.stop()
         if self.model.log is not None and not self.model.log.close():
-            say("gave up writing the log of served features")
+            say("warning: the log of served features could not be written completely")
         return ended
 
     def drain(self) -> None:
@@ -253,17 +255,17 @@ class _DrainingServer(uvicorn.Server):
         num_abandoned = self.owner.admission.abandon() + self.owner.parsing.abandon()
         self.owner.num_abandoned += num_abandoned
         if num_abandoned:
-            say(f"gave up {num_abandoned} requests at the end of the drain")
+            say(f"{num_abandoned} requests were not finished at the end of the drain")
         self.should_exit = True
 
 
 def take_port(config: ServeConfig) -> socket.socket:
-    """A bound socket that does not listen yet. UsageError if the port is taken, or others could reach it unguarded."""
+    """A bound socket that does not listen yet. UsageError if the port is in use, or open to others without a token."""
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
         raise UsageError(
-            f"--host {config.host} is no address of this machine", fix="use 127.0.0.1 or 0.0.0.0"
+            f"--host {config.host} is not an address of this machine", fix="use 127.0.0.1 or 0.0.0.0"
         ) from None
     family, kind, number, _, address = found[0]
     if not ipaddress.ip_address(str(address[0]).split("%")[0]).is_loopback and not (config.token or config.insecure):
@@ -283,7 +285,7 @@ def take_port(config: ServeConfig) -> socket.socket:
 
 
 def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
-    """The limits, with as many connections as this process may have descriptors for; fewer than asked for are told."""
+    """The limits, with no more connections than this process has descriptors for; a reduction is reported."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The lowest free descriptor; those below it are open.
     free = os.open(os.devnull, os.O_RDONLY)
@@ -292,7 +294,8 @@ def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
     if allowed == resource.RLIM_INFINITY or taken + limits.max_connections <= allowed:
         return limits
     num_connections = max(1, allowed - taken)
-    say(f"at most {num_connections} connections: the limit of open files is {allowed}; raise it with ulimit -n")
+    limit = f"the limit of open files is {allowed}; raise it with ulimit -n"
+    say(f"at most {num_connections} connections are served: {limit}")
     num_per_address = min(limits.max_connections_per_address, max(1, num_connections // 2))
     return replace(limits, max_connections=num_connections, max_connections_per_address=num_per_address)
 
@@ -306,5 +309,5 @@ def url_of(listener: socket.socket) -> str:
 def _port_error(config: ServeConfig, error: OSError) -> UsageError:
     return UsageError(
         f"cannot listen on {config.host} port {config.port}: {os.strerror(error.errno or 0)}",
-        fix="choose another --port (0 takes a free one) or stop what uses it",
+        fix="choose another --port (0 takes a free port), or stop the process that uses this one",
     )

@@ -1,15 +1,15 @@
 """What the server counts: requests, times and refusals in; Prometheus text and Triton's statistics out.
 
 The counters that Triton's dashboards read keep Triton's names and microseconds (`nv_inference_*`); our own histograms
-(`tackboard_*`) are in seconds. Decided: no label ever holds a user, an item or anything else that a client can make up,
-so the number of series is fixed. All methods are called on the event loop's thread, hence there are no locks here.
+(`tackboard_*`) are in seconds. Decided: no label holds a user, an item or anything else that a client can make up, so
+the number of series is fixed. All methods are called on the event loop's thread, so they need no locks.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -26,25 +26,24 @@ CLOSED_REASONS = (
     *("header_deadline", "body_deadline", "header_size", "chunk_size", "body_size", "pipeline", "malformed"),
     *("connections", "made_room"),
 )
+_COMPUTE_PARTS = ("compute_input", "compute_infer", "compute_output")
+_PARTS = ("success", "queue", *_COMPUTE_PARTS)
+"""What an answered request spends its time in, by the names of Triton's statistics; `success` is the whole."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened and how long it took in all, in nanoseconds."""
+    """How often something happened, and how long all of these took together in nanoseconds. Names are Triton's."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, ns: int) -> None:
-        """One more, of `ns` nanoseconds."""
+        """Counts one more, of `ns` nanoseconds."""
         self.count += 1
         self.ns += ns
-
-    def as_json(self) -> dict[str, int]:
-        """The pair as Triton's statistics write it."""
-        return {"count": self.count, "ns": self.ns}
 
 
 @dataclass(slots=True)
@@ -58,24 +57,10 @@ class Timings:
     compute_output: int
 
 
-@dataclass(slots=True)
-class _ModelStatistics:
-    success: Duration = field(default_factory=Duration)
-    fail: Duration = field(default_factory=Duration)
-    queue: Duration = field(default_factory=Duration)
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
-    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURE_REASONS, 0))
-    last_inference_ms: int = 0
-    trimmed_bytes: int = 0
-
-
 class Telemetry:
     """Counts for one served model.
 
-    `pending` tells how many requests wait, and `feature_log` how many requests had which of LOG_OUTCOMES, when someone
-    asks.
+    `pending` gives the number of waiting requests, `feature_log` the number of requests for each of LOG_OUTCOMES.
     """
 
     def __init__(
@@ -89,7 +74,10 @@ class Telemetry:
         self.model = model
         self.version = version
         self.pending = pending
-        self._statistics = _ModelStatistics()
+        self._durations = {part: Duration() for part in (*_PARTS, "fail", "cache_hit", "cache_miss")}
+        self._failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self._last_inference_ms = 0
+        self._trimmed_bytes = 0
         self._registry = CollectorRegistry()
         registry = self._registry
         self._request = Histogram(
@@ -107,7 +95,7 @@ class Telemetry:
         self._candidates = Histogram(
             "tackboard_request_candidates", "Candidates per answered request", buckets=_CANDIDATES, registry=registry
         )
-        self._shed = Counter("tackboard_shed_total", "Requests refused unseen", ["reason"], registry=registry)
+        self._shed = Counter("tackboard_shed_total", "Requests refused unread", ["reason"], registry=registry)
         self._expired = Counter("tackboard_deadline_expired_total", "Deadlines passed", ["stage"], registry=registry)
         self._closed = Counter("tackboard_connections_closed_total", "Closed by a limit", ["reason"], registry=registry)
         self._accept_errors = Counter(
@@ -136,13 +124,9 @@ class Telemetry:
 
     def answered(self, timings: Timings, num_candidates: int) -> None:
         """An infer request that got its scores."""
-        statistics = self._statistics
-        statistics.success.add(timings.total)
-        statistics.queue.add(timings.queue)
-        statistics.compute_input.add(timings.compute_input)
-        statistics.compute_infer.add(timings.compute_infer)
-        statistics.compute_output.add(timings.compute_output)
-        statistics.last_inference_ms = int(time.time() * 1000)
+        for part in _PARTS:
+            self._durations[part].add(timings.total if part == "success" else getattr(timings, part))
+        self._last_inference_ms = int(time.time() * 1000)
         self._observe_request(200, timings.total)
         self._queue.observe(timings.queue / 1e9)
         self._compute.observe(timings.compute_infer / 1e9)
@@ -150,9 +134,8 @@ class Telemetry:
 
     def failed(self, status: int, total_ns: int) -> None:
         """An infer request that was answered with an error of this HTTP status."""
-        reason = _REASON_OF_STATUS.get(status, "OTHER")
-        self._statistics.fail.add(total_ns)
-        self._statistics.failures[reason] += 1
+        self._durations["fail"].add(total_ns)
+        self._failures[_REASON_OF_STATUS.get(status, "OTHER")] += 1
         self._observe_request(status, total_ns)
 
     def shed(self, reason: str) -> None:
@@ -168,16 +151,16 @@ class Telemetry:
         self._closed.labels(reason).inc()
 
     def accept_failed(self) -> None:
-        """A connection that the operating system did not hand over, for lack of descriptors most often."""
+        """A connection that the operating system did not hand over, usually for lack of descriptors."""
         self._accept_errors.inc()
 
     def trimmed(self, num_bytes: int) -> None:
         """Inputs of a request that were skipped because the model does not read them."""
-        self._statistics.trimmed_bytes += num_bytes
+        self._trimmed_bytes += num_bytes
         self._trimmed.inc(num_bytes)
 
     def unknown(self, counts: Mapping[str, int]) -> None:
-        """Values of an answered request that the model reads and that training never saw, by one of UNKNOWN_FIELDS."""
+        """Values of an answered request that training never saw, counted by one of UNKNOWN_FIELDS."""
         for name, count in counts.items():
             self._unknown.labels(name).inc(count)
 
@@ -185,25 +168,20 @@ class Telemetry:
         """Whether new requests are taken."""
         self._ready.set(1 if ready else 0)
 
-    def execution_count(self) -> int:
-        """How many requests the model has computed and answered."""
-        return self._statistics.compute_infer.count
-
     def statistics(self) -> dict[str, Any]:
         """One entry of Triton's `model_stats`."""
-        now = self._statistics
-        parts = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-        times: dict[str, dict[str, int]] = {part: getattr(now, part).as_json() for part in parts}
-        compute = {part: times[part] for part in ("compute_input", "compute_infer", "compute_output")}
+        times = {part: asdict(duration) for part, duration in self._durations.items()}
+        compute = {part: times[part] for part in _COMPUTE_PARTS}
+        num_computed = times["compute_infer"]["count"]
         return {
             "name": self.model,
             "version": self.version,
-            "last_inference": now.last_inference_ms,
-            "inference_count": now.success.count,
-            "execution_count": now.compute_infer.count,
-            "inference_stats": {**times, "cache_hit": Duration().as_json(), "cache_miss": Duration().as_json()},
-            "batch_stats": [{"batch_size": 1, **compute}] if now.compute_infer.count else [],
-            "trimmed_bytes": now.trimmed_bytes,
+            "last_inference": self._last_inference_ms,
+            "inference_count": times["success"]["count"],
+            "execution_count": num_computed,
+            "inference_stats": times,
+            "batch_stats": [{"batch_size": 1, **compute}] if num_computed else [],
+            "trimmed_bytes": self._trimmed_bytes,
         }
 
     def prometheus_text(self) -> bytes:
@@ -218,7 +196,7 @@ class Telemetry:
 
     def _triton_text(self) -> str:
         # Written by hand: the client library would append `_total` to these names, and dashboards would miss them.
-        now = self._statistics
+        num_answered, num_computed = self._durations["success"].count, self._durations["compute_infer"].count
         label = f'model="{_escape(self.model)}",version="{_escape(self.version)}"'
         lines: list[str] = []
 
@@ -226,26 +204,21 @@ class Telemetry:
             lines.extend((f"# HELP {name} {text}", f"# TYPE {name} {kind}"))
             lines.extend(f"{name}{{{labels}}} {value}" for labels, value in samples.items())
 
-        add("nv_inference_request_success", "counter", "Answered requests", {label: now.success.count})
-        failures = {f'{label},reason="{reason}"': count for reason, count in now.failures.items()}
+        add("nv_inference_request_success", "counter", "Answered requests", {label: num_answered})
+        failures = {f'{label},reason="{reason}"': count for reason, count in self._failures.items()}
         add("nv_inference_request_failure", "counter", "Failed requests", failures)
-        add("nv_inference_count", "counter", "Inferences performed", {label: now.success.count})
-        add("nv_inference_exec_count", "counter", "Model executions", {label: now.compute_infer.count})
+        add("nv_inference_count", "counter", "Inferences performed", {label: num_answered})
+        add("nv_inference_exec_count", "counter", "Model executions", {label: num_computed})
         add("nv_inference_pending_request_count", "gauge", "Requests that wait", {label: self.pending()})
-        for part, duration in (
-            ("request", now.success),
-            ("queue", now.queue),
-            ("compute_input", now.compute_input),
-            ("compute_infer", now.compute_infer),
-            ("compute_output", now.compute_output),
-        ):
-            name = f"nv_inference_{part}_duration_us"
-            add(name, "counter", f"Time of answered requests: {part}", {label: duration.ns // 1000})
+        for part in _PARTS:
+            name = "request" if part == "success" else part
+            text, duration_us = f"Time of answered requests: {name}", self._durations[part].ns // 1000
+            add(f"nv_inference_{name}_duration_us", "counter", text, {label: duration_us})
         return "\n".join(lines) + "\n"
 
 
 class _LogCollector(Collector):
-    """The log of served features counts by itself, on other threads; its numbers are read when someone asks."""
+    """The log of served features counts on other threads; its numbers are read when the metrics are read."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts

@@ -3,9 +3,9 @@
 The datatypes are those of the Open Inference Protocol. Numbers are little-endian and row-major; a BYTES element is a
 4-byte little-endian length followed by that many bytes. Decided: BYTES is text here (UTF-8), because everything this
 server reads as BYTES is an id or a word; bytes that are not UTF-8 are refused. Shapes are multiplied as Python
-integers, so that no product can wrap around. What a tensor is declared to be is checked first and apart from its values
-(`check_datatype`, `check_shape`, `check_size`), so that no value is read of a tensor that cannot be right. Error
-sentences name the tensor and the position, never the value.
+integers, so that no product can wrap around. The declaration of a tensor is checked before its values
+(`check_datatype`, `check_shape`, `check_size`), so that no value of a wrong tensor is read. Errors name the tensor and
+the position, never the value.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tensor:
 
 
 def check_datatype(name: str, datatype: object) -> str:
-    """The datatype as text; 501 for one that others know and this server does not, 400 for one that nobody knows."""
+    """The datatype as text; 501 for BF16, which the protocol knows and this server does not; 400 if it is unknown."""
     if isinstance(datatype, str) and datatype in DATATYPES:
         return datatype
     if datatype == "BF16":
@@ -75,7 +75,7 @@ def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
 
 
 def check_size(name: str, datatype: str, shape: tuple[int, ...], num_bytes: int) -> None:
-    """Refuses raw bytes that cannot fill the shape: numbers need an exact size, texts at least their lengths."""
+    """Refuses raw bytes that cannot fill the shape: numbers need an exact size, texts at least four bytes each."""
     count = math.prod(shape)
     if datatype == "BYTES":
         if num_bytes < count * _LENGTH.size:
@@ -87,7 +87,7 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], num_bytes: int)
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
-    """A tensor from its JSON `data`, flat or nested row-major; 400 where a value or the number of values is wrong."""
+    """A tensor from its JSON `data`, flat or nested row-major; 400 if a value or the number of values is wrong."""
     flat = _flatten(name, data, len(shape))
     _check_count(name, len(flat), shape)
     kinds = set(map(type, flat))
@@ -111,7 +111,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Tensor:
-    """A tensor from its raw bytes; 400 where they do not fill the shape exactly, or hold NaN or infinity."""
+    """A tensor from its raw bytes; 400 if they do not fill the shape exactly, or hold NaN or infinity."""
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, _split_bytes(name, raw, math.prod(shape)))
     check_size(name, datatype, shape, len(raw))
@@ -148,7 +148,7 @@ def _check_count(name: str, count: int, shape: tuple[int, ...]) -> None:
 
 
 def _split_bytes(name: str, raw: memoryview, count: int) -> list[str]:
-    """`count` texts that fill `raw` exactly. Not one more is read: the rest may be millions of empty ones."""
+    """`count` texts that fill `raw` exactly. No further text is read, because there may be millions of empty ones."""
     buffer = bytes(raw)
     texts: list[str] = []
     start, end = 0, len(buffer)

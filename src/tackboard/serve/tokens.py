@@ -1,6 +1,6 @@
 """The bearer token that guards a server: a file or the environment in, the token out.
 
-It is never taken from the command line, where every user of the machine could read it.
+The token is never taken from the command line, where every user of the machine could read it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def read_token(token_file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError):
         raise UsageError(f"--token-file {token_file} cannot be read", fix="give a text file with the token") from None
     if not token:
-        raise UsageError(f"--token-file {token_file} is empty", fix="write the token into it")
+        raise UsageError(f"--token-file {token_file} is empty", fix="write the token into the file")
     return token
 
 
 def check_token(token: str) -> None:
-    """UsageError for a token that is short enough to be guessed, or that cannot stand in a header."""
+    """UsageError if a token is short enough to be guessed, or cannot be part of a header."""
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
-            f"the token has {len(token)} characters",
-            allowed=f"allowed: {MIN_TOKEN_LENGTH} or more, visible ASCII",
-            fix="make one with: python -c 'import secrets; print(secrets.token_urlsafe())'",
+            f"the token is not safe: it has {len(token)} characters, or characters that a header cannot hold",
+            allowed=f"allowed: {MIN_TOKEN_LENGTH} or more characters, visible ASCII",
+            fix="make a token with: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )

@@ -33,12 +33,12 @@ class TrainingConfig:
     checkpoint_every: int = 200
     """Steps between checkpoints; one is also written at the end and on SIGTERM."""
     validate_every: int = 0
-    """Steps between judgements by the loss on the users of data.validation_share, each with a checkpoint; the best one
-    is kept and is what `evaluate` and `export` take. 0: none."""
+    """Steps between judgements by the loss on the users of data.validation_share, each with a checkpoint. The best
+    checkpoint is kept, and `evaluate` and `export` take it. 0: no judgements."""
     validation_steps: int = 100
-    """Steps of held-out data that a judgement reads at most, the same ones each time."""
+    """Most steps of held-out data that a judgement reads; it reads the same steps each time."""
     patience: int = 0
-    """Judgements in a row without a better one after which training ends; 0: it goes on to the last step."""
+    """Training ends after this many judgements in a row without a better loss; 0: training never ends early."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
@@ -46,33 +46,30 @@ class TrainingConfig:
     device: str = "auto"
     """`cpu`, `cuda` or `auto`, which takes the GPU where there is one."""
     precision: str = "fp32"
-    """Of the model's arithmetic: `fp32`, or `bf16` for matrix products, parameters staying as they are stored; `auto`
-    is bf16 on a GPU, where it is faster, and fp32 on a CPU, where it is not."""
+    """Precision of the arithmetic: `fp32`, or `bf16` for matrix products while parameters keep their precision. `auto`
+    is bf16 on a GPU, where bf16 is faster, and fp32 on a CPU."""
 
     compile: str = "off"
-    """Whether the parts of a model that name themselves (`compiles`: layers, sums of the loss) are compiled: `on`,
-    `off`, or `auto`, which does so on a GPU. The first step then takes half a minute; the parts' own results differ in
-    rounding, and dropout draws other numbers."""
+    """Whether the parts of a model with `compiles` (layers, sums of the loss) are compiled: `on`, `off`, or `auto`,
+    which compiles on a GPU. The first step then takes half a minute; results of compiled parts differ in rounding, and
+    dropout draws other numbers."""
 
     def __post_init__(self) -> None:
-        check(self.steps >= 1, "training.steps", self.steps, "1 or more")
-        check(self.checkpoint_every >= 1, "training.checkpoint_every", self.checkpoint_every, "1 or more")
-        check(self.validate_every >= 0, "training.validate_every", self.validate_every, "0 or more")
-        check(self.validation_steps >= 1, "training.validation_steps", self.validation_steps, "1 or more")
-        check(self.patience >= 0, "training.patience", self.patience, "0 or more")
+        for name in ("steps", "checkpoint_every", "validation_steps", "log_every"):
+            check(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "1 or more")
+        for name in ("validate_every", "patience"):
+            check(getattr(self, name) >= 0, f"training.{name}", getattr(self, name), "0 or more")
         if self.patience and not self.validate_every:
             raise ConfigError(
-                f"training.patience = {self.patience}, and the run is never judged",
-                allowed="allowed: 0, or with training.validate_every",
+                f"training.patience is {self.patience}, but the run is never judged",
+                allowed="allowed: 0, or any number together with training.validate_every",
                 fix="--set training.validate_every=100",
             )
-        check(self.log_every >= 1, "training.log_every", self.log_every, "1 or more")
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
         check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")
         check(self.compile in ("off", "on", "auto"), "training.compile", self.compile, "off, on, auto")
-        check(
-            bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)), "training.device", self.device, "auto, cpu, cuda"
-        )
+        is_device = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
+        check(is_device, "training.device", self.device, "auto, cpu, cuda")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,10 +77,10 @@ class StartConfig:
     """Parameters that a model begins with, in place of random ones."""
 
     run: str = ""
-    """Run or checkpoint whose parameters are taken by their names; empty: all are random."""
+    """Run or checkpoint whose parameters are taken by name; empty: all parameters are random."""
     prefix: str = ""
-    """What the names of these parameters begin with in this model: `pinfm.` where it holds the run's model under that
-    name. All that begin so must be in the run."""
+    """Prefix of these parameters in this model: `pinfm.` if this model holds the run's model under that name. The run
+    must have all parameters with this prefix."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
@@ -114,12 +111,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check(-(1 << 63) <= self.seed < 1 << 63, "seed", self.seed, "a whole number of 64 bits")
-        check(
-            bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name)),
-            "name",
-            self.name,
-            "letters, digits, . _ -",
-        )
+        is_name = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name) is not None
+        check(is_name, "name", self.name, "letters, digits, . _ -")
         if not isinstance(self.data, StepsConfig):
             raise ConfigError(f"data is {type(self.data).__name__}", allowed="allowed: DataConfig or RequestConfig")
         if not isinstance(self.model, ModelConfig):
@@ -130,50 +123,50 @@ class RunConfig:
             )
         if self.data.batch_type is not self.model.batch_type:
             raise ConfigError(
-                f"{type(self.data).__name__} gives a {self.data.batch_type.__name__}, and the model "
+                f"{type(self.data).__name__} gives a {self.data.batch_type.__name__}, but the model "
                 f"{type(self.model).__name__} reads a {self.model.batch_type.__name__}",
-                allowed="allowed: the data that the model reads: DataConfig (segments) or RequestConfig (requests)",
+                allowed="allowed: DataConfig for a model of segments, RequestConfig for a model of requests",
                 fix="give the recipe the other data config, or another model",
             )
         if isinstance(self.data, DataConfig):
             _check_segments(self.data, self.model)
         elif isinstance(self.data, RequestConfig) and self.data.max_history != self.model.max_history:
             raise ConfigError(
-                f"data.max_history = {self.data.max_history}",
-                allowed=f"allowed: model.max_history = {self.model.max_history}: a server reads as many",
+                f"data.max_history is {self.data.max_history}, but the model reads {self.model.max_history} events",
+                allowed=f"allowed: {self.model.max_history}, as model.max_history",
                 fix=f"--set data.max_history={self.model.max_history}",
             )
         if self.training.validate_every and not self.data.validation_share:
             raise ConfigError(
-                f"training.validate_every = {self.training.validate_every}, and nobody is held out to judge",
-                allowed="allowed: with data.validation_share above 0",
+                f"training.validate_every is {self.training.validate_every}, but no users are held out",
+                allowed="allowed: 0, or any number together with data.validation_share above 0",
                 fix="--set data.validation_share=0.05",
             )
 
     def warnings(self) -> list[str]:
-        """What is allowed and hardly ever meant."""
+        """Settings that are allowed but probably a mistake."""
         return self.model.warnings(self.data.max_length) if isinstance(self.data, DataConfig) else []
 
 
 def _check_segments(data: DataConfig, model: ModelConfig) -> None:
-    """Raises ConfigError where segments of this kind would leave a model without negatives, targets or places."""
+    """Raises ConfigError if such segments leave a model without negatives, targets or positions."""
     if model.needs_drawn_negatives and not data.uniform_negatives:
         raise ConfigError(
-            "data.uniform_negatives = 0, and the model has no other negatives",
+            "data.uniform_negatives is 0, but the model has no other negatives",
             allowed="allowed: 1 or more; the number of items or more takes all of them",
             fix="--set data.uniform_negatives=1024",
         )
     if data.max_length < model.least_max_length:
         least = model.least_max_length
         raise ConfigError(
-            f"data.max_length = {data.max_length}",
-            allowed=f"allowed: at least {least}: the future-token loss predicts what comes after its anchor",
+            f"data.max_length = {data.max_length} is too short",
+            allowed=f"allowed: at least {least}, because the future-token loss predicts events after its anchor",
             fix=f"--set data.max_length={least}, or lower model.loss.future_token_anchor",
         )
     if data.max_length > model.max_history:
         limit = model.max_history
         raise ConfigError(
-            f"data.max_length = {data.max_length}",
+            f"data.max_length = {data.max_length} is too long",
             allowed=f"allowed: at most model.max_history = {limit}",
             fix=f"--set data.max_length={limit}, or raise model.max_history",
         )
@@ -196,17 +189,17 @@ def with_model(data: dict[str, Any], model: ModelConfig) -> RunConfig:
 
 
 def _read_data(data: dict[str, Any]) -> StepsConfig:
-    """The data config of a run; those of older versions do not say their kind: they had segments."""
+    """The data config of a run. Configs of older versions have no kind; they had segments."""
     settings = data.get("data")
     kind = settings.get("kind", DataConfig.kind) if isinstance(settings, dict) else DataConfig.kind
     if kind not in DATA_CONFIGS:
-        raise ConfigError(f"data.kind = {kind!r}", allowed=f"allowed: {', '.join(DATA_CONFIGS)}")
+        raise ConfigError(f"data.kind = {kind!r} is not known", allowed=f"allowed: {', '.join(DATA_CONFIGS)}")
     rest = {key: value for key, value in settings.items() if key != "kind"} if isinstance(settings, dict) else settings
     return from_dict(DATA_CONFIGS[kind], rest, "data")
 
 
 def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:
-    """What the run's model reads, for a vocabulary: of the user's own file of features and the standard ones."""
+    """The features that the run's model reads, for a vocabulary: standard ones and those of the user's own file."""
     own = load_features(config.data.features) if config.data.features else None
     model = config.model
     of_requests = model.batch_type is RequestBatch

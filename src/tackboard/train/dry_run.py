@@ -22,7 +22,7 @@ from tackboard.train.config import RunConfig
 from tackboard.train.trainer import choose_device
 
 KEPT_CHECKPOINTS = 3
-"""Two are kept, and a third stands while it is written. A run that is judged on the way keeps its best one too."""
+"""Two checkpoints are kept, and a third is being written. A run with judgements also keeps its best checkpoint."""
 
 
 def estimate_run(
@@ -30,7 +30,7 @@ def estimate_run(
 ) -> dict[str, Any]:
     """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError.
 
-    `steps` are those of the config's data over `source`, where they were made already.
+    `steps` are the numbered steps of the config's data over `source`, if they exist already.
     """
     device = choose_device(config.training.device)
     with torch.device("meta"):

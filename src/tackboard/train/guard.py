@@ -1,10 +1,11 @@
 """What happens when numbers go wrong.
 
-A non-finite loss is caught before `backward`: nothing has moved, the step's data is skipped. A non-finite or spiking
-dense gradient is caught after `backward`, when the tables have moved already: the run goes back to its last checkpoint
-and skips that step's data. More than `max_bad_steps` such steps within `window` steps end the run: it has diverged.
+A non-finite loss is caught before `backward`: nothing has moved, and the step's data is skipped. A non-finite or
+spiking dense gradient is caught after `backward`, when the tables have moved already: the run goes back to its last
+checkpoint and skips that step's data. More than `max_bad_steps` bad steps within `window` steps end the run: it has
+diverged.
 
-All of it is state that a checkpoint carries, so a resumed run decides as the uninterrupted one did.
+A checkpoint carries all of this state, so a resumed run decides as an uninterrupted run would.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tackboard.core.errors import DivergedError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """When a step counts as bad, and how many are borne."""
+    """When a step counts as bad, and how many bad steps are tolerated."""
 
     spike_factor: float = 20.0
     """A dense gradient norm above this multiple of its running mean is a spike."""
     settle_steps: int = 50
-    """Steps before spikes are looked for; the running mean means little earlier."""
+    """Steps before spikes are looked for, because the running mean says little earlier."""
     max_bad_steps: int = 5
-    """Bad steps within the window that are borne; one more ends the run with exit code 4."""
+    """Bad steps within the window that are tolerated; one more ends the run with exit code 4."""
     window: int = 200
     """Steps over which bad ones are counted."""
 
@@ -38,7 +39,7 @@ class GuardConfig:
 
 
 class Guard:
-    """Judges losses and gradient norms, remembers which data steps to skip."""
+    """Judges losses and gradient norms, and keeps the data steps to skip."""
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
@@ -64,18 +65,17 @@ class Guard:
         return None
 
     def skip(self, data_step: int, reason: str) -> None:
-        """Marks a data step as never to be read again; raises DivergedError where there have been too many."""
+        """Marks a data step that is never read again; DivergedError if there are too many."""
         self.skipped.append(data_step)
         recent = [step for step in self.skipped if step > data_step - self.config.window]
         if len(recent) > self.config.max_bad_steps:
             raise DivergedError(
-                f"{len(recent)} bad steps within {self.config.window}: {reason}",
+                f"{len(recent)} of the last {self.config.window} steps were bad: {reason}",
                 allowed=f"allowed: guard.max_bad_steps = {self.config.max_bad_steps}",
                 fix="lower optimizer.dense_learning_rate or optimizer.table_learning_rate, or look at the data",
             )
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
         return {"mean_norm": self.mean_norm, "num_norms": self.num_norms, "skipped": self.skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,12 +41,12 @@ class OptimizerConfig:
     warmup_steps: int = 50
     """Steps over which both rates rise linearly from 0."""
     final_share: float = 0.05
-    """Share of the peak rate where the cosine ends."""
+    """Share of the peak rate at the end of the cosine."""
     schedule_steps: int = 0
-    """Step at which the cosine ends, where the rate then stays; 0 takes training.steps."""
+    """Step at which the cosine ends; later the rate stays there. 0 takes training.steps."""
     multipliers: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Rates of parameters whose names begin so, over the rates of all others: {"pinfm.": 0.1}. The longest beginning
-    counts; 0 freezes them, and modules that are frozen as a whole drop nothing out."""
+    """Factors of the learning rates by prefix of parameter names: {"pinfm.": 0.1}. The longest prefix counts. 0 freezes
+    parameters, and modules that are completely frozen drop nothing out."""
     clip_norm: float = 1.0
     """Largest global norm of the dense gradient."""
     clip_table_element: float = 1.0
@@ -62,7 +63,7 @@ class OptimizerConfig:
             check(0 <= share <= 1000, f"optimizer.multipliers.{prefix}", share, "0 to 1000")
 
     def multiplier(self, name: str) -> float:
-        """The rate of a parameter or module, over that of others."""
+        """The factor of the learning rate of a parameter or module."""
         prefixes = [prefix for prefix in self.multipliers if name.startswith(prefix)]
         return self.multipliers[max(prefixes, key=len)] if prefixes else 1.0
 
@@ -120,10 +121,10 @@ class RowWiseAdagrad:
 
 
 def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.Tensor]) -> None:
-    """Raises DataError unless these are what AdamW keeps of a parameter."""
+    """Raises DataError unless `entries` are the state that AdamW keeps of a parameter."""
     shapes = {key: value.shape for key, value in entries.items()}
     if shapes != {"step": torch.Size([]), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
-        raise DataError(f"what the optimiser knows of {name} has other names or shapes")
+        raise DataError(f"the stored optimiser state of {name} has other names or shapes")
 
 
 class Optimizers:
@@ -140,7 +141,7 @@ class Optimizers:
         for prefix in config.multipliers:
             if not any(name.startswith(prefix) for name in names):
                 raise ConfigError(
-                    f"optimizer.multipliers names {prefix!r}, and no parameter begins so",
+                    f"optimizer.multipliers names {prefix!r}, but no parameter begins with that",
                     allowed=f"parameters begin with: {', '.join(sorted({name.split('.')[0] for name in names}))}",
                 )
         for name, parameter in model.named_parameters():
@@ -151,7 +152,7 @@ class Optimizers:
             for name, module in model.named_modules()
             if name and config.multiplier(f"{name}.") == 0.0 and not any(p.requires_grad for p in module.parameters())
         ]
-        """Modules none of whose parameters move."""
+        """Modules without a parameter that moves."""
         self.tables = {
             name: RowWiseAdagrad(module.weight, config.clip_table_element, leaf=module.gradient_leaf)
             for name, module in table_modules(model).items()
@@ -160,23 +161,17 @@ class Optimizers:
         tables = table_parameter_names(model)
         self.dense = {name: p for name, p in model.named_parameters() if name not in tables and p.requires_grad}
         shares = dict.fromkeys([1.0, *config.multipliers.values()])
-        groups = [
-            {"params": chosen, "weight_decay": decay, "share": share}
-            for share in shares
-            for is_matrix, decay in ((True, config.weight_decay), (False, 0.0))
-            for chosen in [
-                [
-                    parameter
-                    for name, parameter in self.dense.items()
-                    if (parameter.dim() >= 2) is is_matrix and config.multiplier(name) == share
-                ]
-            ]
-        ]
+        groups: list[dict[str, Any]] = []
+        for share in shares:
+            own = [parameter for name, parameter in self.dense.items() if config.multiplier(name) == share]
+            matrices, others = [p for p in own if p.dim() >= 2], [p for p in own if p.dim() < 2]
+            groups.append({"params": matrices, "weight_decay": config.weight_decay, "share": share})
+            groups.append({"params": others, "weight_decay": 0.0, "share": share})
         self.adamw = torch.optim.AdamW(
             groups,
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
-            # One kernel for all parameters; on a CPU the loop, whose bits runs have been resumed with.
+            # On a GPU one kernel for all parameters; on a CPU the loop, so that resumed runs keep their bits.
             fused=all(p.is_cuda for p in self.dense.values()),
         )
 
@@ -210,7 +205,7 @@ class Optimizers:
         return tensors
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Takes over what `state` gave."""
+        """Takes over the tensors of `state`."""
         self.adamw.state.clear()
         for name, table in self.tables.items():
             table.sums.copy_(tensors[f"adagrad.{name}"])

@@ -21,11 +21,11 @@ FREE_SETTINGS = frozenset(
 def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
     """Names of the settings that differ and decide a run's result, as `--set` takes them.
 
-    `before` is what a run recorded, perhaps of an older version. It is read with today's classes: settings are looked
-    for where they are now, and one that it lacks has its default, because that is what older versions did.
+    `before` is the recorded config of a run, perhaps of an older version. Today's classes read it: moved settings are
+    found at their new place, and a missing setting has its default, because older versions did what the default does.
     """
     wanted = config_to_json(now)
-    # What today's classes cannot read differs, and is compared as it is.
+    # A config that today's classes cannot read differs, and is compared as it is.
     with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError):
         before = _in_todays_words(before, wanted, now)
     old, new = _leaves(before), _leaves(wanted)
@@ -57,7 +57,7 @@ def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None,
         changed = changed_settings(run.config, config)
         if not changed:
             return run, f"resuming {run.path}"
-        passed_over = passed_over or f" ({path} is unfinished, but with another {', '.join(changed)[:120]})"
+        passed_over = passed_over or f" ({path} is unfinished, but has another {', '.join(changed)[:120]})"
     return None, f"nothing to resume in {runs} with these settings{passed_over}: a new run"
 
 

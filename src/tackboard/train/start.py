@@ -1,7 +1,7 @@
-"""What a run starts with: a config in; its data opened for its model, and parameters of another run, out.
+"""What a run starts with: a config in; its data, opened for its model, and the parameters of another run out.
 
-A model that begins with another run's parameters also takes that run's vocabulary: rows of its embeddings mean the
-actions and surfaces of the run they were learned in. Names that only the new data has count as unknown.
+A model that begins with another run's parameters also takes that run's vocabulary, because the rows of its embeddings
+mean the actions and surfaces of that run. Names that only the new data has count as unknown.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tackboard.train.config import RunConfig, StartConfig, features_for
 
 
 def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> SequenceSource:
-    """The data of a run, opened for its model. A run that goes on from a checkpoint reads the snapshots it began with,
-    and needs nothing of the run that its parameters once came from."""
+    """The data of a run, opened for its model. A run that resumes from a checkpoint reads the snapshots it began with,
+    and does not need the run that its first parameters came from."""
     data: StepsConfig = config.data
     vocabulary, began_with = None, checkpoint.path if checkpoint is not None else None
     if began_with is not None:
@@ -39,8 +39,8 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
 def take_parameters(model: nn.Module, start: StartConfig) -> int:
     """Gives `model` the parameters of another run; returns how many numbers were taken.
 
-    One that the run lacks, or has in another shape, raises UsageError; then none was taken. What the run has beyond
-    them stays there.
+    UsageError if the run lacks a parameter or has it in another shape; then no parameter was taken. Other parameters of
+    the run are ignored.
     """
     if not start.run:
         return 0
@@ -49,12 +49,13 @@ def take_parameters(model: nn.Module, start: StartConfig) -> int:
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(start.prefix)}
     if not wanted:
         beginnings = sorted({name.partition(".")[0] for name in model.state_dict()})
-        raise UsageError(f"start.prefix = {start.prefix}", allowed=f"parameters begin with: {', '.join(beginnings)}")
+        allowed = f"parameters begin with: {', '.join(beginnings)}"
+        raise UsageError(f"start.prefix = {start.prefix} fits no parameter", allowed=allowed)
     for name, tensor in wanted.items():
         source = name.removeprefix(start.prefix)
         shape = tuple(stored[source].shape) if source in stored else None
         if shape != tuple(tensor.shape):
-            found = "which has no such parameter" if shape is None else f"where it is {_size(shape)}"
+            found = "which lacks it" if shape is None else f"where it has size {_size(shape)}"
             raise UsageError(
                 f"{name} ({_size(tuple(tensor.shape))}) cannot start from {source} of {start.run}, {found}",
                 allowed="allowed: a run of a model with the same settings as the part that takes its parameters",
@@ -63,7 +64,7 @@ def take_parameters(model: nn.Module, start: StartConfig) -> int:
     for name, tensor in wanted.items():
         tensor.copy_(stored[name.removeprefix(start.prefix)])
     taken = sum(tensor.numel() for tensor in wanted.values())
-    say(f"{taken:,} parameters taken from {checkpoint.path}")
+    say(f"took {taken:,} parameters from {checkpoint.path}")
     return taken
 
 

@@ -1,12 +1,12 @@
 """The training loop: a config, a run directory and a source of data in, checkpoints and metrics out.
 
-It knows numbered steps, `model.loss(batch)` and how many tokens a batch holds; what is in a batch is between the data
-config, which makes it, and the model, which reads it. What a step does, in order: read the batch of a numbered data
-step; compute the loss; stop here if it is not finite; backward, in which the tables move; look at the dense gradient,
-and roll back if it is bad; move the dense parameters.
-The state of a run is (step, next data step, parameters, optimiser sums, the guard's memory, how judgements went) and
-nothing else: order and dropout are functions of the seed and the step. That is why a killed run, resumed, ends in the
-same bits. A judgement is made before the checkpoint of its step, which tells it: so it is never lost or made twice.
+The trainer knows numbered steps, `model.loss(batch)` and the number of tokens of a batch; only the data config and the
+model know what a batch holds. A step reads the batch of a numbered data step; computes the loss; stops here if the loss
+is not finite; runs backward, in which the tables move; looks at the dense gradient and rolls back if it is bad; moves
+the dense parameters.
+The state of a run is (step, next data step, parameters, optimiser sums, the guard's state, the judgements) and nothing
+else: order and dropout are functions of the seed and the step. So a killed and resumed run ends in the same bits. A
+judgement is made before the checkpoint of its step, which stores it, so that it is never lost or made twice.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from tackboard.train.start import take_parameters
 from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
-"""Of the order in which data is read; 1 had no windows, which shows only in datasets of more than one."""
+"""Version of the order of data. Version 1 had no windows, which matters only for datasets of several windows."""
 
 
 class _StopNow(BaseException):
-    """A signal found nothing to save. Not an Exception: what is being compiled must not take it for its own."""
+    """A signal came with nothing to save. Not an Exception, because code in compilation must not catch it."""
 
 
 class Trainer:
@@ -71,11 +71,10 @@ class Trainer:
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
-        """`source` is what the config's data opened, `steps` its numbered steps, where they were made already.
+        """`source` is the open data of the config, `steps` its numbered steps, if they exist already.
 
-        `checkpoint` is the run's newest, if it was verified.
-
-        `on_checkpoint` is called after each checkpoint of a step is written, to evaluate the model, say.
+        `checkpoint` is the run's newest checkpoint, if it was verified. `on_checkpoint` is called after each
+        checkpoint, for example to evaluate the model.
         """
         self.config = config
         self.run = run
@@ -92,8 +91,8 @@ class Trainer:
         if self.is_compiled:
             compile_parts(self.model)
         self.tables = table_parameter_names(self.model)
-        self.remembers = len(self.model.state_dict()) > sum(1 for _ in self.model.named_parameters())
-        """Whether the model's state is more than its parameters: frequencies counted on the way, say."""
+        self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(1 for _ in self.model.named_parameters())
+        """Whether the model has state besides its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard)
@@ -114,10 +113,10 @@ class Trainer:
         self.data_step = 0
         self.num_tokens = 0
         self.is_compiling = False
-        """Whether a first step is being made in which the model is compiled: it takes a minute."""
+        """Whether the first step, in which the model is compiled, is running: it takes a minute."""
         self.last_loss = float("nan")
         self.tokens_per_s = 0.0
-        """Of this process from its first step to its last: loading, checkpoints and steps taken back included."""
+        """Tokens per second of this process, with loading, checkpoints and steps that were rolled back."""
 
     def train(self, *, quiet: bool = False) -> None:
         """Trains to the last step, or raises: DivergedError, Preempted (state saved), or what went wrong."""
@@ -125,7 +124,7 @@ class Trainer:
             self.run.clean()
             self.store.clean()
             self._resume_or_start()
-            # Not before: a run that starts from `runs/latest` has read its parameters by now.
+            # Not earlier: a run that starts from `runs/latest` must have read its parameters first.
             self.run.make_latest()
             self.run.set_status("running")
             try:
@@ -174,7 +173,7 @@ class Trainer:
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
 
     def _validate(self) -> bool:
-        """Judges the model where that is due; returns whether it was."""
+        """Judges the model if a judgement is due; returns whether it was."""
         every = self.config.training.validate_every
         if self.judges is None or self.step % every:
             return False
@@ -187,19 +186,19 @@ class Trainer:
 
     def _preempted(self, number: int) -> Preempted:
         return Preempted(
-            f"stopped by signal {number} at step {self.step}, state saved in {self.run.path}",
-            fix=f"go on with: --resume {self.run.path}",
+            f"stopped by signal {number} at step {self.step}; the state is saved in {self.run.path}",
+            fix=f"continue with: --resume {self.run.path}",
         )
 
     def uncompiled(self) -> AbstractContextManager[Any]:
-        """Where the model is only looked at: it was compiled for training, and to do so again would not pay."""
+        """A context without compilation: the model is compiled for training, and compiling it again does not pay."""
         stance: AbstractContextManager[Any] = nullcontext()
         if self.is_compiled:
             stance = torch.compiler.set_stance("force_eager")
         return stance
 
     def _upcoming(self) -> list[int]:
-        """The data steps to read next, one for each step that is left."""
+        """The next data steps, one for each remaining step."""
         skipped = set(self.guard.skipped)
         numbers: list[int] = []
         number = self.data_step
@@ -223,7 +222,7 @@ class Trainer:
             module.eval()
         share = self.optimizers.prepare(self.step)
         if not batch.has_targets():
-            self.data_step = data_step + 1  # Nothing to learn from here: go on behind it.
+            self.data_step = data_step + 1  # This batch teaches nothing: continue after it.
             return False
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             output = self.model.loss(batch)
@@ -231,8 +230,8 @@ class Trainer:
         value = float(loss.detach())
         if reason := self.guard.judge_loss(value):
             self._skip(data_step, reason)
-            if self.remembers:
-                self._roll_back()  # What the model has counted of this batch already must go.
+            if self.has_state_beyond_parameters:
+                self._roll_back()  # The model may have counted this batch already.
             return False
         loss.backward()
         norm = self.optimizers.clip()
@@ -260,16 +259,16 @@ class Trainer:
     def _roll_back(self) -> None:
         checkpoint = self.store.find_latest()
         if checkpoint is None:
-            raise DivergedError(f"no checkpoint to go back to in {self.run.checkpoints}")
+            raise DivergedError(f"there is no checkpoint to go back to in {self.run.checkpoints}")
         self._load(checkpoint)
         self.run.cut_metrics_after(self.step)
         self.run.log_event("rolled_back", step=self.step)
 
     def _resume_or_start(self) -> None:
         checkpoint = self.store.find_latest(self._verified)
-        self._verified = None  # What is mapped of it takes disk space for as long as somebody holds it.
+        self._verified = None  # Its mapped files take disk space for as long as somebody holds them.
         if checkpoint is None:
-            self.run.cut_metrics_after(self.step)  # There are some where every checkpoint was damaged.
+            self.run.cut_metrics_after(self.step)  # Metrics exist if every checkpoint was damaged.
             num_taken = take_parameters(self.model, self.config.start)
             self.run.log_event(
                 "start",
@@ -283,8 +282,8 @@ class Trainer:
             before = self._load(checkpoint).get("num_threads", self.num_threads)
             if before != self.num_threads:
                 # Sums over several threads are rounded differently; everything else stays the same.
-                say(f"warning: threads were {before}, now {self.num_threads}: the result will differ in rounding")
-            # A kill between the two renames of a save, or a damaged checkpoint, leaves `latest` at another one.
+                say(f"warning: the run had {before} threads and has {self.num_threads} now: results differ in rounding")
+            # A kill between the two renames of a save, or a damaged checkpoint, leaves `latest` at another checkpoint.
             self.store.point_latest(checkpoint.path)
             self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)
@@ -292,7 +291,13 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint of the present state, after looking for non-finite parameters."""
-        self._scan()
+        if name := find_non_finite(self.model):
+            # A non-finite row spreads slowly and shows late: a table that holds one is never published.
+            raise DivergedError(
+                f"{name} holds non-finite values at step {self.step}",
+                allowed="the last checkpoint is intact",
+                fix="start a new run with lower learning rates",
+            )
         parameters = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
         groups = {
             "dense": {name: tensor for name, tensor in parameters.items() if name not in self.tables},
@@ -303,15 +308,10 @@ class Trainer:
             best = self.validation.best_step
             self.store.save(self.step, groups, self._state(), {FILE_NAME: self.source.features.to_json()}, best=best)
         except OSError as error:
-            raise (
-                storage_error(
-                    error,
-                    f"the checkpoint of step {self.step} could not be written",
-                    allowed="the checkpoints before it are intact",
-                    fix=f"make room or mend the disk, then go on with: --resume {self.run.path}",
-                )
-                or error
-            ) from None
+            got = f"the checkpoint of step {self.step} could not be written"
+            fix = f"free some space or repair the disk, then continue with: --resume {self.run.path}"
+            known = storage_error(error, got, allowed="the checkpoints before it are intact", fix=fix)
+            raise (known or error) from None
         self.run.log_event("checkpoint", step=self.step)
 
     def _state(self) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class Trainer:
             if (recorded := checkpoint.state["lineage"].get(name)) != now.get(name):
                 raise UsageError(
                     f"{self.run.path} was started on snapshot {recorded}, not on {now.get(name)}",
-                    allowed="a run goes on with the data it was started on",
+                    allowed="a run continues with the data that it was started on",
                     fix="start a new run with --resume never",
                 )
         if checkpoint.state.get("order_version", 1) < ORDER_VERSION and self.steps.plan.num_windows > 1:
@@ -358,7 +358,7 @@ class Trainer:
             raise UsageError(
                 f"{self.run.path} was started with other features ({features.hash[:12]})",
                 allowed=f"the model would now read {self.source.features.hash[:12]}",
-                fix="put the file of features back as it was, or start a new run with --resume never",
+                fix="restore the file of features, or start a new run with --resume never",
             )
         parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
         check_tensors(self.model, parameters, path)
@@ -373,37 +373,28 @@ class Trainer:
         self.last_loss = checkpoint.state["last_loss"] if self.step else float("nan")
         return checkpoint.state
 
-    def _scan(self) -> None:
-        """A non-finite row spreads slowly and shows late: refuse to publish a table that holds one."""
-        if name := find_non_finite(self.model):
-            raise DivergedError(
-                f"{name} holds non-finite values at step {self.step}",
-                allowed="the last checkpoint is intact",
-                fix="start a new run with lower learning rates",
-            )
-
 
 def choose_device(name: str) -> torch.device:
-    """The device of a config's `device`; asking for a GPU that is not there is an error."""
+    """The device of a config's `device`; UsageError if it names a GPU that is not there."""
     if name == "auto":
         is_there = torch.cuda.is_available()
         if not is_there and has_nvidia_driver():
-            say("warning: an NVIDIA driver is loaded, but torch sees no GPU: the CPU is used; tackboard doctor")
+            say("warning: an NVIDIA driver is loaded, but torch sees no GPU, so the CPU is used: run tackboard doctor")
         return torch.device("cuda" if is_there else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"training.device = {name}", allowed="torch sees no GPU here", fix="--set training.device=cpu")
+        raise UsageError(f"training.device = {name}, but torch sees no GPU", fix="--set training.device=cpu")
     return torch.device(name)
 
 
 def shall_compile(wanted: str, device: torch.device) -> bool:
-    """Whether `training.compile` means to compile on this device; to want it without a compiler is an error."""
+    """Whether to compile on this device; UsageError if `training.compile` is on and there is no compiler."""
     if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
         return False
     names = (os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc"))
     missing = [name for name in names if shutil.which(name) is None]
     if missing and wanted == "on":
         raise UsageError(
-            f"training.compile = on, and there is no {' and no '.join(missing)} here",
+            f"training.compile is on, but there is no {' and no '.join(missing)}",
             allowed="torch compiles with a C++ compiler",
             fix="install one (apt-get install g++), or --set training.compile=off",
         )
@@ -413,7 +404,7 @@ def shall_compile(wanted: str, device: torch.device) -> bool:
 
 
 def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
-    """A plain table is plain only if every item has a row of its own."""
+    """A warning if items of a plain table share rows."""
     if hashing.method != "modulo":
         return []
     num_rows = len(torch.unique(item_rows(source.catalogue, hashing)))
@@ -426,9 +417,9 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
 
 @contextmanager
 def _only_process(run: RunDirectory) -> Iterator[None]:
-    """Holds the run's lock; a second process on the same run would tear its files.
+    """Holds the run's lock; a second process on the same run would damage its files.
 
-    A trainer that died on another host cannot always be told from a living one before its lease is over: wait for that.
+    A trainer that died on another host looks alive until its lease is over: wait for that.
     """
     path = run.path / "lock"
     patience_s = silence_to_wait_for(path)

@@ -1,8 +1,8 @@
 """Judging during training: held-out batches in, one loss out; which step was best, and whether to go on.
 
-The loss is the model's own on the users of `data.validation_share`, without dropout, the mean over what each batch
-teaches (positives, or known labels). Batches are numbered steps like those of training, and random numbers of a loss
-begin at the same place at every judgement, so two judgements of the same parameters are the same number.
+The loss is the model's own loss on the users of `data.validation_share`, without dropout, as the mean over positives or
+known labels. Batches are numbered steps as in training, and the random numbers of a loss begin at the same place at
+every judgement, so two judgements of the same parameters give the same number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Validation:
     """The judgements of a run so far."""
 
     def __init__(self, patience: int = 0) -> None:
-        """`patience` is how many judgements in a row may be no better; 0: any number."""
+        """`patience` is the number of judgements in a row that may be no better; 0: any number."""
         self.patience = patience
         self.best_loss = math.inf
         self.best_step: int | None = None
@@ -33,7 +33,7 @@ class Validation:
         return bool(self.patience) and self.num_worse >= self.patience
 
     def note(self, step: int, loss: float) -> bool:
-        """Takes in a judgement; returns whether it is the best. A loss that is no number is none."""
+        """Takes in a judgement; returns whether it is the best. NaN is never the best."""
         is_better = loss < self.best_loss
         self.num_worse = 0 if is_better else self.num_worse + 1
         if is_better:
@@ -46,7 +46,7 @@ class Validation:
         return {"best_loss": best, "best_step": self.best_step, "num_worse": self.num_worse}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes over what `state` gave; nothing, from a checkpoint without judgements."""
+        """Takes over the result of `state`, which is empty in a checkpoint without judgements."""
         best = state.get("best_loss")
         self.best_loss = math.inf if best is None else float(best)
         self.best_step = state.get("best_step")
@@ -69,6 +69,6 @@ def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_
             weight += size
     if not weight:
         raise DataError(
-            "the users of data.validation_share have nothing to judge by", fix="raise data.validation_share"
+            "the users of data.validation_share have no event or label to judge by", fix="raise data.validation_share"
         )
     return total / weight

@@ -53,13 +53,6 @@ def test_empty_histories(lengths: list[int], items: list[int]) -> None:
     assert batch.item_rows.shape == (len(set(items)), 3)
 
 
-def test_nothing_is_positive_and_nothing_corrected_unless_given() -> None:
-    batch = batch_of([2], [5, 6])
-    assert not batch.is_positive.any()
-    assert batch.item_log_q.tolist() == [0, 0]
-    assert batch.item_log_q.dtype == torch.float32
-
-
 def test_positives_and_frequencies_are_taken_over_per_distinct_item() -> None:
     asked: list[list[int]] = []
 
@@ -81,21 +74,6 @@ def test_columns_of_the_history_by_name() -> None:
     assert batch.column("time") is batch.times_ms
     assert set(batch.columns) == {"action", "surface", "time"}  # the item has a place of its own
     assert batch.request == {}
-
-
-def test_a_batch_without_users_belongs_to_nobody() -> None:
-    history = sequence_column(np.array([1, 0]), item=Column.of(ID, [5]))
-    assert make_batch(history=history, hashing=HASHING).users.tolist() == [0, 0]
-
-
-def test_features_of_the_request_are_tensors_beside_the_history() -> None:
-    request = {"hour": Column.of(INT, [3, 4]), "ratio": Column.of(FLOAT, [0.5, -1.0]), "new": Column.of(BOOL, [1, 0])}
-    batch = batch_of([1, 2], [5, 6, 5], request=request)
-    assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.request.items()} == {
-        "hour": (torch.int64, [3, 4]),
-        "ratio": (torch.float32, [0.5, -1.0]),
-        "new": (torch.bool, [True, False]),
-    }
 
 
 @pytest.mark.parametrize(

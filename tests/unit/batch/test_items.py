@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, item_rows
-from tackboard.batch.items import DistinctItems, ItemTable, distinct_items
+from tackboard.batch.items import DistinctItems, distinct_items
 
 HASHING = HashConfig(num_hashes=3, num_rows=50)
 
@@ -40,10 +40,3 @@ def test_distinct_items_of_any_part(ids: list[int], data: st.DataObject) -> None
             "item_rows": torch.int64,
             "item_log_q": torch.float32,
         }
-
-
-def test_without_shares_they_are_zero() -> None:
-    table = ItemTable(np.array([-3, 8]), HASHING).tensors()
-    assert list(table) == ["item_ids", "item_rows", "item_log_q"]
-    assert table["item_log_q"].tolist() == [0.0, 0.0]
-    assert torch.equal(table["item_rows"], item_rows(np.array([-3, 8]), HASHING))

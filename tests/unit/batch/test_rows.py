@@ -14,11 +14,6 @@ from tackboard.core.errors import ConfigError
 HASHING = HashConfig(num_hashes=3, num_rows=11, seed=4)
 
 
-def test_an_item_has_the_same_rows_wherever_it_occurs() -> None:
-    alone, among = item_rows(np.array([8]), HASHING), item_rows(np.array([-9, 8, 50]), HASHING)
-    assert alone[0].tolist() == among[1].tolist()
-
-
 @pytest.mark.parametrize("num_rows", [1, 7, 3953, 2**31 - 1])
 def test_modulo_is_the_remainder_of_any_id(num_rows: int) -> None:
     """A plain table: ids below its rows have rows of their own; others wrap around, and no row is below 0."""

@@ -91,7 +91,7 @@ def test_a_damaged_newest_is_passed_over(store: CheckpointStore, name: str, caps
         load_checkpoint(newest)
     found = store.find_latest()
     assert found is not None and found.path == older and found.tensors["dense"]["scalar"] == 1.0
-    assert "passing over step-00000002" in capsys.readouterr().err
+    assert "skipping step-00000002" in capsys.readouterr().err
     # The run that goes on from the older one comes to step 2 again and must leave a good one there.
     store.save(2, groups_of(3.0), {})
     assert float(load_checkpoint(store.folder / "latest").tensors["dense"]["scalar"]) == 3.0

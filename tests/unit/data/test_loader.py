@@ -16,10 +16,9 @@ import torch
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.data.loader import DataConfig, TrainingSteps, ends_of_history, stored_batch
+from tackboard.data.loader import DataConfig, TrainingSteps, Window, ends_of_history, stored_batch
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, load_sequences, open_sequences
-from tackboard.data.window import Window
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Request
@@ -85,14 +84,6 @@ def test_an_epoch_holds_each_training_event_once(steps: TrainingSteps, all_colum
     assert sorted(seen) == sorted(expected)
 
 
-def test_workers_change_nothing(steps: TrainingSteps) -> None:
-    numbers = [5, 0, 17, 3]
-    alone = [(number, as_lists(batch)) for number, batch in steps.iterate(numbers, num_workers=0)]
-    shared = [(number, as_lists(batch)) for number, batch in steps.iterate(numbers, num_workers=2)]
-    assert [number for number, _ in alone] == numbers
-    assert alone == shared == [(number, as_lists(steps[number])) for number in numbers]
-
-
 def test_a_loss_gets_the_request_of_every_event_and_a_ranking_the_one_after_the_history(
     steps: TrainingSteps, all_columns: Sequences
 ) -> None:
@@ -143,6 +134,13 @@ def test_a_step_that_holds_no_segment_is_an_empty_batch(steps: TrainingSteps) ->
     batch = window.batch(1)
     assert (batch.num_rows, batch.num_events, len(batch.item_ids)) == (0, 0, 0)
     assert window.batch(0).num_rows == 2
+
+
+def test_a_batch_owns_its_memory(steps: TrainingSteps) -> None:
+    """A view would keep the whole window in memory."""
+    batch = steps[1]
+    tensors = [batch.users, batch.items, batch.is_positive, batch.item_rows, *batch.columns.values()]
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
 
 
 def users_and_times(batch: SequenceBatch) -> list[tuple[int, int]]:
@@ -284,7 +282,7 @@ def test_since_last_is_the_time_from_the_event_before_and_what_a_server_computes
         found |= dict(zip(events, batch.request["since_last"].tolist(), strict=True))
     assert found == {event: pytest.approx(plain[event]) for event in (0, 1, 2, 5, 6)}
 
-    executor = OnlineExecutor(data.features.plan)
+    executor = OnlineExecutor(data.source.features.plan)
     everyone = np.arange(len(data.user_ids))
     lengths = data.train_ends - data.offsets[:-1]
     ranking = stored_batch(data, everyone, data.offsets[:-1], lengths, HASHING)

@@ -74,11 +74,6 @@ def test_a_batch_has_its_events_and_further_items(source: SequenceSource, count:
         assert all(found == wanted for found, wanted in dtypes)
 
 
-def test_without_negatives_nothing_is_drawn(source: SequenceSource) -> None:
-    batch = steps_with(source, 0)[2]
-    assert (batch.sampled.tolist(), float(batch.sample_rate)) == ([], 0.0)
-
-
 @pytest.mark.parametrize("count", [9, 500])
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_workers_orders_and_processes_change_nothing(source: SequenceSource, count: int, num_workers: int) -> None:
@@ -97,13 +92,6 @@ def test_every_rank_draws_the_same(source: SequenceSource) -> None:
     ranks = [steps_with(source, 9, rank=rank, world_size=3) for rank in range(3)]
     for step in (0, 4, 9):
         assert {tuple(drawn_ids(rank[step])) for rank in ranks} == {tuple(drawn_ids(whole[step]))}
-
-
-def test_seed_epoch_window_and_place_all_count(source: SequenceSource) -> None:
-    steps = steps_with(source, 9)
-    draws = {tuple(drawn_ids(steps[step])) for step in range(steps.plan.first_step(2))}
-    assert len(draws) == steps.plan.first_step(2)
-    assert drawn_ids(steps_with(source, 9, seed=4)[0]) != drawn_ids(steps[0])
 
 
 @pytest.mark.parametrize(("num_items", "count"), [(10, 3), (10, 9), (1000, 300)])

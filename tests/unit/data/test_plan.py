@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,20 +151,6 @@ def test_steps_are_numbered_through_windows_and_epochs() -> None:
     assert plan.steps_per_epoch == plan.first_step(1)
 
 
-def test_a_window_without_tokens_has_no_steps() -> None:
-    data = Segmented([[], [3, 3], [], [2]], budget=10, window=1)
-    assert sorted(segment for step in data.epoch(0) for segment in step) == [0, 1, 2]
-    assert len(data.epoch(0)) == 2
-
-
-def test_a_pickled_plan_goes_on_the_same() -> None:
-    plan = Segmented([[1, 2, 3], [4, 5, 6]], budget=30, seed=1, window=1).plan
-    plan.locate(3)
-    copy = pickle.loads(pickle.dumps(plan))
-    assert [copy.locate(step) for step in range(9)] == [plan.locate(step) for step in range(9)]
-    assert copy.buckets_of(2, 0).tolist() == plan.buckets_of(2, 0).tolist()
-
-
 def test_a_budget_below_two_segments_is_refused() -> None:
     with pytest.raises(ConfigError, match="tokens_per_step = 15") as caught:
         Segmented([[8, 1]], budget=15)
@@ -182,12 +166,6 @@ def test_the_shares_of_the_ranks_are_the_step_and_nearly_equal(lengths: list[int
     assert all((np.diff(share) > 0).all() for share in shares)
     loads = [int(sizes[share].sum()) for share in shares]
     assert max(loads) - min(loads) <= max(lengths)
-
-
-def test_a_step_of_many_segments_is_split_evenly() -> None:
-    lengths = np.random.default_rng(0).integers(1, 65, 120)
-    loads = [int(lengths[share_of_rank(lengths, rank, 4)].sum()) for rank in range(4)]
-    assert max(loads) <= 1.002 * np.mean(loads)
 
 
 def test_more_ranks_than_segments_leaves_some_without() -> None:

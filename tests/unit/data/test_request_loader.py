@@ -203,13 +203,6 @@ def test_the_context_of_a_request_is_that_of_its_first_event_that_has_one(labell
         make_steps(labelled, features=features)[0]
 
 
-def test_workers_change_nothing(labelled: Path) -> None:
-    steps = make_steps(labelled)
-    numbers = list(range(steps.plan.steps_per_epoch))
-    alone = [rows_of(batch) for _, batch in steps.iterate(numbers, 0)]
-    assert alone == [rows_of(batch) for _, batch in steps.iterate(numbers, 2)]
-
-
 def test_only_some_labels_are_read(labelled: Path) -> None:
     batch = make_steps(labelled, labels=("save",))[0]
     assert list(batch.labels) == list(batch.known) == ["save"]

@@ -271,8 +271,9 @@ def test_at_every_point_latest_is_whole(tmp_path: Path, monkeypatch: pytest.Monk
     expected = label(folder, VIEWED)
     monkeypatch.setattr(files, "observer", None)
     assert points[-1] == "latest:after-rename"
+    fresh = shop(tmp_path / "fresh", num_users=2)
     for number in range(len(points)):
-        folder = shop(tmp_path / str(number), num_users=2)
+        folder = Path(shutil.copytree(fresh, tmp_path / str(number) / fresh.name, symlinks=True))
         old = folder.joinpath("latest").resolve()
         passed: list[str] = []
 

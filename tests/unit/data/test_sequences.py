@@ -15,17 +15,6 @@ from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import standard_features
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=8))
-@settings(max_examples=50)
-def test_last_positive_equals_a_plain_loop(users: list[list[bool]]) -> None:
-    offsets = np.concatenate([[0], np.cumsum([len(user) for user in users])]).astype(np.int64)
-    expected = [
-        max((int(begin) + place for place, positive in enumerate(user) if positive), default=-1)
-        for begin, user in zip(offsets, users, strict=False)
-    ]
-    assert positive_from_last(offsets, np.concatenate(users)).tolist() == expected
-
-
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 4))
 @settings(max_examples=50)
 def test_the_positive_event_before_the_last_ones_equals_a_plain_loop(users: list[list[bool]], number: int) -> None:
@@ -58,7 +47,7 @@ def test_nothing_is_held_out_with_zero() -> None:
 def test_a_run_of_events_has_the_history_that_a_server_computes_of_it(tiny_dataset: Path) -> None:
     """Bit for bit; and a run is computed as if nothing came before it, whatever else is in the batch."""
     sequences = load_sequences(tiny_dataset, features=lambda vocabulary: standard_features(vocabulary, 8))
-    executor = OnlineExecutor(sequences.features.plan)
+    executor = OnlineExecutor(sequences.source.features.plan)
     ends = sequences.offsets[1:]
     starts = np.maximum(sequences.offsets[:-1], ends - 8)
     starts[3] = ends[3]  # nothing at all

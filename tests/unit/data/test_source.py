@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from tackboard.core.errors import ConfigError, CorruptFileError, DataError
-from tackboard.core.hashing import string_id
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences, open_sequences
@@ -66,7 +64,7 @@ def test_leave_last_out_by_hand(tmp_path: Path, make_dataset: Callable[..., Path
     assert sequences.user_ids.tolist() == [2, 5, 7, 9]
     assert sequences.offsets.tolist() == [0, 1, 2, 5, 7]
     assert sequences.item_ids.tolist() == [10, 13, 10, 11, 12, 10, 10]
-    assert sequences.vocabulary.actions == ("click", "hide", "save")
+    assert sequences.source.vocabulary.actions == ("click", "hide", "save")
     assert all_histories(sequences) == [
         {"item": [10], "action": [2], "surface": [1], "time": [5000], "gap": [0]},
         {"item": [13], "action": [1], "surface": [1], "time": [4000], "gap": [0]},
@@ -123,17 +121,7 @@ def test_where_nothing_is_held_out_everything_is_training(tmp_path: Path, make_d
     with pytest.raises(DataError, match="no user to evaluate"):
         evaluated_users(sequences)
     with pytest.raises(ConfigError, match="held_out = -1"):
-        load_sequences(sequences.path, held_out=-1)
-
-
-def test_string_ids_are_hashed(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
-    events = [("u1", "b", "click", "home", 2), ("u1", "a", "click", "home", 1), ("u2", "b", "click", "home", 1)]
-    sequences = load_sequences(make_dataset(tmp_path, events))
-    assert sequences.source.dataset.item_type == "string"
-    user = sequences.user_ids.tolist().index(string_id("u1"))
-    begin, end = sequences.offsets[user : user + 2]
-    assert sequences.item_ids[begin:end].tolist() == [string_id("a"), string_id("b")]
-    assert sorted(sequences.catalogue.tolist()) == sorted([string_id("a"), string_id("b")])
+        load_sequences(sequences.source.path, held_out=-1)
 
 
 def test_a_models_vocabulary_decides_the_indices_but_not_what_is_positive(
@@ -141,7 +129,7 @@ def test_a_models_vocabulary_decides_the_indices_but_not_what_is_positive(
 ) -> None:
     vocabulary = Vocabulary(actions=("buy", "save"), surfaces=("search",))
     sequences = load_sequences(make_dataset(tmp_path, LOG), ("click", "save"), vocabulary=vocabulary)
-    assert sequences.vocabulary is vocabulary
+    assert sequences.source.vocabulary is vocabulary
     histories = all_histories(sequences)
     assert [history["action"] for history in histories] == [[0], [0], [0, 2, 0], [0, 0]]
     assert [history["surface"] for history in histories] == [[0], [0], [1, 0, 0], [0, 0]]
@@ -163,16 +151,6 @@ def test_a_snapshot_can_be_named_and_is_verified(tmp_path: Path, make_dataset: C
 def test_an_unknown_positive_action_gets_a_suggestion(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="did you mean click"):
         load_sequences(make_dataset(tmp_path, LOG), ("clik",))
-
-
-def test_the_first_event_of_a_run_has_no_gap_to_the_run_before(
-    tmp_path: Path, make_dataset: Callable[..., Path]
-) -> None:
-    log = [(1, 0, "click", "home", 0), (2, 1, "click", "home", 10**9), (2, 2, "click", "home", 10**9 + 3000)]
-    sequences = load_sequences(make_dataset(tmp_path, log))
-    found = sequences.histories(np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))
-    assert [row["gap"] for row in found.to_pylist()] == [[0], [], [0, 2], [0]]
-    assert sequences.histories(np.zeros(0, np.int64), np.zeros(0, np.int64)).to_pylist() == []
 
 
 def test_request_features_see_only_what_was_received_before(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
@@ -214,7 +192,7 @@ def test_request_features_of_an_event_are_those_a_server_computes_at_that_moment
         user_attributes=pa.table({"user": [1, 1], "age": [30, 31], "valid_from_ms": [0, 600_000]}),
     )
     sequences = load_sequences(dataset, features=reading(own))
-    executor = OnlineExecutor(sequences.features.plan.trimmed(own.reads()))
+    executor = OnlineExecutor(sequences.source.features.plan.trimmed(own.reads()))
     users = np.repeat(sequences.user_ids, np.diff(sequences.offsets))
     starts = np.repeat(sequences.offsets[:-1], np.diff(sequences.offsets))
     for event in range(20):
@@ -253,12 +231,6 @@ def test_only_the_columns_that_are_read_are_held(tmp_path: Path, make_dataset: C
     assert counted.source.trimming["read"] == ["item", "time", "received"]
     assert counted.source.trimming["skipped"] == ["action", "surface", "dwell_ms"]
     assert set(load_sequences(dataset).source.trimming["read"]) == {"item", "action", "surface", "time"}
-
-
-def test_the_history_travels_to_other_processes(tiny_sequences: Sequences) -> None:
-    copy = pickle.loads(pickle.dumps(tiny_sequences))
-    starts, lengths = tiny_sequences.offsets[:2], np.array([3, 2])
-    assert copy.histories(starts, lengths).to_pylist() == tiny_sequences.histories(starts, lengths).to_pylist()
 
 
 def test_a_history_that_drops_events_is_refused(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:

@@ -105,7 +105,7 @@ def test_an_error_in_a_worker_reaches_the_trainer_at_its_step(num_workers: int) 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(3, 3), (-1, 2), (0, 0), (7, 2)])
 def test_a_rank_that_cannot_be_is_refused(rank: int, world_size: int) -> None:
-    with pytest.raises(UsageError, match=f"rank {rank} of {world_size}"):
+    with pytest.raises(UsageError, match=f"rank is {rank} of {world_size}"):
         WordSteps(9, rank=rank, world_size=world_size)
     with pytest.raises(UsageError, match="step -1"):
         _ = WordSteps(9)[-1]

@@ -15,10 +15,6 @@ from tackboard.evaluation import baselines
 from tackboard.evaluation.baselines import ItemToItem, Popularity
 
 
-def test_training_events_end_before_the_target(hand_made: Sequences) -> None:
-    assert hand_made.training_events().tolist() == [0, 1, 2, 4, 5, 8, 11]
-
-
 def test_popularity_counts_positive_training_events(hand_made: Sequences) -> None:
     scores = Popularity(hand_made).score(np.array([0, 2]))
     assert scores.tolist() == [[3, 1, 1, 0], [3, 1, 1, 0]]

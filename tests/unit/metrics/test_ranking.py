@@ -26,21 +26,6 @@ def test_by_hand() -> None:
     assert metrics_of([]).result() == {"hr@1": 0, "hr@3": 0, "ndcg@1": 0, "ndcg@3": 0}
 
 
-@given(st.lists(st.integers(0, 20), max_size=30), st.integers(0, 30))
-@settings(max_examples=40)
-def test_parts_merge_into_the_whole(ranks: list[int], cut: int) -> None:
-    merged = metrics_of(ranks[:cut])
-    merged.merge(metrics_of(ranks[cut:]))
-    whole = metrics_of(ranks)
-    assert (merged.num_users, merged.hits) == (whole.num_users, whole.hits)
-    assert merged.result() == pytest.approx(whole.result(), rel=1e-12)
-
-
-def test_other_cutoffs_do_not_merge() -> None:
-    with pytest.raises(ValueError, match="cannot merge"):
-        metrics_of([1]).merge(metrics_of([1], cutoffs=(1, 5)))
-
-
 def test_ties_count_against_the_target() -> None:
     scores = np.array([[1.0, 1.0, 1.0], [3.0, 2.0, 2.0], [0.0, -np.inf, 5.0]], dtype=np.float32)
     assert ranks_of_targets(scores, np.array([0, 1, 2])).tolist() == [2, 2, 0]
@@ -60,7 +45,3 @@ def test_rank_counts_the_others_that_are_as_good(rows: list[list[int]], target: 
         ranks = ranks_of_targets(scores, targets)
         assert ranks.dtype == np.int64
         assert ranks.tolist() == expected
-
-
-def test_nobody_has_no_ranks() -> None:
-    assert ranks_of_targets(np.zeros((0, 4), dtype=np.float32), np.zeros(0, dtype=np.int64)).tolist() == []

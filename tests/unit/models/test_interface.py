@@ -90,7 +90,7 @@ def test_a_model_without_the_methods_is_refused_by_name() -> None:
         build_model(Config(model=Incomplete()), VOCABULARY)
     with pytest.raises(ConfigError, match="lacks loss"):
         build_model(Config(model=object()), VOCABULARY)
-    with pytest.raises(ConfigError, match="object is no config of a model"):
+    with pytest.raises(ConfigError, match="object is not the config of a model"):
         build_model(object(), VOCABULARY)  # type: ignore[arg-type]
 
 

@@ -57,5 +57,5 @@ def test_learned_positions_tell_places_apart_and_end() -> None:
         blind = sasrec_with(positions="none")(same, torch.tensor([3]))
     assert (told[0] - told[1]).abs().max() > 1e-3
     assert torch.allclose(blind[0], blind[1], atol=1e-6)
-    with pytest.raises(DataError, match="a row of 6 tokens"):
+    with pytest.raises(DataError, match="a row has 6 tokens"):
         sasrec_with()(torch.ones(6, 6), torch.tensor([6]))

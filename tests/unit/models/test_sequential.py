@@ -188,53 +188,6 @@ def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
     assert loss == pytest.approx(float(np.mean(terms)), abs=1e-5)
 
 
-class FormerSequentialModel(SequentialModel):
-    """The losses as they were when they had blocks of their own: the plain twin, which sums over all predictions."""
-
-    def _entropy_loss(
-        self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
-    ) -> torch.Tensor:
-        if self.config.loss.kind == "full":
-            return functional.cross_entropy(hidden_PD @ items_MD.T, targets_P, reduction="sum") / len(hidden_PD)
-        drawn_PR = draw_negatives(batch.sampled, len(targets_P), self.config.loss.num_negatives)
-        choices_PR = torch.cat([targets_P[:, None], drawn_PR], dim=1)
-        vectors_PRD = functional.embedding(choices_PR, items_MD)
-        logits_PR = (vectors_PRD @ hidden_PD[:, :, None]).squeeze(2) * (1.0 / self.config.loss.temperature)
-        is_target_PR = choices_PR == targets_P[:, None]
-        is_target_PR[:, 0] = False
-        logits_PR = logits_PR.masked_fill(is_target_PR, float("-inf"))
-        return functional.cross_entropy(logits_PR, torch.zeros_like(targets_P), reduction="sum") / len(hidden_PD)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["full", "sampled"])
-@pytest.mark.parametrize(("kind", "tile_cells"), [("sasrec", 1 << 24), ("sasrec", 200), ("hstu", 1 << 24)])
-def test_a_hundred_steps_have_the_losses_of_the_former_formula(
-    monkeypatch: pytest.MonkeyPatch, histories: Histories, kind: str, loss: str, tile_cells: int
-) -> None:
-    """In one block and in several, with dropout: losses within 1e-6 at every step, parameters equal after one block."""
-    monkeypatch.setattr(losses, "BLOCK_CELLS", {"cpu": tile_cells})
-    batches = [histories([7, 4, 0, 9, 1, 6], seed) for seed in range(10)]
-    config = config_of(kind=kind, loss={"kind": loss})
-    curves, ends = [], []
-    for made in (SequentialModel, FormerSequentialModel):
-        torch.manual_seed(0)
-        model = made(config, VOCABULARY).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        curve = []
-        for step in range(100):
-            optimizer.zero_grad()
-            output = model.loss(batches[step % len(batches)]).loss
-            output.backward()
-            optimizer.step()
-            curve.append(float(output.detach()))
-        curves.append(curve)
-        ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
-    assert torch.equal(*ends) or tile_cells == 200
-    assert sum(curves[0][-10:]) < sum(curves[0][:10])
-    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
-
-
 def test_the_mixed_loss_weights_every_item_by_how_often_it_is_there(histories: Histories) -> None:
     batch = histories([6, 4, 5])
     shares = torch.linspace(1, 2, NUM_ITEMS) / 18
@@ -265,19 +218,6 @@ def test_negatives_are_uniform_over_what_was_drawn() -> None:
     counts = torch.bincount(drawn.flatten(), minlength=10)
     assert counts.nonzero().squeeze(1).tolist() == [2, 5, 9]
     assert (counts[[2, 5, 9]] - 10_000).abs().max() < 500
-
-
-@pytest.mark.parametrize("kind", ["sasrec", "hstu"])
-def test_a_later_event_never_changes_an_earlier_vector(histories: Histories, kind: str) -> None:
-    model, batch = model_of(kind=kind, use_actions=True, use_time_gap=True), histories([7, 2])
-    items = batch.items.clone()
-    items[4] = (items[4] + 1) % NUM_ITEMS
-    with torch.no_grad():
-        table = model.items(batch.item_rows[:, 0])
-        before = model._hidden(batch, table, None)
-        after = model._hidden(dataclasses.replace(batch, items=items), table, None)
-    changed = (before - after).abs().amax(dim=1) > 1e-5
-    assert changed.tolist() == [False] * 4 + [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize("kind", ["sasrec", "hstu"])
@@ -334,9 +274,9 @@ def test_learns_a_pattern(histories: Histories, settings: dict[str, object]) -> 
     batch = histories([7] * 6, items=[*itertools.chain(*rows)])
     batch = dataclasses.replace(batch, is_positive=torch.ones(42, dtype=torch.bool))
     model = model_of(width=16, dropout=0.0, **settings).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
     torch.manual_seed(0)
-    for _ in range(100):
+    for _ in range(60):
         optimizer.zero_grad()
         model.loss(batch).loss.backward()
         optimizer.step()
@@ -352,7 +292,7 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
     batch = histories([4, 3])
     some = dataclasses.replace(batch, sampled=torch.arange(5), sample_rate=torch.tensor(0.4))
     none = dataclasses.replace(batch, sampled=torch.arange(0), sample_rate=torch.zeros(()))
-    with pytest.raises(ConfigError, match="5 items were drawn"):
+    with pytest.raises(ConfigError, match="only 5 items were drawn"):
         model_of().loss(some)
     with pytest.raises(ConfigError, match="5 items were drawn"):
         model_of().loss(dataclasses.replace(some, item_rows=batch.item_rows[:5], items=batch.items % 5))
@@ -361,7 +301,7 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
     assert torch.isfinite(model_of(loss={"kind": "mixed"}).loss(none).loss), "those of the batch are left"
     with pytest.raises(ConfigError, match="no item was drawn"):
         model_of(loss={"kind": "sampled"}).loss(none)
-    with pytest.raises(DataError, match="a row of 10 tokens"):
+    with pytest.raises(DataError, match="a row has 10 tokens"):
         model_of().loss(histories([10]))
 
 
@@ -378,7 +318,7 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
         ({"backbone": {"head_width": 4}}, "0 with sasrec"),
         ({"backbone": {"positions": "none"}}, "model.backbone.positions"),
         ({"dropout": 1.0}, "model.dropout"),
-        ({"use_request_time": True, "request_vector": "none"}, "SASRec has no other place"),
+        ({"use_request_time": True, "request_vector": "none"}, "SASRec has no time bias"),
         ({"loss": {"num_negatives": 0}}, "model.loss.num_negatives"),
     ],
 )

@@ -14,7 +14,6 @@ from tackboard.models.targets import (
     Pairs,
     TokenPlaces,
     future_token_pairs,
-    join_pairs,
     multi_token_pairs,
     next_token_pairs,
     row_of_event,
@@ -81,13 +80,6 @@ def test_a_share_of_the_window_is_drawn_anew_by_torchs_generator(make_histories:
     assert all(len(draw) / len(whole) == pytest.approx(0.25, abs=0.02) for draw in draws)
     kept = iter(whole)
     assert all(pair in kept for pair in draws[0])  # some of them, in their order
-
-
-def test_parts_are_joined_in_their_order(make_histories: Histories) -> None:
-    batch = make_histories([5, 0, 3])
-    parts = [next_token_pairs(batch), future_token_pairs(batch, 9, 2), multi_token_pairs(batch, 3)]
-    assert triples(join_pairs(parts)) == [pair for part in parts for pair in triples(part)]
-    assert len(parts[1]) == 0
 
 
 def test_row_of_event_passes_over_empty_rows(make_histories: Histories) -> None:

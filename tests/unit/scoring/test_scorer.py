@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tackboard.batch import item_rows
 from tackboard.batch.builder import make_batch
@@ -93,14 +93,6 @@ def test_a_bundle_scores_as_its_model(
     assert len(np.unique(scores.round(4))) == 4
 
 
-def test_half_precision_tables_score_close(
-    trained_run: RunDirectory, tmp_path: Path, make_history: Callable[..., Column]
-) -> None:
-    export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
-    scores = Scorer.load(tmp_path / "half", num_threads=1).score(REQUEST)
-    assert scores == pytest.approx(scores_of_the_model(trained_run, REQUEST, make_history), abs=0.05)
-
-
 def test_a_half_table_is_mapped_and_scores_as_a_widened_one(trained_run: RunDirectory, tmp_path: Path) -> None:
     export_bundle(find_checkpoint(trained_run.path), tmp_path / "half", name="h", version="1", tables="fp16")
     scorer = Scorer.load(tmp_path / "half", num_threads=1)
@@ -164,41 +156,6 @@ def test_a_large_half_table_takes_no_memory_of_its_own(tiny_bundle: Path, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) * 1024 < 40_000_000
-
-
-def test_a_candidate_scores_the_same_in_any_company(tiny_bundle: Path) -> None:
-    scorer = Scorer.load(tiny_bundle, num_threads=1)
-    together = scorer.score(REQUEST)
-    for place, item in enumerate(REQUEST.candidate_items):
-        alone = scorer.score(dataclasses.replace(REQUEST, candidate_items=np.array([item])))
-        assert alone[0] == pytest.approx(together[place], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "name", ["dense.safetensors", "tables/item_tables.weight.safetensors", "features.json", "card.md", MANIFEST]
-)
-def test_one_flipped_bit_is_found_on_load_and_the_file_named(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
-    copy = tmp_path / "bundle"
-    shutil.copytree(tiny_bundle, copy)
-    data = bytearray((copy / name).read_bytes())
-    data[len(data) // 2] ^= 8
-    (copy / name).write_bytes(data)
-    with pytest.raises(CorruptFileError, match=Path(name).name.replace(".", r"\.")):
-        Scorer.load(copy)
-
-
-def test_parameters_that_do_not_fit_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
-    """A manifest proves that files are as written, not that they belong together."""
-    copy = tmp_path / "bundle"
-    shutil.copytree(tiny_bundle, copy)
-    dense = load_file(copy / "dense.safetensors")
-    dense["start"] = torch.zeros(3)
-    save_file(dense, copy / "dense.safetensors")
-    (copy / MANIFEST).unlink()
-    write_manifest(copy, KIND)
-    with pytest.raises(CorruptFileError, match="does not fit its model") as caught:
-        Scorer.load(copy)
-    assert "start" in caught.value.got
 
 
 def train(config: RunConfig, run: RunDirectory) -> None:
@@ -301,14 +258,6 @@ def test_features_that_the_model_cannot_read_are_refused(tiny_bundle: Path, tmp_
     longer = standard_features(vocabulary, 9).reading(features.reads())
     with pytest.raises(CorruptFileError, match="features.json.*is not the user's newest 8 events"):
         Scorer.load(remake(tiny_bundle, tmp_path / "longer", features=longer))
-
-
-def test_more_events_than_the_model_reads_change_nothing(tiny_bundle: Path) -> None:
-    scorer = Scorer.load(tiny_bundle, num_threads=1)
-    items, times = list(range(30)), [1000 * number for number in range(30)]
-    long = scorer.score(scorer.reader.read({"item": items, "time_ms": times}, [5, 3]))
-    newest = scorer.score(scorer.reader.read({"item": items[-8:], "time_ms": times[-8:]}, [5, 3]))
-    assert np.array_equal(long, newest)
 
 
 OWN_MODEL = """

@@ -155,6 +155,8 @@ def start_server(stopping: list[threading.Thread]) -> Iterator[Callable[..., Run
         ready = threading.Event()
         settings = ServeConfig(port=0, **config)
         server = Server(scorer, settings, on_ready=lambda _url: ready.set(), feature_log=feature_log)
+        # The first large body starts the parser's process; most tests send none, and a process costs a second.
+        server.parser_process.start = lambda: None  # type: ignore[method-assign]
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         assert ready.wait(10), "the server did not become ready"

@@ -23,7 +23,7 @@ from tackboard.serve.errors import RequestError
 SERVICE_S = 0.007
 WIRE_S = 0.002
 """What a request takes to the server, and its answer back; a client's deadline counts both and the server's neither."""
-SECONDS = 20.0
+SECONDS = 10.0
 WARM_S = 2.0
 Draw = Callable[[random.Random], float]
 CAPACITY_PER_S = 1 / SERVICE_S

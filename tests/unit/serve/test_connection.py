@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tackboard.core.errors import ConfigError
 from tackboard.serve.admission import AdmissionConfig
 from tackboard.serve.connection import ConnectionLimits, address_of
 
@@ -106,85 +105,54 @@ def test_an_idle_connection_is_closed(start_server: Start) -> None:
     assert answer.endswith(b'{"live":true,"ready":true}')
 
 
-@pytest.mark.parametrize(
-    "header",
-    [b"X: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % number for number in range(150))],
-)
-def test_large_headers_get_431(start_server: Start, header: bytes) -> None:
-    answer = talk(start_server().port, GET + header + b"\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
-
-
 def test_a_large_header_in_pieces_is_cut_before_its_end(start_server: Start) -> None:
     pieces = [b"a" * 8192 for _ in range(20)]
     answer = talk(start_server().port, GET + b"X: ", *pieces, pause_s=0.002)
     assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
 
 
-def test_a_long_path_gets_431(start_server: Start) -> None:
-    answer = talk(start_server().port, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
+AMBIGUOUS = [
+    b"GET /v2 HTTP/1.1\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost: x\r\nHost: x\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost: x\r\nhost: y\r\n",
+    b"GET /v2 HTTP/1.0\r\nHost: x\r\nHost: y\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost: a b\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost: a/b\r\n",
+    b"GET /v2 HTTP/2.0\r\nHost: x\r\n",
+    b"GET /v2 HTTP/0.9\r\nHost: x\r\n",
+    b"POST /v2 HTTP/1.0\r\nTransfer-Encoding: chunked\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, gzip\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 5\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5, 5\r\n",
+]
+"""Headers that two servers may read in two ways."""
 
 
-def test_what_is_not_http_gets_400(start_server: Start) -> None:
-    answer = talk(start_server().port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b'{"error":"the request is not valid HTTP"}' in answer
-
-
-def test_both_lengths_at_once_are_refused(start_server: Start) -> None:
-    head = (
-        b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
-    assert talk(start_server().port, head + b"0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
-
-
-def test_tiny_chunks_are_refused(start_server: Start) -> None:
+def test_headers_that_can_be_read_in_two_ways_get_400(start_server: Start) -> None:
     running = start_server()
-    head = b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    talk(running.port, head + b"1\r\na\r\n" * 5000)
-    assert b'closed_total{reason="chunk_size"} 1.0' in running.call("GET", "/metrics")[1]
+    for head in AMBIGUOUS:
+        answer = talk(running.port, head + b"\r\n0\r\n\r\n" + GET + b"\r\n")
+        assert statuses(answer) == [400], head
+        assert list(json.loads(answer.split(b"\r\n\r\n", 1)[1])) == ["error"]
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET /v2 HTTP/1.1\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: x\r\nHost: x\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: x\r\nhost: y\r\n",
-        b"GET /v2 HTTP/1.0\r\nHost: x\r\nHost: y\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: a b\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: a/b\r\n",
-        b"GET /v2 HTTP/2.0\r\nHost: x\r\n",
-        b"GET /v2 HTTP/0.9\r\nHost: x\r\n",
-        b"POST /v2 HTTP/1.0\r\nTransfer-Encoding: chunked\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, gzip\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 5\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n",
-        b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5, 5\r\n",
-    ],
-)
-def test_headers_that_can_be_read_in_two_ways_get_400(start_server: Start, head: bytes) -> None:
-    answer = talk(start_server().port, head + b"\r\n0\r\n\r\n" + GET + b"\r\n")
-    assert statuses(answer) == [400]
-    assert list(json.loads(answer.split(b"\r\n\r\n", 1)[1])) == ["error"]
+ALLOWED = [
+    b"GET /v2 HTTP/1.0\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost:\r\nConnection: close\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost: [::1]:8000\r\nConnection: close\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost: my_host.example:80 \r\nConnection: close\r\nTransfer-Encoding: Chunked\r\n",
+]
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET /v2 HTTP/1.0\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost:\r\nConnection: close\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: [::1]:8000\r\nConnection: close\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: my_host.example:80 \r\nConnection: close\r\nTransfer-Encoding: Chunked\r\n",
-    ],
-)
-def test_headers_that_http_allows_are_served(start_server: Start, head: bytes) -> None:
-    assert statuses(talk(start_server().port, head + b"\r\n0\r\n\r\n"))[0] == 200
+def test_headers_that_http_allows_are_served(start_server: Start) -> None:
+    running = start_server()
+    for head in ALLOWED:
+        assert statuses(talk(running.port, head + b"\r\n0\r\n\r\n"))[0] == 200, head
 
 
 def test_pipelined_requests_beyond_the_limit_are_told(start_server: Start, request_body: Any) -> None:
@@ -200,7 +168,7 @@ def test_pipelined_requests_beyond_the_limit_are_told(start_server: Start, reque
     assert statuses(answer) == [200] * 16 + [429]
     last = answer[answer.rindex(b"HTTP/1.1") :]
     assert b"retry-after: 1\r\n" in last
-    assert json.loads(last.split(b"\r\n\r\n", 1)[1]) == {"error": "more than 16 requests were sent before an answer"}
+    assert json.loads(last.split(b"\r\n\r\n", 1)[1]) == {"error": "more than 16 requests came before an answer"}
     assert b'closed_total{reason="pipeline"} 1.0' in running.call("GET", "/metrics")[1]
 
 
@@ -420,8 +388,3 @@ def test_a_refused_body_is_read_so_that_the_answer_arrives(start_server: Start) 
     running = start_server(connection=ConnectionLimits(max_body_bytes=1 << 20))
     status, answer, _ = running.call("POST", "/nope", bytes(1 << 20))
     assert (status, list(answer)) == (404, ["error"])
-
-
-def test_limits_are_checked() -> None:
-    with pytest.raises(ConfigError, match="body_deadline_s"):
-        ConnectionLimits(body_deadline_s=0)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-from tackboard.serve.errors import STATUS_MEANINGS, RequestError, bad_request, error_body, shown
+from tackboard.serve.errors import RequestError, bad_request, error_body, shown
 
 
 def test_the_body_has_the_one_key_that_clients_read() -> None:
@@ -23,9 +24,11 @@ def test_headers_follow_the_refusal() -> None:
 
 
 def test_every_status_used_is_in_the_table() -> None:
-    assert set(STATUS_MEANINGS) == {400, 401, 404, 405, 408, 413, 415, 429, 431, 499, 500, 501, 503, 504}
-    page = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
-    assert not [status for status in STATUS_MEANINGS if str(status) not in page]
+    root = Path(__file__).resolve().parents[3]
+    sources = "".join(path.read_text() for path in (root / "src/tackboard/serve").glob("*.py"))
+    used = set(re.findall(r"(?:RequestError|_stop_parser|_refuse|_end)\((\d{3})", sources))
+    page = (root / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert len(used) >= 12 and not [status for status in used if status not in page]
 
 
 def test_a_name_is_shown_short_and_harmless() -> None:

@@ -178,12 +178,6 @@ def test_hints_of_a_timeout(parser: Callable[..., RequestParser]) -> None:
     assert model.timeout_hint_us(Body([b'{"timeout": 6}'], encoding="identity")) == 6
 
 
-def test_encodings_that_nobody_knows(parser: Callable[..., RequestParser]) -> None:
-    with pytest.raises(RequestError) as caught:
-        parser().parse_cheap(Body([b"x"], encoding="br"), admit_all)
-    assert caught.value.status == 415
-
-
 def test_a_model_that_reads_more_events_takes_more(scripted_scorer: Any) -> None:
     reader = scripted_scorer().reader
     assert ModelInputs(reader, max_candidates=1, max_events=3).max_events == reader.signature.max_history

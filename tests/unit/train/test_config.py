@@ -139,7 +139,7 @@ def test_a_seed_beyond_64_bits_is_refused(tiny_config: Callable[..., RunConfig])
 
 
 def test_losses_that_would_find_nothing_are_refused_before_a_run_is_made(tiny_config: Callable[..., RunConfig]) -> None:
-    with pytest.raises(ConfigError, match=r"data.uniform_negatives = 0"):
+    with pytest.raises(ConfigError, match=r"data.uniform_negatives is 0"):
         tiny_config("model.loss.in_batch_negatives=false")
     anchored = ("model.loss.future_token_weight=1.0", "model.loss.future_token_anchor=7")
     with pytest.raises(ConfigError, match=r"data.max_length = 4"):

@@ -78,16 +78,6 @@ def test_sparse_and_dense_gradients_give_the_same_update() -> None:
     assert torch.equal(weights[0], weights[1])
 
 
-def test_table_gradients_are_clipped_element_by_element() -> None:
-    weight = nn.Parameter(torch.zeros(2, 3))
-    adagrad = RowWiseAdagrad(weight, clip_element=1.0)
-    adagrad.learning_rate = 1.0
-    factors = torch.tensor([[1e6, -1e6, 0.5]])
-    (nn.functional.embedding(torch.tensor([0]), weight, sparse=True) * factors).sum().backward()
-    assert float(adagrad.sums[0]) == pytest.approx((1 + 1 + 0.25) / 3)
-    assert weight[0].tolist() == pytest.approx([-1 / math.sqrt(0.75), 1 / math.sqrt(0.75), -0.5 / math.sqrt(0.75)])
-
-
 def test_schedule_rises_then_falls_to_its_share() -> None:
     config = OptimizerConfig(warmup_steps=4, final_share=0.1)
     shares = [learning_rate_share(step, 104, config) for step in range(105)]
@@ -180,18 +170,6 @@ def test_a_half_table_is_updated_in_fp32_and_rounded_by_seed_step_and_row(storag
         assert model.table.gradient_leaf.grad is None
         optimizers.clip()
         optimizers.step()
-
-
-@pytest.mark.parametrize("storage", HALVES)
-def test_the_seed_decides_the_rounding_of_half_tables_only(storage: str) -> None:
-    def weights(storage: str, seed: int) -> list[float]:
-        model = Model(storage)
-        train(model, Optimizers(model, OptimizerConfig(), 10, seed=seed), range(3))
-        return model.table.weight.detach().flatten().tolist()
-
-    assert weights(storage, 1) == weights(storage, 1)
-    assert weights(storage, 1) != weights(storage, 2)
-    assert weights("fp32", 1) == weights("fp32", 2)
 
 
 @pytest.mark.parametrize(("storage", "tolerance"), [("fp16", 0.01), ("bf16", 0.05)])

@@ -57,9 +57,9 @@ def test_a_ranker_begins_with_the_parameters_of_a_pretrained_model(
 @pytest.mark.parametrize(
     ("setting", "prefix", "said"),
     [
-        ("model.width=16", "pinfm.", "where it is"),
-        ("model.request_time=true", "pinfm.", "has no such parameter"),
-        ("training.steps=6", "", "has no such parameter"),
+        ("model.width=16", "pinfm.", "where it has size"),
+        ("model.request_time=true", "pinfm.", "which lacks it"),
+        ("training.steps=6", "", "which lacks it"),
         ("training.steps=6", "encoder.", "start.prefix = encoder."),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_frozen_part_drops_nothing_out(ranker_config: Config, tmp_path: Path) 
 def test_a_multiplier_that_no_parameter_has_is_refused(ranker_config: Config, tmp_path: Path) -> None:
     config = ranker_config()
     wrong = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, multipliers={"pinm.": 0.1}))
-    with pytest.raises(ConfigError, match="no parameter begins so") as caught:
+    with pytest.raises(ConfigError, match="no parameter begins with that") as caught:
         train(wrong, tmp_path)
     assert caught.value.allowed == "parameters begin with: head, pinfm"
 
@@ -141,11 +141,11 @@ def test_a_config_round_trips_with_its_kind_of_data(ranker_config: Config, tiny_
 
 
 def test_data_and_model_must_speak_of_the_same_batch(ranker_config: Config, tiny_config: Config) -> None:
-    with pytest.raises(ConfigError, match="DataConfig gives a SequenceBatch, and the model RankerConfig reads"):
+    with pytest.raises(ConfigError, match="DataConfig gives a SequenceBatch, but the model RankerConfig reads"):
         dataclasses.replace(ranker_config(), data=tiny_config().data)
-    with pytest.raises(ConfigError, match="RequestConfig gives a RequestBatch, and the model PinFMConfig reads"):
+    with pytest.raises(ConfigError, match="RequestConfig gives a RequestBatch, but the model PinFMConfig reads"):
         dataclasses.replace(ranker_config(), model=tiny_config().model)
-    with pytest.raises(ConfigError, match=r"data.max_history = 4"):
+    with pytest.raises(ConfigError, match=r"data.max_history is 4"):
         ranker_config("data.max_history=4")
 
 

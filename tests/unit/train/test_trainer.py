@@ -329,9 +329,7 @@ def test_a_loss_that_is_not_finite_skips_its_data_and_touches_nothing(
     assert outcome(clean.run) == outcome(trainer.run)
 
 
-@pytest.mark.parametrize(
-    ("kind", "bad"), [("nan gradient", 0), ("nan gradient", 3), ("nan gradient", 4), ("spike", 3), ("spike", 4)]
-)
+@pytest.mark.parametrize(("kind", "bad"), [("nan gradient", 0), ("nan gradient", 3), ("spike", 4)])
 def test_a_bad_gradient_rolls_back_as_if_the_data_had_never_been_there(
     make_trainer: MakeTrainer, kind: str, bad: int
 ) -> None:
@@ -350,9 +348,9 @@ def test_a_bad_gradient_rolls_back_as_if_the_data_had_never_been_there(
 def test_too_many_bad_steps_end_the_run(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("guard.max_bad_steps=2")
     plant(trainer, lambda data_step: "loss" if data_step >= 2 else None)
-    with pytest.raises(DivergedError, match="3 bad steps"):
+    with pytest.raises(DivergedError, match="3 of the last"):
         trainer.train(quiet=True)
-    assert trainer.run.status.startswith("failed: 3 bad steps")
+    assert trainer.run.status.startswith("failed: 3 of the last")
     assert find_checkpoint(trainer.run.path).name == "step-00000002"
 
 
@@ -393,7 +391,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_again(
         state.write_text("{}")
     again = make_trainer(run=trainer.run)
     again.train(quiet=True)
-    assert capsys.readouterr().err.count("passing over") == 2
+    assert capsys.readouterr().err.count("skipping step") == 2
     assert outcome(again.run) == outcome(trained_run)
 
 
@@ -520,7 +518,9 @@ def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert not capsys.readouterr().err
     monkeypatch.setattr(trainer_module, "has_nvidia_driver", lambda: True)
     assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
-    assert capsys.readouterr().err.count("torch sees no GPU: the CPU is used") == 1, "not where the CPU was asked for"
+    assert capsys.readouterr().err.count("torch sees no GPU, so the CPU is used") == 1, (
+        "not where the CPU was asked for"
+    )
     with pytest.raises(UsageError, match=r"training\.device = cuda"):
         choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
