@@ -126,5 +126,5 @@ class HSTU(LayerStack):
 
 
 def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The numbers of a list at `places`, in the shape of `places`."""
+    """The numbers of a list at `places`, in the shape of `places`; their gradients are added in a fixed order."""
     return small_table_rows(weights[:, None], places).squeeze(-1)
