@@ -304,7 +304,7 @@ def open_store(folder: Path, items: pa.Table, *, prepared: bool) -> FeatureStore
 # ---- one request ----
 
 
-class Online:
+class OnlineContender:
     """One request at a time, in one of the three variants of the module's docstring."""
 
     def __init__(self, world: World, variant: str, *, prepared: bool) -> None:

@@ -134,7 +134,7 @@ def finite_rate(part: Array, whole: Array) -> Array:
 # ---- batch ----
 
 
-class Batch(Frames):
+class BatchContender(Frames):
     """Many requests with few candidates each."""
 
     def __init__(self, world: World) -> None:
@@ -241,7 +241,7 @@ def _top(of: Array, item: Array, count: int) -> tuple[Array, Array]:
 # ---- one request ----
 
 
-class Online:
+class OnlineContender:
     """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:

@@ -92,7 +92,7 @@ def mapped(texts: pd.Series, function: Any) -> Array:
 # ---- batch ----
 
 
-class Batch(Frames):
+class BatchContender(Frames):
     """Many requests with few candidates each."""
 
     def compute(self) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -205,7 +205,7 @@ def _top(clicks: pd.DataFrame) -> pd.Series:
 # ---- one request ----
 
 
-class Online:
+class OnlineContender:
     """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:

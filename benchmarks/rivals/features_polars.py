@@ -162,7 +162,7 @@ def to_arrow(answer: tuple[pl.DataFrame, pl.DataFrame]) -> tuple[pa.Table, pa.Ta
 # ---- batch ----
 
 
-class Batch:
+class BatchContender:
     """Many requests with few candidates each."""
 
     def __init__(self, world: World) -> None:
@@ -276,7 +276,7 @@ def vectors(column: pl.Series) -> NDArray[np.float32]:
 # ---- one request ----
 
 
-class Online:
+class OnlineContender:
     """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:

@@ -44,7 +44,7 @@ PRELOADED = (
     "tackboard.train.trainer",
     "tackboard.recipes.registry",
     "tackboard.features.backfill",
-    "tackboard.data.requests",
+    "tackboard.data.request_layout",
     "tackboard.events.importer",
 )
 """What a trial would import; importing starts no threads, running would."""

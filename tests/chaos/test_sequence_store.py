@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.events.dataset import open_dataset
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.correction import compare

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.cli import main as command_line
 from tackboard.core.errors import CorruptFileError, DataError, StorageError, UsageError
 from tackboard.events.sequence_store.config import StoreConfig

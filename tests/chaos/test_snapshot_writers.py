@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from tackboard.core.manifest import verify_manifest
-from tackboard.data.requests import read_labels, read_requests
+from tackboard.data.request_layout import read_labels, read_requests
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.privacy.forgetting import read_forgotten, remains_in
-from tackboard.features.stored import read_features_table
+from tackboard.features.stored_features import read_features_table
 
 if TYPE_CHECKING:
     from conftest import Nursery, Outcome

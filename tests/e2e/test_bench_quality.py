@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tackboard.events.public import listing
-from tackboard.events.public.publisher import Counts
+from tackboard.events.public.publisher import PublishedCounts
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [word for setting in ("training.steps=2", "training.checkpoint_every=1", "model.width=8",
@@ -34,7 +34,7 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
         for name, lines in {"ratings": ratings, "movies": films, "users": people}.items():
             archive.writestr(f"ml-1m/{name}.dat", "\n".join(lines) + "\n")
-    small = dataclasses.replace(listing.DATASETS["ml-1m"], counts=Counts(users=18, items=9, events=144))
+    small = dataclasses.replace(listing.DATASETS["ml-1m"], counts=PublishedCounts(users=18, items=9, events=144))
     monkeypatch.setitem(listing.DATASETS, "ml-1m", small)
     return tmp_path
 

@@ -48,8 +48,8 @@ def test_dataset_version_1() -> None:
 def test_labelled_dataset_with_buckets() -> None:
     """layout.json 1, labels.json 1: fourteen requests of four users, in buckets of five events."""
     from tackboard.batch import HashConfig
+    from tackboard.data.request_layout import read_labels
     from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
-    from tackboard.data.requests import read_labels
     from tackboard.events.dataset import open_dataset
 
     path = GOLDEN / "dataset-v1-requests"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.core.errors import UsageError
 from tackboard.events.sequence_store import open_store
 from tackboard.events.sequence_store.migration import migrate_store

@@ -18,9 +18,10 @@ import pyarrow as pa
 from feature_reference import Asked, Event, Facts
 
 from tackboard.features.arrow import to_arrow
-from tackboard.features.batch_executor import Rows
+from tackboard.features.batch_executor import RequestRows
 from tackboard.features.column import Column
 from tackboard.features.entities import BUILT_IN, Entity
+from tackboard.features.entity_tables import EVENT_COLUMNS, EntityTable, EventTable
 from tackboard.features.expressions import NOWHERE, Expression
 from tackboard.features.language import (
     Bool,
@@ -40,7 +41,6 @@ from tackboard.features.language import (
 )
 from tackboard.features.operators import ABOUT_EVENTS, REGISTRY, TypeClash
 from tackboard.features.plan import EVENT, Plan, PlanBuilder
-from tackboard.features.tables import EVENT_COLUMNS, EntityTable, EventTable
 from tackboard.features.types import FeatureType
 
 MIN, MAX = -(2**63), 2**63 - 1
@@ -202,9 +202,9 @@ class World:
             table["valid_from_ms"] = pa.array([row[1] for row in rows], pa.int64())
         return EntityTable.from_arrow(pa.table(table), entity, plan)
 
-    def rows(self) -> Rows:
+    def rows(self) -> RequestRows:
         counts = [len(asked.item_ids) for asked in self.requests]
-        return Rows(
+        return RequestRows(
             user_ids=np.array([asked.user_id for asked in self.requests], dtype=np.int64),
             request_ms=np.array([asked.time for asked in self.requests], dtype=np.int64),
             item_ids=np.array([id_ for asked in self.requests for id_ in asked.item_ids], dtype=np.int64),

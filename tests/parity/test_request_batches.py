@@ -27,8 +27,8 @@ from tackboard.core import keyed_random
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.cluster import StepWorker, _for_workers, batch_from_bytes, batch_to_bytes, tasks_of
 from tackboard.data.labels import Label, LabelConfig
+from tackboard.data.request_layout import label_dataset, read_requests
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps, RequestWindow
-from tackboard.data.requests import label_dataset, read_requests
 from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Bool, Context, Events, Float, Id, Int, Item, List, Request, Time, User, Vector

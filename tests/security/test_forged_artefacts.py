@@ -30,8 +30,8 @@ from tackboard.cli.inspect import verify
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.manifest import MANIFEST, read_manifest, seal, write_manifest
 from tackboard.data.loader import DataConfig, TrainingSteps
+from tackboard.data.request_layout import read_labels
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
-from tackboard.data.requests import read_labels
 from tackboard.data.source import load_sequences, open_sequences, snapshot_path
 from tackboard.evaluation.truth import oracle
 from tackboard.events.synthetic.world_config import WorldConfig

@@ -228,7 +228,7 @@ def tiny_bundle(trained_run: RunDirectory, tmp_path_factory: pytest.TempPathFact
 def labelled_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small world whose requests are labelled click and save, in several buckets. Do not change it."""
     from tackboard.data.labels import Label, LabelConfig
-    from tackboard.data.requests import label_dataset
+    from tackboard.data.request_layout import label_dataset
     from tackboard.events.dataset import open_dataset
     from tackboard.events.synthetic.world_config import WorldConfig
     from tackboard.events.synthetic.world_dataset import write_world

@@ -31,9 +31,9 @@ from tackboard.core.errors import TackboardError
 from tackboard.core.files import write_text_atomic
 from tackboard.core.processes import ask, last_json_object, signals_interrupt
 from tackboard.core.progress import say
-from tackboard.flow.client import connect, draw_requests, require_client, send, whole_request
 from tackboard.flow.command import Command, run_command
 from tackboard.flow.demo import MODEL, DemoConfig, build_commands, wait_until_ready
+from tackboard.flow.demo_client import connect, draw_requests, require_client, send, whole_request
 from tackboard.report.svg import percentile
 
 DEADLINE_MS = 200

@@ -36,7 +36,7 @@ from tackboard.core.files import (
 )
 from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
 from tackboard.core.progress import say
-from tackboard.models.stored import load_tensors
+from tackboard.models.stored_parameters import load_tensors
 
 KIND = "checkpoint"
 LATEST, BEST = "latest", "best"

@@ -101,7 +101,7 @@ def bench_sequences(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
     """Measure appends and reads of user sequences: in SQLite, and in Redis where there is a redis-server."""
-    from tackboard.bench.sequences import measure, report
+    from tackboard.bench.sequence_store import measure, report
 
     with _scratch() as scratch:
         result = measure(Path(scratch), quick=quick)
@@ -168,9 +168,9 @@ def bench_quality(
     json_output: Json = False,
 ) -> None:
     """Rank the held-out events of a public dataset by PinFM, SASRec, HSTU and baselines, beside published figures."""
-    from tackboard.bench.quality.plan import Options
     from tackboard.bench.quality.report import report
     from tackboard.bench.quality.run import measure
+    from tackboard.bench.quality.study_plan import Options
     from tackboard.core.errors import EXIT_BUG, Preempted
 
     options = Options(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tackboard.data.requests import Labelled
+    from tackboard.data.request_layout import Labelled
     from tackboard.events.dataset import Dataset
 
 app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, rich_markup_mode=None)
@@ -147,7 +147,7 @@ def data_label(
 ) -> None:
     """Join actions to what each request showed, and add the labelled requests to the dataset."""
     from tackboard.data.labels import LabelConfig, parse_label
-    from tackboard.data.requests import label_dataset
+    from tackboard.data.request_layout import label_dataset
     from tackboard.events.dataset import open_dataset
 
     config = LabelConfig(labels=tuple(parse_label(text) for text in label), shown=shown, negatives=negatives, seed=seed)

@@ -107,7 +107,7 @@ def evaluate_run(
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
-    from tackboard.models.stored import restore_model
+    from tackboard.models.stored_parameters import restore_model
     from tackboard.train.config import config_from_json
 
     torch.set_num_threads(usable_cores())
@@ -201,7 +201,7 @@ def _judge_requests(
     import dataclasses
 
     from tackboard.core.errors import UsageError
-    from tackboard.evaluation.requests import evaluate_requests
+    from tackboard.evaluation.labelled_requests import evaluate_requests
 
     data, is_other = config.data, source is not trained
     if not data.test_share and not is_other:

@@ -152,12 +152,12 @@ def features_docs(
             typer.echo(f"{out}: {'reference renewed' if refresh(out) else 'reference was up to date'}")
         return
     from tackboard.core.files import write_text_atomic
-    from tackboard.features.catalogue import Catalogue, read_model
+    from tackboard.features.feature_catalogue import FeatureCatalogue, read_model
     from tackboard.features.feature_set import load_features
 
     if not spec:
         raise UsageError("no features were named", fix="tackboard features docs features.py")
-    catalogue = Catalogue(load_features(spec), [read_model(folder) for folder in models])
+    catalogue = FeatureCatalogue(load_features(spec), [read_model(folder) for folder in models])
     path = out or Path("features.html")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a folder", allowed="allowed: --out in an existing folder")

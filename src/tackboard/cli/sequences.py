@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from tackboard.events.importer import ImportReport
     from tackboard.events.sequence_store.engine import Appended
-    from tackboard.events.sequence_store.interface import Sequences
+    from tackboard.events.sequence_store.interface import StoredSequences
 
 app = typer.Typer(help="Keep users' histories: append, read, correct.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -70,7 +70,7 @@ def sequences_append(
     from tackboard.core.errors import UsageError
     from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig
-    from tackboard.events.sequence_store.files import append_json_lines, append_table, config_of, read_log
+    from tackboard.events.sequence_store.event_files import append_json_lines, append_table, config_of, read_log
     from tackboard.events.sequence_store.opening import create_store, open_store, store_exists
 
     is_new = not store_exists(store)
@@ -160,7 +160,7 @@ def sequences_read(
     _print_events(max(found, key=lambda one: one.num_events), as_json=json_output)
 
 
-def _print_events(found: Sequences, *, as_json: bool) -> None:
+def _print_events(found: StoredSequences, *, as_json: bool) -> None:
     lists = {name: column.to_pylist() for name, column in found.columns.items()}
     if as_json:
         typer.echo(json.dumps({"num_events": found.num_events, "columns": lists}))

@@ -84,7 +84,7 @@ OPTIONAL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """What was found on the machine. Everything that `examine` judges is in here."""
 
     python: tuple[int, int, int]
@@ -103,7 +103,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One line of the report."""
 
     name: str
@@ -112,10 +112,10 @@ class Finding:
     repair: str = ""
 
 
-def collect(folder: Path) -> Facts:
+def collect(folder: Path) -> MachineFacts:
     """Looks at this machine. `folder` is where runs would be written; takes as long as importing torch does."""
     installed, duplicates = installed_versions()
-    return Facts(
+    return MachineFacts(
         python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
         installed=installed,
         duplicates=duplicates,
@@ -171,7 +171,7 @@ def ask_torch() -> dict[str, Any]:
     return last_json_object(done.output) or {"error": "torch gave no answer"}
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: MachineFacts) -> list[DoctorFinding]:
     """All findings, in the order in which a reader wants them. A pure function."""
     return [
         _python(facts),
@@ -183,12 +183,12 @@ def examine(facts: Facts) -> list[Finding]:
     ]
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(findings: Iterable[DoctorFinding]) -> int:
     """0 if nothing is broken, else 2."""
     return 2 if any(finding.status == "broken" for finding in findings) else 0
 
 
-def as_json(findings: Iterable[Finding]) -> str:
+def as_json(findings: Iterable[DoctorFinding]) -> str:
     """One JSON object: `ok` and the list of findings."""
     rows = [asdict(finding) for finding in findings]
     return json.dumps({"ok": all(row["status"] != "broken" for row in rows), "findings": rows})
@@ -209,71 +209,73 @@ def _minor(version: str) -> int:
     return int(found.group(1)) if found else -1
 
 
-def _python(facts: Facts) -> Finding:
+def _python(facts: MachineFacts) -> DoctorFinding:
     version = ".".join(str(part) for part in facts.python)
     if facts.python[:2] in SUPPORTED_PYTHON:
-        return Finding("python", "ok", version)
-    return Finding("python", "broken", f"{version}, needed: 3.11 or 3.12", f"{REPAIR_ANEW} PYTHON=python3.12")
+        return DoctorFinding("python", "ok", version)
+    return DoctorFinding("python", "broken", f"{version}, needed: 3.11 or 3.12", f"{REPAIR_ANEW} PYTHON=python3.12")
 
 
-def _torch(facts: Facts) -> list[Finding]:
+def _torch(facts: MachineFacts) -> list[DoctorFinding]:
     version = facts.installed.get("torch")
     if version is None:
         return []  # reported with the other missing packages
     if "torch" in facts.duplicates:
-        return [Finding("torch", "broken", "installed more than once in this environment", REPAIR_ANEW)]
+        return [DoctorFinding("torch", "broken", "installed more than once in this environment", REPAIR_ANEW)]
     if "error" in facts.torch:
-        return [Finding("torch", "broken", f"{version} cannot be imported: {facts.torch['error']}", REPAIR_ANEW)]
+        return [DoctorFinding("torch", "broken", f"{version} cannot be imported: {facts.torch['error']}", REPAIR_ANEW)]
     if _minor(version) not in TORCH_MINORS or not version.startswith("2."):
         allowed = f"2.{TORCH_MINORS.start} to 2.{TORCH_MINORS.stop - 1}"
-        return [Finding("torch", "broken", f"{version}, needed: {allowed}", REPAIR_CORE)]
+        return [DoctorFinding("torch", "broken", f"{version}, needed: {allowed}", REPAIR_CORE)]
     cuda = facts.torch.get("cuda")
     build = f"CUDA {cuda} build" if cuda else "CPU build"
-    findings = [Finding("torch", "ok", f"{version}, {build}, {facts.torch.get('threads', '?')} threads")]
+    findings = [DoctorFinding("torch", "ok", f"{version}, {build}, {facts.torch.get('threads', '?')} threads")]
     pin = facts.pins.get("torch", public(version))
     if public(version) != pin:
-        findings.append(Finding("torch pin", "note", f"{version} is installed, {pin} is pinned", REPAIR_CORE))
+        findings.append(DoctorFinding("torch pin", "note", f"{version} is installed, {pin} is pinned", REPAIR_CORE))
     devices = facts.torch.get("devices", [])
     if devices:
-        findings.append(Finding("devices", "ok", ", ".join(devices)))
+        findings.append(DoctorFinding("devices", "ok", ", ".join(devices)))
     elif facts.nvidia_driver and not cuda:
         value = "an NVIDIA driver is loaded, but torch is a CPU build"
-        findings.append(Finding("devices", "note", value, "rm -rf .venv && TACKBOARD_TORCH=cuda make install"))
+        findings.append(DoctorFinding("devices", "note", value, "rm -rf .venv && TACKBOARD_TORCH=cuda make install"))
     elif facts.nvidia_driver:
-        findings.append(Finding("devices", "note", "an NVIDIA driver is loaded, but torch sees no GPU", "nvidia-smi"))
+        findings.append(
+            DoctorFinding("devices", "note", "an NVIDIA driver is loaded, but torch sees no GPU", "nvidia-smi")
+        )
     else:
-        findings.append(Finding("devices", "ok", "cpu"))
+        findings.append(DoctorFinding("devices", "ok", "cpu"))
     return findings
 
 
-def _needed_packages(facts: Facts) -> list[Finding]:
+def _needed_packages(facts: MachineFacts) -> list[DoctorFinding]:
     findings = []
     for name in NEEDED:
         if name not in facts.installed:
-            findings.append(Finding(name, "broken", "not installed", REPAIR_CORE))
+            findings.append(DoctorFinding(name, "broken", "not installed", REPAIR_CORE))
         elif name != "torch":  # torch is judged separately
             findings.append(_installed(facts, name, REPAIR_CORE))
     return findings
 
 
-def _installed(facts: Facts, name: str, repair: str) -> Finding:
+def _installed(facts: MachineFacts, name: str, repair: str) -> DoctorFinding:
     version, pin = facts.installed[name], facts.pins.get(name)
     if pin is not None and public(version) != pin:
-        return Finding(name, "note", f"{version} is installed, {pin} is pinned", repair)
-    return Finding(name, "ok", version)
+        return DoctorFinding(name, "note", f"{version} is installed, {pin} is pinned", repair)
+    return DoctorFinding(name, "ok", version)
 
 
-def _optional_parts(facts: Facts) -> list[Finding]:
+def _optional_parts(facts: MachineFacts) -> list[DoctorFinding]:
     findings = []
     for part in OPTIONAL:
         present = [name for name in part.packages if name in facts.installed]
         if not present:
-            findings.append(Finding(part.packages[0], "absent", part.purpose, part.repair))
+            findings.append(DoctorFinding(part.packages[0], "absent", part.purpose, part.repair))
         findings += [_installed(facts, name, part.repair) for name in present]
     return findings
 
 
-def _pairings(facts: Facts) -> list[Finding]:
+def _pairings(facts: MachineFacts) -> list[DoctorFinding]:
     """Compiled extensions load only beside the torch they were built for."""
     torch_version = facts.installed.get("torch")
     if torch_version is None:
@@ -284,12 +286,12 @@ def _pairings(facts: Facts) -> list[Finding]:
     if len(fbgemm) == 2:
         value = "fbgemm-gpu and fbgemm-gpu-cpu overwrite each other"
         repair = f".venv/bin/pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && {REPAIR_DISTRIBUTED}"
-        findings.append(Finding("torch + fbgemm", "broken", value, repair))
+        findings.append(DoctorFinding("torch + fbgemm", "broken", value, repair))
     elif fbgemm:
         findings.append(_pair("fbgemm", facts.installed[fbgemm[0]], f"1.{torch_minor - 5}", torch_version))
     if "torchrec" in facts.installed and not fbgemm:
         value = "torchrec is installed without fbgemm"
-        findings.append(Finding("torch + torchrec", "broken", value, REPAIR_DISTRIBUTED))
+        findings.append(DoctorFinding("torch + torchrec", "broken", value, REPAIR_DISTRIBUTED))
     elif "torchrec" in facts.installed:
         findings.append(_pair("torchrec", facts.installed["torchrec"], f"1.{torch_minor - 5}", torch_version))
     if "triton" in facts.installed and torch_minor in TRITON_OF_TORCH:
@@ -299,20 +301,20 @@ def _pairings(facts: Facts) -> list[Finding]:
     return findings
 
 
-def _pair(name: str, version: str, wanted: str, torch_version: str, repair: str = REPAIR_DISTRIBUTED) -> Finding:
+def _pair(name: str, version: str, wanted: str, torch_version: str, repair: str = REPAIR_DISTRIBUTED) -> DoctorFinding:
     title = f"torch + {name}"
     if version == wanted or version.startswith(wanted + "."):
-        return Finding(title, "ok", f"{public(torch_version)} with {version}")
+        return DoctorFinding(title, "ok", f"{public(torch_version)} with {version}")
     value = f"{name} {version} does not go with torch {public(torch_version)}, needed: {name} {wanted}.*"
-    return Finding(title, "broken", value, repair)
+    return DoctorFinding(title, "broken", value, repair)
 
 
-def _machine(facts: Facts) -> list[Finding]:
+def _machine(facts: MachineFacts) -> list[DoctorFinding]:
     memory = f"{facts.memory_bytes / 2**30:.1f} GiB"
     disk = f"{facts.free_disk_bytes / 2**30:.1f} GiB free"
-    found_memory, found_disk = Finding("memory", "ok", memory), Finding("disk", "ok", disk)
+    found_memory, found_disk = DoctorFinding("memory", "ok", memory), DoctorFinding("disk", "ok", disk)
     if facts.memory_bytes < MIN_MEMORY_BYTES:
-        found_memory = Finding("memory", "note", f"{memory}; the demo needs {MIN_MEMORY_BYTES >> 30} GiB")
+        found_memory = DoctorFinding("memory", "note", f"{memory}; the demo needs {MIN_MEMORY_BYTES >> 30} GiB")
     if facts.free_disk_bytes < MIN_FREE_DISK_BYTES:
-        found_disk = Finding("disk", "note", f"{disk}; runs need {MIN_FREE_DISK_BYTES >> 30} GiB", "make clean")
-    return [Finding("cores", "ok", str(facts.cores)), found_memory, found_disk]
+        found_disk = DoctorFinding("disk", "note", f"{disk}; runs need {MIN_FREE_DISK_BYTES >> 30} GiB", "make clean")
+    return [DoctorFinding("cores", "ok", str(facts.cores)), found_memory, found_disk]

@@ -30,12 +30,12 @@ from tackboard.core.files import new_directory, remove_directory
 from tackboard.core.manifest import verify_manifest, write_manifest
 from tackboard.core.progress import Progress
 from tackboard.data.config import PartOfUsers
-from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource
+from tackboard.data.step_plan import cut_segments
 from tackboard.events.dataset import ITEMS, index_folder
 from tackboard.events.schema import numpy_column
 from tackboard.features.column import ranges
-from tackboard.features.tables import find_ids
+from tackboard.features.entity_tables import find_ids
 
 KIND = "training index"
 VERSION = 1
@@ -79,7 +79,7 @@ class TrainingIndex:
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class IndexCounts:
     """An index as it is kept: arrays of whole numbers, and single ones."""
 
     arrays: dict[str, NDArray[np.int64]]
@@ -123,8 +123,11 @@ def index_training(
 
 
 def counted_once(
-    source: SequenceSource, settings: Mapping[str, Any], count: Callable[[], Counts], fits: Callable[[Counts], bool]
-) -> Counts:
+    source: SequenceSource,
+    settings: Mapping[str, Any],
+    count: Callable[[], IndexCounts],
+    fits: Callable[[IndexCounts], bool],
+) -> IndexCounts:
     """The result of `count`, kept for the next run with these settings over the same files.
 
     `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
@@ -147,21 +150,21 @@ def _place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
     return None if folder is None else folder / digest[:16]
 
 
-def _read(place: Path, fits: Callable[[Counts], bool]) -> Counts | None:
+def _read(place: Path, fits: Callable[[IndexCounts], bool]) -> IndexCounts | None:
     """A kept index, or None where there is none that is intact and fits."""
     try:
         manifest = verify_manifest(place, KIND)
         names = [entry["name"] for entry in manifest["files"]]
         arrays = {name: np.fromfile(place / name, "<i8").astype(np.int64) for name in names}
         figures = {name: value for name, value in manifest.items() if type(value) is int}
-        counts = Counts(arrays, figures)
+        counts = IndexCounts(arrays, figures)
         is_sane = all(array.min(initial=0) >= 0 for array in arrays.values()) and fits(counts)
     except (OSError, DataError, KeyError, TypeError, ValueError):
         return None
     return counts if is_sane else None
 
 
-def _fits(counts: Counts, source: SequenceSource, max_length: int) -> bool:
+def _fits(counts: IndexCounts, source: SequenceSource, max_length: int) -> bool:
     tokens, items = counts.arrays["bucket_tokens"], counts.arrays["item_counts"]
     num_segments, longest = counts.figures["num_segments"], counts.figures["longest"]
     fits = (len(tokens), len(items)) == (source.num_buckets, len(source.catalogue)) and 1 <= longest <= max_length
@@ -169,7 +172,7 @@ def _fits(counts: Counts, source: SequenceSource, max_length: int) -> bool:
     return bool(fits and 1 <= num_segments <= tokens.sum())
 
 
-def _keep(place: Path, counts: Counts) -> None:
+def _keep(place: Path, counts: IndexCounts) -> None:
     """Writes an index for the next run. A failure is no error: for example, another run may have been faster."""
     with contextlib.suppress(OSError, TackboardError):
         if place.exists():
@@ -182,7 +185,7 @@ def _keep(place: Path, counts: Counts) -> None:
 
 def _pass_over(
     source: SequenceSource, max_length: int, users: PartOfUsers, *, newest_only: bool, quiet: bool
-) -> Counts:
+) -> IndexCounts:
     """The pass over the events."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
     # Counted by position in the catalogue, which is as large as it will get.
@@ -221,7 +224,7 @@ def _pass_over(
             fix="name more actions in data.positive_actions, or use users with at least two positive events",
         )
     figures = {"num_segments": num_segments, "longest": longest}
-    return Counts({"bucket_tokens": tokens, "item_counts": counts}, figures)
+    return IndexCounts({"bucket_tokens": tokens, "item_counts": counts}, figures)
 
 
 def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> bool:

@@ -123,7 +123,7 @@ class LabelCounts:
 
 
 @dataclasses.dataclass
-class Counts:
+class LabelJobCounts:
     """Counts of a label job. `candidates` + `negatives_left_out` + `impressions_repeated` are all impressions."""
 
     requests: int = 0
@@ -151,7 +151,9 @@ def requests_schema(labels: Sequence[Label], request_type: pa.DataType) -> pa.Sc
     return pa.schema([*fields, *((label.column, pa.list_(pa.int8())) for label in labels)])
 
 
-def label_bucket(config: LabelConfig, impressions: pa.Table, events: pa.Table, end_ms: int, counts: Counts) -> pa.Table:
+def label_bucket(
+    config: LabelConfig, impressions: pa.Table, events: pa.Table, end_ms: int, counts: LabelJobCounts
+) -> pa.Table:
     """Requests with their labelled candidates, sorted by (user_id, time_ms, request); adds to `counts`.
 
     `impressions` (`impressions.COLUMNS`, each with a request) and `events` (user_id, item_id, time_ms, request, action,
@@ -249,7 +251,7 @@ def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
 
 
 def _label(
-    label: Label, shown: _Shown, keys: RequestKeys, events: pa.Table, end_ms: int, counts: Counts
+    label: Label, shown: _Shown, keys: RequestKeys, events: pa.Table, end_ms: int, counts: LabelJobCounts
 ) -> NDArray[np.int8]:
     """1, 0 or UNKNOWN for each of `shown`, which is ordered by request and item."""
     chosen = np.flatnonzero(pc.equal(events["action"], label.action).to_numpy())

@@ -26,9 +26,9 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
 from tackboard.data.index import ItemFrequencies, index_training
 from tackboard.data.negatives import UniformNegatives
-from tackboard.data.plan import Segments, StepPlan, cut_segments
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.data.step_plan import Segments, StepPlan, cut_segments
 from tackboard.data.steps import BatchWindow, NumberedSteps
 from tackboard.events.dataset import Dataset
 from tackboard.features.column import offsets_of, ranges

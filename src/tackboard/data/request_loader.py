@@ -31,23 +31,23 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
-from tackboard.data.index import LONG, Counts, counted_once
+from tackboard.data.index import LONG, IndexCounts, counted_once
 from tackboard.data.labels import RequestKeys, first_of_requests
-from tackboard.data.plan import StepPlan
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource, snapshot_path
+from tackboard.data.step_plan import StepPlan
 from tackboard.data.steps import NumberedSteps
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import LABEL, REQUESTS, Dataset, open_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.schema import numpy_column, starts_of_users
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.contexts import context_columns, context_sources
+from tackboard.features.entity_tables import find_ids, load_entities
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.plan import Plan
 from tackboard.features.standard import HISTORY, by_level, check_finite, standard_features
-from tackboard.features.tables import find_ids, load_entities
 from tackboard.features.views import View, Visibility
 
 EVENTS_AT_ONCE = 1 << 21
@@ -238,7 +238,7 @@ class RequestSource(SequenceSource):
         """Every feature but the history: a value per request, or per candidate where the feature is of that level."""
         if self._plan is None:
             return {}
-        rows = Rows(
+        rows = RequestRows(
             user_ids=requests.user_ids,
             request_ms=requests.times,
             item_ids=requests.item_ids,
@@ -427,7 +427,7 @@ def count_tokens(
     return counts.arrays["bucket_tokens"], counts.figures["longest"]
 
 
-def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> Counts:
+def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> IndexCounts:
     """One pass over requests and what they see, a bucket at a time."""
     layout = source.dataset.layout
     tokens, longest = np.zeros(layout.num_buckets, dtype=np.int64), 0
@@ -448,7 +448,7 @@ def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> Counts:
             f"{source.dataset.path} holds no requests of these users",
             fix="label a snapshot in which something was shown, or change data.validation_share and data.test_share",
         )
-    return Counts({"bucket_tokens": tokens}, {"longest": longest})
+    return IndexCounts({"bucket_tokens": tokens}, {"longest": longest})
 
 
 def _flat(table: pa.Table, name: str) -> pa.Array:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import ConfigError
 from tackboard.features.column import Column, offsets_of, ranges
+from tackboard.features.entity_tables import EventTable
 from tackboard.features.execution import Program
 from tackboard.features.frame import Frame
 from tackboard.features.standard import HISTORY
-from tackboard.features.tables import EventTable
 from tackboard.features.views import View
 
 if TYPE_CHECKING:

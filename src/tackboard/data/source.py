@@ -28,14 +28,14 @@ from tackboard.data.sequences import Sequences, UserRanges
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.schema import encode, starts_of_users
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column
 from tackboard.features.contexts import context_columns, context_sources
+from tackboard.features.entity_tables import EntityTable, EventTable, load_entities, stored_event_columns
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.plan import Plan
 from tackboard.features.standard import HISTORY, NEVER, check_finite, request_features, standard_features
-from tackboard.features.stored import read_features_rows
-from tackboard.features.tables import EntityTable, EventTable, load_entities, stored_event_columns
+from tackboard.features.stored_features import read_features_rows
 from tackboard.features.types import FLOAT
 
 Spans = list[tuple[int, int]]
@@ -233,7 +233,7 @@ class SequenceSource:
     def _computed_features(self, plan: Plan, table: pa.Table, events: EventTable) -> dict[str, Column]:
         if self._entities is None:
             self._entities = load_entities(self.dataset, plan)
-        rows = Rows(
+        rows = RequestRows(
             user_ids=np.repeat(events.user_ids, np.diff(events.offsets)),
             request_ms=events.times,
             context=context_columns(plan, table["context"]) if "context" in table.column_names else {},

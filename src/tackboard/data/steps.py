@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 from tackboard.core.errors import UsageError
-from tackboard.data.plan import StepPlan
+from tackboard.data.step_plan import StepPlan
 
 Batch = TypeVar("Batch")
 Made = TypeVar("Made", covariant=True)

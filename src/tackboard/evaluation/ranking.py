@@ -25,7 +25,7 @@ from tackboard.data.loader import stored_batch
 from tackboard.data.sequences import Sequences
 from tackboard.evaluation.baselines import ItemToItem, Popularity
 from tackboard.features.column import ranges
-from tackboard.metrics.ranking import RankingMetrics, ranks_of_targets
+from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
 ScoreUsers = Callable[[NDArray[np.int64]], "NDArray[np.floating] | torch.Tensor"]
 """Positions of users in the sequences [U] → scores over the catalogue [U, items], on any device."""

@@ -13,7 +13,7 @@ from tackboard.evaluation.ranking import ScoreUsers
 from tackboard.events.dataset import TRUTH
 from tackboard.events.synthetic.oracle import oracle_item_ids, oracle_scores
 from tackboard.events.synthetic.world_config import WorldConfig
-from tackboard.features.tables import find_ids
+from tackboard.features.entity_tables import find_ids
 
 
 def oracle(sequences: Sequences) -> ScoreUsers | None:

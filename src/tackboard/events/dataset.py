@@ -37,7 +37,7 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import new_directory, remove_leftovers, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.core.progress import say
-from tackboard.events.entities import entity_table, split_versions
+from tackboard.events.attributes import entity_table, split_versions
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import (
     ROWS_PER_BUCKET,
@@ -61,7 +61,7 @@ from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import FIELDS as STATISTICS
 from tackboard.events.statistics import OPTIONAL_FIELDS as OPTIONAL_STATISTICS
 from tackboard.events.statistics import describe
-from tackboard.events.vectors import from_stored, to_stored
+from tackboard.events.vector_columns import from_stored, to_stored
 
 KIND = "dataset"
 LATEST = "latest"

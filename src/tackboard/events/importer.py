@@ -24,15 +24,15 @@ from tackboard.core.hashing import mix64
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import DEFAULT_ACTION, DEFAULT_SURFACE
 from tackboard.events import schema
+from tackboard.events.attributes import VALID_FROM
 from tackboard.events.columns import Ids, Place, parse_ids, parse_names, parse_positions, parse_requests
 from tackboard.events.dataset import check_place, write_dataset
-from tackboard.events.entities import VALID_FROM
 from tackboard.events.fields import check_field_name, parse_contexts, parse_field
 from tackboard.events.impressions import ROWS_NAMED, parse_impressions, with_ids
 from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.privacy.forgetting import Forgotten, read_forgotten
 from tackboard.events.schema import NAMES, encode, ids_of, named, numpy_column
-from tackboard.events.tabular import Rows, inspect, read
+from tackboard.events.tabular import FileRows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
@@ -440,7 +440,7 @@ def _read_impressions(
     return shown.table
 
 
-def _refuse_same_version(kind: str, rows: Rows, ids: Ids, since: Times, good: NDArray[np.int64]) -> None:
+def _refuse_same_version(kind: str, rows: FileRows, ids: Ids, since: Times, good: NDArray[np.int64]) -> None:
     """Raises DataError with the lines if an id has two rows that hold from the same time."""
     codes = _codes(ids.values)
     order = good[np.lexsort((good, since.ms[good], codes[good]))]
@@ -459,7 +459,9 @@ def _refuse_same_version(kind: str, rows: Rows, ids: Ids, since: Times, good: ND
     )
 
 
-def _check_attribute_loss(config: ImportConfig, rows: Rows, good: NDArray[np.int64], valid_from: str | None) -> None:
+def _check_attribute_loss(
+    config: ImportConfig, rows: FileRows, good: NDArray[np.int64], valid_from: str | None
+) -> None:
     num_rows = rows.table.num_rows + len(rows.malformed)
     num_bad = num_rows - len(good)
     if num_bad > config.max_bad_share * num_rows:

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from tackboard.core.config import did_you_mean
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
+from tackboard.events.attributes import VALID_FROM
 from tackboard.events.columns import Place, one_array, parse_ids, parse_positions, parse_requests
 from tackboard.events.dataset import Dataset
-from tackboard.events.entities import VALID_FROM
 from tackboard.events.layout import Layout, RowReader, reading, row_groups
 from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.schema import id_type, ids_of, numpy_column

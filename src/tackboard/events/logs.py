@@ -19,7 +19,7 @@ import pyarrow as pa
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.progress import Progress
 from tackboard.events.columns import is_text
-from tackboard.events.tabular import Rows, Source, inspect, read, require_columns
+from tackboard.events.tabular import FileRows, TableFile, inspect, read, require_columns
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet", ".pq")
 """Endings of the names of logs in a folder."""
@@ -55,7 +55,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 class Log:
     """The wanted columns of all files of a log, one below the other."""
 
-    parts: tuple[Rows, ...]
+    parts: tuple[FileRows, ...]
     """The files as they were read; their tables are empty, because the rows are in `columns`."""
     starts: tuple[int, ...]
     """First row of each part, then the number of rows."""
@@ -118,7 +118,7 @@ def read_log(files: Sequence[Path], wanted: Mapping[str, str], fields: Mapping[s
     columns = list(dict.fromkeys([*wanted.values(), *fields.values()]))
     types = {column: _common_type(sources, column) for column in columns}
     num_bytes = sum(source.num_bytes for source in sources)
-    parts: list[Rows] = []
+    parts: list[FileRows] = []
     tables: list[pa.Table] = []
     with Progress("reading", total=num_bytes, unit="bytes", quiet=num_bytes < LONG_BYTES) as progress:
         for source in sources:
@@ -160,7 +160,7 @@ def _matching(pattern: Path) -> list[Path]:
     return files
 
 
-def _common_type(sources: Sequence[Source], column: str) -> pa.DataType:
+def _common_type(sources: Sequence[TableFile], column: str) -> pa.DataType:
     """The common type of a column in all files."""
     first = sources[0]
     formats = {"csv": "CSV", "parquet": "Parquet"}

@@ -44,7 +44,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TableFile:
     """A readable file: its columns, and how to read them."""
 
     path: Path
@@ -85,10 +85,10 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class FileRows:
     """Chosen columns of a file, and the lines of its rows."""
 
-    source: Source
+    source: TableFile
     table: pa.Table
     malformed: NDArray[np.int64]
     """Numbers of the left-out records, which had the wrong number of fields; the header is record 1."""
@@ -109,7 +109,7 @@ class Rows:
         return f"{self.source.path} {self.unit} {self.line_of(row)}"
 
 
-def inspect(path: Path) -> Source:
+def inspect(path: Path) -> TableFile:
     """Finds the format and the columns of a file. Unreadable files raise DataError, missing files UsageError."""
     if path.is_symlink() and not path.exists():
         raise DataError(
@@ -130,7 +130,7 @@ def inspect(path: Path) -> Source:
         if start.startswith(_PARQUET):
             schema = pq.read_schema(path)
             _check_columns(path, tuple(schema.names))
-            return Source(path, "parquet", tuple(schema.names), state, types=tuple(schema.types))
+            return TableFile(path, "parquet", tuple(schema.names), state, types=tuple(schema.types))
         gzipped = start.startswith(_GZIP)
         if gzipped:
             with gzip.open(path) as stream:
@@ -140,7 +140,7 @@ def inspect(path: Path) -> Source:
     return _inspect_csv(path, start, state, gzipped=gzipped)
 
 
-def require_columns(source: Source, wanted: dict[str, str]) -> None:
+def require_columns(source: TableFile, wanted: dict[str, str]) -> None:
     """Raises DataError unless every wanted column (option → column) exists; the error lists the existing columns."""
     for option, column in wanted.items():
         if column not in source.columns:
@@ -163,12 +163,12 @@ def _no_names(path: Path, lack: str) -> DataError:
 
 
 def read(
-    source: Source,
+    source: TableFile,
     columns: list[str] | None = None,
     *,
     as_text: list[str] | None = None,
     progress: Progress | None = None,
-) -> Rows:
+) -> FileRows:
     """Reads `columns` (by default all). Parquet columns keep their types, CSV columns are strings.
 
     With `as_text`, only these CSV columns are strings, and the others get the type that fits all their values.
@@ -205,7 +205,7 @@ def _reason(error: BaseException) -> str:
     return str(error)[:200] or type(error).__name__
 
 
-def _unreadable(source: Source, error: BaseException) -> DataError:
+def _unreadable(source: TableFile, error: BaseException) -> DataError:
     message = str(error)
     if source.format == "csv" and "UTF8" in message:
         row = re.search(r"Row #(\d+)", message)
@@ -219,7 +219,7 @@ def _unreadable(source: Source, error: BaseException) -> DataError:
     return DataError(f"{source.path} cannot be read: {_reason(error)}", fix="check that the file is complete")
 
 
-def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> Source:
+def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> TableFile:
     header_bytes = start.split(b"\n", 1)[0].rstrip(b"\r")
     try:
         # A cut line may end within a letter.
@@ -244,7 +244,7 @@ def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: b
     except pa.ArrowException as error:
         raise DataError(f"{path} line 1 is not a header: {_reason(error)}", fix="name the columns in line 1") from None
     names = tuple(parsed.column_names)
-    source = Source(path, "csv", names, state, delimiter=delimiter, gzipped=gzipped)
+    source = TableFile(path, "csv", names, state, delimiter=delimiter, gzipped=gzipped)
     if len(set(names)) < len(names) and not source.is_named:
         raise _no_names(path, "two columns of the same name")
     _check_columns(path, names)
@@ -268,7 +268,7 @@ def _check_columns(path: Path, names: tuple[str, ...]) -> None:
         raise DataError(f"{path} has two columns named {doubles[0]!r}", fix="rename one of them in the header")
 
 
-def _read_parquet(source: Source, names: list[str], progress: Progress) -> Rows:
+def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> FileRows:
     """Reads one row group at a time, so that an error can name its rows and a progress bar can move."""
     tables = []
     with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
@@ -291,11 +291,11 @@ def _read_parquet(source: Source, names: list[str], progress: Progress) -> Rows:
             start = end
         schema = pa.schema([file.schema_arrow.field(name) for name in names])
     table = pa.concat_tables(tables) if tables else schema.empty_table()
-    return Rows(source, table, np.zeros(0, dtype=np.int64))
+    return FileRows(source, table, np.zeros(0, dtype=np.int64))
 
 
 @contextlib.contextmanager
-def _undecodable_rows(source: Source) -> Iterator[None]:
+def _undecodable_rows(source: TableFile) -> Iterator[None]:
     """Raises DataError if a row with the wrong number of fields is not UTF-8 either.
 
     Arrow fails before it can pass on this row, in a place from which nothing can be raised. Python then calls
@@ -327,7 +327,7 @@ def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress
         return pa.Table.from_batches(batches, reader.schema)
 
 
-def _read_csv(source: Source, names: list[str], as_text: list[str] | None, progress: Progress) -> Rows:
+def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, progress: Progress) -> FileRows:
     malformed: list[int] = []
     torn: list[int] = []
 
@@ -365,4 +365,4 @@ def _read_csv(source: Source, names: list[str], as_text: list[str] | None, progr
             f"{source.path} line {torn[0]} opens a quote and does not close it",
             fix="close the quote, or double the quotes inside a value",
         )
-    return Rows(source, table, np.array(malformed, dtype=np.int64))
+    return FileRows(source, table, np.array(malformed, dtype=np.int64))

@@ -30,7 +30,7 @@ from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.standard import check_reads, features_for_model
 from tackboard.models.description import describe_model, restore_config
 from tackboard.models.interface import build_model
-from tackboard.models.stored import check_fit
+from tackboard.models.stored_parameters import check_fit
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 

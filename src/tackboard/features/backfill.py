@@ -22,14 +22,14 @@ from tackboard.core.progress import Progress
 from tackboard.events.dataset import Dataset
 from tackboard.events.schema import numpy_column
 from tackboard.events.staging import check_newest, derive_snapshot
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.data_check import check_data
-from tackboard.features.evolution import Change, check_evolution
+from tackboard.features.entity_tables import EventTable, load_entities, stored_event_columns
+from tackboard.features.evolution import FeatureChange, check_evolution
 from tackboard.features.feature_set import FILE_NAME, UNICODE, ZONED, FeatureSet, read_features
 from tackboard.features.plan import Plan
-from tackboard.features.stored import FEATURES, StoredRows, stored_arrays, stored_schema
-from tackboard.features.tables import EventTable, load_entities, stored_event_columns
+from tackboard.features.stored_features import FEATURES, StoredRows, stored_arrays, stored_schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Backfilled:
     num_rows: int
     computed: list[str]
     taken_over: list[str]
-    changes: list[Change]
+    changes: list[FeatureChange]
 
 
 def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> Backfilled:
@@ -114,7 +114,7 @@ def _computed(dataset: Dataset, plan: Plan, schema: pa.Schema) -> Iterator[tuple
     if context_sources(plan):
         names.append("context")
     for chunk in dataset.event_chunks(names):
-        rows = Rows(
+        rows = RequestRows(
             user_ids=numpy_column(chunk, "user_id"),
             request_ms=numpy_column(chunk, "time_ms"),
             item_ids=numpy_column(chunk, "item_id"),

@@ -15,11 +15,11 @@ import numpy as np
 from tackboard.core.errors import DataError, UsageError
 from tackboard.events.dataset import Dataset
 from tackboard.features.column import Column, join_columns, offsets_of, ranges
+from tackboard.features.entity_tables import EntityTable, EventTable, Lookup, load_tables, with_default
 from tackboard.features.execution import Program
 from tackboard.features.folding import FoldedTable, fold
 from tackboard.features.frame import Frame
 from tackboard.features.plan import CANDIDATE, Plan
-from tackboard.features.tables import EntityTable, EventTable, Lookup, load_tables, with_default
 from tackboard.features.types import ID, TIME
 from tackboard.features.views import Positions, no_events, visible_before
 
@@ -29,7 +29,7 @@ CANDIDATES_PER_CHUNK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
+class RequestRows:
     """R requests and their C candidates. `request_of` [C] rises; None stands for one candidate per request.
 
     `context` holds a value per request. `item_ids` None: there are no candidates.
@@ -102,7 +102,7 @@ class BatchExecutor:
         plan, self._folded[entity] = fold(self.program.plan, entity, table)
         self._prepare(plan)
 
-    def compute(self, rows: Rows) -> dict[str, Column]:
+    def compute(self, rows: RequestRows) -> dict[str, Column]:
         """Every feature: a value per request, or per candidate where the feature is of that level."""
         parts = list(self.chunks(rows))
         if len(parts) == 1 and parts[0][0] is None:
@@ -119,7 +119,7 @@ class BatchExecutor:
             result[name] = joined.take(back)
         return result
 
-    def chunks(self, rows: Rows) -> Iterator[tuple[Positions | None, dict[str, Column]]]:
+    def chunks(self, rows: RequestRows) -> Iterator[tuple[Positions | None, dict[str, Column]]]:
         """(positions of the requests, their features) chunk by chunk; None stands for all, in the given order."""
         self._fold("user", len(rows.user_ids))
         self._fold("item", 0 if rows.item_ids is None else len(rows.item_ids))
@@ -137,7 +137,7 @@ class BatchExecutor:
         first = offsets_of(counts)
         for begin, end in itertools.pairwise(bounds):
             chosen = order[begin:end]
-            part = Rows(
+            part = RequestRows(
                 user_ids=rows.user_ids[chosen],
                 request_ms=rows.request_ms[chosen],
                 item_ids=None if rows.item_ids is None else rows.item_ids[ranges(first[chosen], counts[chosen])],
@@ -148,7 +148,7 @@ class BatchExecutor:
             )
             yield chosen, self._compute(part, owners[chosen])
 
-    def _compute(self, rows: Rows, owners: Positions) -> dict[str, Column]:
+    def _compute(self, rows: RequestRows, owners: Positions) -> dict[str, Column]:
         num_requests = len(rows.user_ids)
         events, visible = None, no_events(num_requests)
         if self.events is not None:
@@ -172,7 +172,9 @@ class BatchExecutor:
         )
         return self.program.run(frame)
 
-    def _columns(self, rows: Rows, request_of: Positions, events: EventTable | None) -> dict[tuple[str, str], Column]:
+    def _columns(
+        self, rows: RequestRows, request_of: Positions, events: EventTable | None
+    ) -> dict[tuple[str, str], Column]:
         columns: dict[tuple[str, str], Column] = {}
         item_ids = np.zeros(0, dtype=np.int64) if rows.item_ids is None else rows.item_ids
         ids = {"user": rows.user_ids, "item": item_ids}

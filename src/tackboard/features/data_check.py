@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tackboard.events.dataset import Dataset
 from tackboard.features.contexts import context_columns, context_sources
+from tackboard.features.entity_tables import EventTable, load_entities, stored_event_columns
 from tackboard.features.execution import Program
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.tables import EventTable, load_entities, stored_event_columns
 
 
 def check_data(features: FeatureSet, dataset: Dataset) -> None:

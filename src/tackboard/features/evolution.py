@@ -23,7 +23,7 @@ Range = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class FeatureChange:
     """One difference between two versions of a set. `feature` is empty where it is about the set itself.
 
     A feature that only `moved` stands on another line of the file and is otherwise the same.
@@ -36,28 +36,28 @@ class Change:
     moved: bool = False
 
 
-def sentences(changes: Sequence[Change]) -> list[str]:
+def sentences(changes: Sequence[FeatureChange]) -> list[str]:
     """What changed, for people: every change in full, and how many features moved in one sentence."""
     moved = sum(1 for change in changes if change.moved)
     count = [f"{moved} feature{'s' if moved > 1 else ''} moved to another line"] if moved else []
     return [*(change.sentence for change in changes if not change.moved), *count]
 
 
-def compare(old: FeatureSet, new: FeatureSet) -> list[Change]:
+def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
     """Every change from `old` to `new`, one sentence each, in the order of the features."""
     changes = []
     if new.name != old.name:
-        changes.append(Change("", "", f"the set {old.name} is now called {new.name}", needs_version=True))
+        changes.append(FeatureChange("", "", f"the set {old.name} is now called {new.name}", needs_version=True))
     before, after = ({feature.name: feature for feature in features.features()} for features in (old, new))
     old_digests, new_digests = _digests_without_ranges(old.plan), _digests_without_ranges(new.plan)
     for name, feature in before.items():
         if name not in after:
             place = feature.place
-            changes.append(Change(name, place, f"feature {name} ({place}) is removed", needs_version=True))
+            changes.append(FeatureChange(name, place, f"feature {name} ({place}) is removed", needs_version=True))
     for name, feature in after.items():
         if name not in before:
             sentence = f"feature {name} ({feature.place}) is added"
-            changes.append(Change(name, feature.place, sentence, needs_version=False))
+            changes.append(FeatureChange(name, feature.place, sentence, needs_version=False))
             continue
         same_computation = old_digests[old.plan.features[name]] == new_digests[new.plan.features[name]]
         changes += _changes_of(before[name], feature, same_computation=same_computation)
@@ -65,7 +65,7 @@ def compare(old: FeatureSet, new: FeatureSet) -> list[Change]:
     return changes
 
 
-def check_evolution(old: FeatureSet, new: FeatureSet) -> list[Change]:
+def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
     """The changes from `old` to `new`; UsageError where one of them needs a version that was not raised."""
     changes = compare(old, new)
     if new.version < old.version:
@@ -84,19 +84,19 @@ def check_evolution(old: FeatureSet, new: FeatureSet) -> list[Change]:
     return changes
 
 
-def _changes_of(old: Feature, new: Feature, *, same_computation: bool) -> list[Change]:
+def _changes_of(old: Feature, new: Feature, *, same_computation: bool) -> list[FeatureChange]:
     what = f"feature {new.name} ({new.place})"
     changes = []
     if old.type != new.type:
         sentence = f"{what} has another {_difference(old.type, new.type)}: {old.type} became {new.type}"
-        changes.append(Change(new.name, new.place, sentence, needs_version=True))
+        changes.append(FeatureChange(new.name, new.place, sentence, needs_version=True))
     elif not same_computation:
-        changes.append(Change(new.name, new.place, f"{what} is computed in another way", needs_version=True))
+        changes.append(FeatureChange(new.name, new.place, f"{what} is computed in another way", needs_version=True))
     if old.description != new.description:
-        changes.append(Change(new.name, new.place, f"{what} is described in other words", needs_version=False))
+        changes.append(FeatureChange(new.name, new.place, f"{what} is described in other words", needs_version=False))
     if old.place != new.place:
         sentence = f"feature {new.name} moved from {old.place} to {new.place}"
-        changes.append(Change(new.name, new.place, sentence, needs_version=False, moved=True))
+        changes.append(FeatureChange(new.name, new.place, sentence, needs_version=False, moved=True))
     return changes
 
 
@@ -107,7 +107,7 @@ def _difference(old: FeatureType, new: FeatureType) -> str:
     return "width" if old.width != new.width else "nullability"
 
 
-def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str, Range]) -> list[Change]:
+def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str, Range]) -> list[FeatureChange]:
     """Changed ranges of columns that both versions read; a column that only one reads is another computation."""
     changes = []
     for column in sorted(old.keys() & new.keys()):
@@ -120,7 +120,7 @@ def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str,
             f"feature {feature.name} ({feature.place}): the range of {column} is {how} "
             f"from {_spell(old_low, old_high)} to {_spell(low, high)}"
         )
-        changes.append(Change(feature.name, feature.place, sentence, needs_version=narrowed))
+        changes.append(FeatureChange(feature.name, feature.place, sentence, needs_version=narrowed))
     return changes
 
 

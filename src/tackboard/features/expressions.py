@@ -21,7 +21,7 @@ from tackboard.features.operators import REGISTRY
 PACKAGE = str(Path(__file__).parent) + os.sep
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """Where something was written."""
 
     file: str
@@ -31,17 +31,17 @@ class Place(NamedTuple):
         return f"{Path(self.file).name}:{self.line}" if self.file else "features.json"
 
 
-NOWHERE = Place("", 0)
+NOWHERE = CodePlace("", 0)
 
 
-def caller_place() -> Place:
+def caller_place() -> CodePlace:
     """The innermost line that defines features: the user's, or that of a standard feature."""
     frame = sys._getframe(1)
     while frame is not None and _is_machinery(frame.f_code.co_filename):
         if frame.f_back is None:
             return NOWHERE
         frame = frame.f_back
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+    return CodePlace(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_machinery(file: str) -> bool:

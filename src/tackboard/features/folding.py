@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from tackboard.features.column import Column, join_columns
+from tackboard.features.entity_tables import EntityTable, Lookup, with_default
 from tackboard.features.execution import Program
 from tackboard.features.frame import Frame
 from tackboard.features.operators import REGISTRY
 from tackboard.features.plan import CANDIDATE, CONSTANT, REQUEST, Node, Plan
-from tackboard.features.tables import EntityTable, Lookup, with_default
 from tackboard.features.types import SCALARS
 from tackboard.features.views import Positions, no_events
 
@@ -99,12 +99,12 @@ class FoldedTable:
         places = _places(self._table, ids, times)
         return lambda name, _default: self.columns[name].take(places)
 
-    def for_requests(self) -> RequestTable:
+    def for_requests(self) -> FoldedRequestTable:
         """The same, laid out for a thousand ids at a time."""
-        return RequestTable(self._table, self.columns)
+        return FoldedRequestTable(self._table, self.columns)
 
 
-class RequestTable:
+class FoldedRequestTable:
     """A folded table of which a request reads all columns at once, of all its ids at its own time."""
 
     def __init__(self, table: EntityTable, columns: Mapping[str, Column]) -> None:

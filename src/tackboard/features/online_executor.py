@@ -14,11 +14,11 @@ import numpy as np
 
 from tackboard.core.errors import UsageError
 from tackboard.features.column import Column
+from tackboard.features.entity_tables import EntityTable, with_default
 from tackboard.features.execution import Program
-from tackboard.features.folding import RequestTable, fold
+from tackboard.features.folding import FoldedRequestTable, fold
 from tackboard.features.frame import Frame
 from tackboard.features.plan import Plan
-from tackboard.features.tables import EntityTable, with_default
 from tackboard.features.types import ID, TIME
 from tackboard.features.views import Positions, View
 
@@ -37,7 +37,7 @@ class OnlineExecutor:
 
     def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
         self.plan = plan
-        self.tables: dict[str, RequestTable] = {}
+        self.tables: dict[str, FoldedRequestTable] = {}
         for entity, table in (("user", users), ("item", items)):
             if table is not None:
                 plan, folded = fold(plan, entity, table)

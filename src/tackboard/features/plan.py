@@ -23,7 +23,7 @@ from tackboard.core.config import did_you_mean
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features import kernels
 from tackboard.features.entities import BUILT_IN, FUTURE, Events
-from tackboard.features.expressions import NOWHERE, Expression, Place
+from tackboard.features.expressions import NOWHERE, CodePlace, Expression
 from tackboard.features.kernels.comparison import need_constant
 from tackboard.features.operators import ABOUT_EVENTS, REGISTRY, Operator, TypeClash, need
 from tackboard.features.types import BOOL, FLOAT, INT, SCALARS, STRING, VIEW, FeatureType, type_from_json
@@ -57,7 +57,7 @@ class Node:
     params: Mapping[str, Any]
     type: FeatureType
     level: int
-    place: Place
+    place: CodePlace
     shape: int = -1
     maps_lists: bool = False
 
@@ -221,7 +221,7 @@ class PlanBuilder:
         self._known: dict[str, int] = {}
         self._declared: dict[tuple[Any, Any], Mapping[str, Any]] = {}
 
-    def add(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> int:
+    def add(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: CodePlace) -> int:
         """The position of the node. Raises TypeClash where inputs or parameters do not fit the operator."""
         key = _key(op, args, params)
         if key in self._known:
@@ -233,7 +233,7 @@ class PlanBuilder:
         self._known[key] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
-    def _check(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: Place) -> Node:
+    def _check(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: CodePlace) -> Node:
         if op == "source":
             node = _source(params, place)
             # Executors know a column by its name, so it has one type and one default. Ranges may differ: all hold.
@@ -270,7 +270,7 @@ class PlanBuilder:
         return Node(op, args, params, type_, level, place, shape=shape)
 
     def _map_lists(
-        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
+        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: CodePlace
     ) -> Node:
         """An elementwise operator on lists: the other inputs are constants, or lists of the same events."""
         lists = [node for node in inputs if node.type.kind == "list"]
@@ -298,7 +298,7 @@ class PlanBuilder:
         return Node(operator.name, args, params, element.in_list(), level, place, shape=lists[0].shape, maps_lists=True)
 
     def _check_events(
-        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: Place
+        self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: CodePlace
     ) -> Node:
         if operator.name == "sequence":
             if len({node.shape for node in inputs if node.type.kind == "list"}) > 1:
@@ -425,7 +425,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
         valid = isinstance(op, str) and isinstance(params, dict) and isinstance(args, list)
         if not valid or not all(type(argument) is int and 0 <= argument < number for argument in args):
             raise DataError(f"operation {number} of the feature set has inputs that do not come before it")
-        place = Place(str(data.get("file", "")), line) if line else NOWHERE
+        place = CodePlace(str(data.get("file", "")), line) if line else NOWHERE
         try:
             positions.append(builder.add(op, tuple(positions[argument] for argument in args), params, place))
         except TypeClash as clash:
@@ -454,7 +454,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
     return Plan(tuple(builder.nodes), indices)
 
 
-def spec_error(feature: str, place: Place, op: str, clash: TypeClash) -> SpecError:
+def spec_error(feature: str, place: CodePlace, op: str, clash: TypeClash) -> SpecError:
     """A TypeClash as users see it."""
     spelling = REGISTRY[op].spelling if op in REGISTRY else {"source": "column"}.get(op, op[:40])
     return SpecError(f"feature {feature} ({place}), {spelling}: {clash.got}", allowed=clash.allowed, fix=clash.fix)
@@ -508,7 +508,7 @@ def _constant_type(value: Any) -> FeatureType:
     )
 
 
-def _source(params: Mapping[str, Any], place: Place) -> Node:
+def _source(params: Mapping[str, Any], place: CodePlace) -> Node:
     entity, column = params.get("entity"), params.get("column")
     if entity not in BUILT_IN or not isinstance(column, str):
         raise TypeClash(f"there is no entity {entity!r}", allowed=f"entities: {', '.join(BUILT_IN)}")

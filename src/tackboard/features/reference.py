@@ -23,14 +23,14 @@ import numpy as np
 from tackboard.core.errors import DataError
 from tackboard.core.files import write_text_atomic
 from tackboard.features import kernels, language
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column
 from tackboard.features.entities import BUILT_IN
+from tackboard.features.entity_tables import EntityTable, EventTable
 from tackboard.features.expressions import Expression
 from tackboard.features.kernels.history import AT, EVENTS
 from tackboard.features.operators import ABOUT_EVENTS, FAMILIES, REGISTRY, Example, Operator, TypeClash
 from tackboard.features.plan import Plan, compile_features
-from tackboard.features.tables import EntityTable, EventTable
 from tackboard.features.types import NUMBERS, SCALARS, VIEW, FeatureType
 
 BEGIN, END = "<!-- operator reference: begin -->", "<!-- operator reference: end -->"
@@ -152,13 +152,13 @@ def _columns(example: Example) -> dict[str, Any]:
     return {name: given for name, given in example.inputs.items() if name not in ("events", "request_ms")}
 
 
-def _data(example: Example) -> tuple[EventTable | None, EntityTable, Rows]:
+def _data(example: Example) -> tuple[EventTable | None, EntityTable, RequestRows]:
     """One request of one user; the inputs are attributes of its candidates."""
     columns = {name: Column.of(parse_type(type_), values) for name, (type_, values) in _columns(example).items()}
     item_ids = np.arange(max((len(column) for column in columns.values()), default=1), dtype=np.int64)
     moment = np.array([example.inputs.get("request_ms", 0)], dtype=np.int64)
     user = np.zeros(1, dtype=np.int64)
-    rows = Rows(user_ids=user, request_ms=moment, item_ids=item_ids, request_of=np.zeros_like(item_ids))
+    rows = RequestRows(user_ids=user, request_ms=moment, item_ids=item_ids, request_of=np.zeros_like(item_ids))
     events = None
     if given := example.inputs.get("events"):
         times = np.array(given["time"], dtype=np.int64)

@@ -25,8 +25,9 @@ import pyarrow.parquet as pq
 
 from tackboard.core.errors import DataError
 from tackboard.events.dataset import Dataset
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column, Mask, bits, differing_rows, join_columns, offsets_of, ranges
+from tackboard.features.entity_tables import EVENT_COLUMNS, EventTable, find_ids, load_tables
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.plan import CANDIDATE, Plan
 from tackboard.features.serving_log import (
@@ -37,7 +38,6 @@ from tackboard.features.serving_log import (
     private_features,
     user_digest,
 )
-from tackboard.features.tables import EVENT_COLUMNS, EventTable, find_ids, load_tables
 from tackboard.features.types import FeatureType
 from tackboard.features.views import Positions
 
@@ -49,7 +49,7 @@ HIDDEN = "(computed from the user's id: not shown)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Example:
+class SkewExample:
     """One value that differs, as text. `item` is the candidate's id, None for a value of the request."""
 
     reason: str
@@ -66,7 +66,7 @@ class FeatureResult:
 
     compared: int = 0
     mismatches: dict[str, int] = dataclasses.field(default_factory=lambda: {SKEW: 0, LATE: 0, ATTRIBUTES: 0})
-    examples: list[Example] = dataclasses.field(default_factory=list)
+    examples: list[SkewExample] = dataclasses.field(default_factory=list)
 
     @property
     def num_mismatches(self) -> int:
@@ -202,7 +202,7 @@ class _Group:
         self.requests = requests
         self.counts = np.array([len(request.item_ids) for request in requests], dtype=np.int64)
         self.request_of = np.repeat(np.arange(len(requests), dtype=np.int64), self.counts)
-        self.rows = Rows(
+        self.rows = RequestRows(
             user_ids=user_ids,
             request_ms=np.array([request.request_ms for request in requests], dtype=np.int64),
             item_ids=np.concatenate([request.item_ids for request in requests]),
@@ -347,7 +347,7 @@ class _Replayer:
             if name not in self.private:
                 served, again = _as_text(request.features[name], within, recomputed, place)
             result.examples.append(
-                Example(
+                SkewExample(
                     reason=reason,
                     served=served,
                     recomputed=again,

@@ -26,9 +26,10 @@ from tackboard.core.machine import peak_rss_bytes
 from tackboard.core.processes import POLL_S, signals_interrupt
 from tackboard.core.rundir import describe_environment
 from tackboard.features.serving_log import KEY_BYTES
-from tackboard.flow.client import (
+from tackboard.flow.command import Command, Finished, StageError, run_command
+from tackboard.flow.demo_client import (
     TOLERANCE,
-    RequestError,
+    UnansweredError,
     UserRequest,
     connect,
     draw_requests,
@@ -38,7 +39,6 @@ from tackboard.flow.client import (
     scores_in_order,
     send,
 )
-from tackboard.flow.command import Command, Finished, StageError, run_command
 from tackboard.flow.demo_report import write_report
 from tackboard.flow.display import Display
 from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hardware
@@ -260,7 +260,7 @@ def _serve(
                 exchanges.append(
                     Exchange(wire=wire, latencies_ms=answers.latencies_ms, server_cpu_ms_per_request=cpu_ms)
                 )
-        except RequestError as error:
+        except UnansweredError as error:
             server.poll()
             raise StageError(str(error), fix=f"the server's whole output: {server.log}") from None
         finally:

@@ -79,7 +79,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Report:
+class JobReport:
     """How a round of steps went."""
 
     num_found: int
@@ -105,7 +105,7 @@ class JobRunner:
         self._asked_to_stop = False
         self._tries: Counter[str] = Counter()
 
-    def run(self, steps: Sequence[Step]) -> Report:
+    def run(self, steps: Sequence[Step]) -> JobReport:
         """Finishes the steps and those they build on, as far as time and failures allow."""
         distinct = list({step.name: step for one in steps for step in _with_before(one)}.values())
         waiting = [step for step in distinct if not step.is_finished()]
@@ -143,9 +143,9 @@ class JobRunner:
             finally:
                 waiting += self._stop(running)
         is_stopped = bool(waiting) and (self._is_over() or self._is_late())
-        return Report(num_found, num_done, tuple(failures), tuple(waiting), is_stopped)
+        return JobReport(num_found, num_done, tuple(failures), tuple(waiting), is_stopped)
 
-    def _run_here(self, steps: list[Step], num_found: int) -> Report:
+    def _run_here(self, steps: list[Step], num_found: int) -> JobReport:
         """Runs steps one after the other in this process, for example in a debugger. The first error ends it."""
         for number, step in enumerate(steps):
             try:
@@ -153,8 +153,8 @@ class JobRunner:
                     step.run()
             except Preempted as stopped:
                 say(f"{stopped}: {step.label} is not finished")
-                return Report(num_found, number, (), tuple(steps[number:]), is_stopped=True)
-        return Report(num_found, len(steps), (), (), is_stopped=False)
+                return JobReport(num_found, number, (), tuple(steps[number:]), is_stopped=True)
+        return JobReport(num_found, len(steps), (), (), is_stopped=False)
 
     def _is_over(self) -> bool:
         return self._asked_to_stop or (self.end is not None and time.monotonic() >= self.end)

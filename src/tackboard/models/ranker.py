@@ -78,7 +78,7 @@ class Ranker(nn.Module):
         super().__init__()
         self.config = config
         self.pinfm = PinFM(config, vocabulary)
-        self.head = Head(config.head, config.width, self.pinfm.item_tables.width)
+        self.head = RankingHead(config.head, config.width, self.pinfm.item_tables.width)
 
     def loss(self, batch: RequestBatch) -> LossOutput:
         """The mean log-loss of the candidates whose label is known, each with its weight."""
@@ -109,7 +109,7 @@ class Ranker(nn.Module):
         )
 
 
-class Head(nn.Module):
+class RankingHead(nn.Module):
     """An MLP over two unit vectors and their product, and with `hidden` over the vectors that they are made of."""
 
     def __init__(self, config: HeadConfig, width: int, item_width: int) -> None:

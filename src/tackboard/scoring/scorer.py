@@ -22,7 +22,7 @@ from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
 from tackboard.models.description import restore_config
-from tackboard.models.stored import find_non_finite, load_tensors, restore_model
+from tackboard.models.stored_parameters import find_non_finite, load_tensors, restore_model
 from tackboard.scoring.request import RequestReader, ScoreRequest
 
 

@@ -28,7 +28,7 @@ from tackboard.features.column import DTYPES, Column
 from tackboard.features.types import FeatureType
 from tackboard.scoring.request import PREFIXES, PRESENT_SUFFIX, RequestReader, ScoreRequest
 from tackboard.serve.errors import bad_request, shown
-from tackboard.serve.protocol import Declared
+from tackboard.serve.protocol import DeclaredTensor
 from tackboard.serve.tensors import Tensor
 
 CANDIDATE, REQUEST_TIME, USER = "candidate_item", "request_time_ms", "user"
@@ -86,7 +86,7 @@ class ModelInputs:
         known = {*SKIPPABLE, *reader.skipped, *(name + PRESENT_SUFFIX for name in reader.skipped)}
         self.skipped = frozenset(name for name in known if name not in self.inputs)
 
-    def check(self, declared: Mapping[str, Declared]) -> None:
+    def check(self, declared: Mapping[str, DeclaredTensor]) -> None:
         """Raises 400 if the model does not take tensors of these names, datatypes and shapes."""
         for name in declared:
             if name not in self.inputs:
@@ -134,7 +134,7 @@ class ModelInputs:
             "vector": ("FP32", "FP64"),
         }.get(type_.kind, ("BYTES",))
 
-    def _check_kind(self, name: str, tensor: Declared) -> None:
+    def _check_kind(self, name: str, tensor: DeclaredTensor) -> None:
         wanted = self.inputs[name]
         if tensor.datatype not in wanted.datatypes:
             takes = " or ".join(wanted.datatypes)
@@ -145,7 +145,7 @@ class ModelInputs:
         elif len(tensor.shape) != 1:
             raise bad_request(f"input {name} has {len(tensor.shape)} dimensions; this model takes one")
 
-    def _check_rows(self, name: str, num_rows: int, declared: Mapping[str, Declared]) -> None:
+    def _check_rows(self, name: str, num_rows: int, declared: Mapping[str, DeclaredTensor]) -> None:
         if whole := self._masks.get(name):
             if whole not in declared:
                 raise bad_request(f"input {name} is given without input {whole}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.inputs import CANDIDATE, HISTORY_PREFIX, OUTPUT_NAME, ModelInputs
 from tackboard.serve.protocol import (
-    Declared,
+    DeclaredTensor,
     InferRequest,
     OpenBody,
     ProtocolLimits,
@@ -130,7 +130,7 @@ class RequestParser:
         return cost_us
 
 
-def _text_bytes(tensor: Declared) -> int:
+def _text_bytes(tensor: DeclaredTensor) -> int:
     if tensor.raw is not None:
         return len(tensor.raw)
     return sum(len(text) for text in tensor.data if isinstance(text, str)) if isinstance(tensor.data, list) else 0

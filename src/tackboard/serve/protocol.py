@@ -71,7 +71,7 @@ class InferRequest:
 
 
 @dataclass(slots=True)
-class Declared:
+class DeclaredTensor:
     """One tensor as the body declares it, with unread values: `data` is JSON, or None if `raw` holds the values."""
 
     name: str
@@ -92,7 +92,7 @@ class OpenBody:
     """An infer body whose tensors are declared and not yet read."""
 
     request: InferRequest
-    declared: dict[str, Declared]
+    declared: dict[str, DeclaredTensor]
 
     def read(self) -> dict[str, Tensor]:
         """The tensors; 400 if their values do not fit the declarations."""
@@ -247,9 +247,9 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
 
 def _declared_inputs(
     entries: object, raw: memoryview, limits: ProtocolLimits, skipped: Collection[str]
-) -> tuple[dict[str, Declared], int]:
+) -> tuple[dict[str, DeclaredTensor], int]:
     """The declared tensors, and the bytes of the skipped tensors."""
-    declared: dict[str, Declared] = {}
+    declared: dict[str, DeclaredTensor] = {}
     offset = skipped_bytes = 0
     for name, entry, parameters in _named_entries(entries, "inputs", limits):
         size = parameters.get("binary_data_size")
@@ -258,7 +258,7 @@ def _declared_inputs(
         shape = check_shape(name, entry.get("shape"), limits.max_tensor_values) if is_read else ()
         if size is None:
             if is_read:
-                declared[name] = Declared(name, datatype, shape, entry.get("data"), None)
+                declared[name] = DeclaredTensor(name, datatype, shape, entry.get("data"), None)
             else:
                 skipped_bytes += len(orjson.dumps(entry.get("data")))
             continue
@@ -271,7 +271,7 @@ def _declared_inputs(
                 most = limits.max_tensor_bytes
                 raise bad_request(f"tensor {shown(name)} has {size} bytes; at most {most:,} are allowed")
             check_size(name, datatype, shape, size)
-            declared[name] = Declared(name, datatype, shape, None, raw[offset : offset + size])
+            declared[name] = DeclaredTensor(name, datatype, shape, None, raw[offset : offset + size])
         else:
             skipped_bytes += size
         offset += size

@@ -34,7 +34,7 @@ _CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 
 @dataclass(slots=True)
-class Duration:
+class TotalDuration:
     """How often something happened, and how long all of these took together in nanoseconds. Names are Triton's."""
 
     count: int = 0
@@ -74,7 +74,7 @@ class Telemetry:
         self.model = model
         self.version = version
         self.pending = pending
-        self._durations = {part: Duration() for part in (*_PARTS, "fail", "cache_hit", "cache_miss")}
+        self._durations = {part: TotalDuration() for part in (*_PARTS, "fail", "cache_hit", "cache_miss")}
         self._failures = dict.fromkeys(FAILURE_REASONS, 0)
         self._last_inference_ms = 0
         self._trimmed_bytes = 0

@@ -41,7 +41,7 @@ from tackboard.data.steps import NumberedSteps
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.description import describe_model
 from tackboard.models.interface import build_model, compile_parts
-from tackboard.models.stored import check_tensors, find_non_finite
+from tackboard.models.stored_parameters import check_tensors, find_non_finite
 from tackboard.models.tables import table_parameter_names
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard

@@ -24,7 +24,7 @@ from tackboard.bench.loader.run import Entry, Runner
 from tackboard.bench.quality.data import BENCHES
 from tackboard.events.dataset import write_dataset
 from tackboard.events.public import listing
-from tackboard.events.public.publisher import Counts, canonical_events
+from tackboard.events.public.publisher import PublishedCounts, canonical_events
 
 PARTS = {"batch": "batch", "online": "online", "unprepared": "online"}
 
@@ -117,7 +117,7 @@ def fake_ml_1m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(folder / "ml-1m.zip", "w") as archive:
         for name, text in movielens_files().items():
             archive.writestr(name, text)
-    counts = Counts(users=24, items=30, events=288)
+    counts = PublishedCounts(users=24, items=30, events=288)
     monkeypatch.setitem(listing.DATASETS, "ml-1m", dataclasses.replace(listing.DATASETS["ml-1m"], counts=counts))
     small = dataclasses.replace(BENCHES["ml-1m"], max_length=12, quick_stride=2)
     monkeypatch.setitem(BENCHES, "ml-1m", small)

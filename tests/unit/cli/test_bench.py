@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tackboard.bench.quality.plan import Options
+from tackboard.bench.quality.study_plan import Options
 from tackboard.bench.report import Report
 
 Program = Callable[..., Any]

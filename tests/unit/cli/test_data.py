@@ -15,12 +15,12 @@ import pytest
 
 from tackboard.cli.data import _without_password
 from tackboard.core.hashing import string_id
-from tackboard.data.requests import read_requests
+from tackboard.data.request_layout import read_requests
 from tackboard.events.dataset import open_dataset
 from tackboard.events.privacy.forgetting import add_forgotten, read_forgotten
 from tackboard.events.public import deskdrop
 from tackboard.events.public.listing import DATASETS
-from tackboard.events.public.publisher import Counts
+from tackboard.events.public.publisher import PublishedCounts
 from tackboard.events.sequence_store import create_store, open_store
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world
@@ -64,7 +64,7 @@ def test_the_seed_of_synth_changes_the_events(tackboard: Program, tmp_path: Path
 
 
 def test_import_makes_a_dataset_of_files(tackboard: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = dataclasses.replace(deskdrop.DESKDROP, counts=Counts(1, 1, 1))
+    one = dataclasses.replace(deskdrop.DESKDROP, counts=PublishedCounts(1, 1, 1))
     monkeypatch.setitem(DATASETS, "deskdrop", one)
     file, out = tmp_path / "users_interactions.csv", tmp_path / "datasets"
     file.write_text(DESKDROP)

@@ -19,7 +19,7 @@ from tackboard.features.language import Events, FeatureSet
 from tackboard.features.reference import BEGIN, END, reference
 from tackboard.features.serving_log import FeatureLog
 from tackboard.features.standard import features_for_model
-from tackboard.features.stored import read_features_table
+from tackboard.features.stored_features import read_features_table
 from tackboard.features.types import INT
 
 Program = Callable[..., Any]

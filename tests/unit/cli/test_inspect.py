@@ -80,9 +80,9 @@ def test_the_doctor_prints_problems_with_their_repair(
 ) -> None:
     folders: list[Path] = []
 
-    def collect(folder: Path) -> doctor.Facts:
+    def collect(folder: Path) -> doctor.MachineFacts:
         folders.append(folder)
-        return doctor.Facts(python=(3, 11, 7), installed={"numpy": "2.4.6"})
+        return doctor.MachineFacts(python=(3, 11, 7), installed={"numpy": "2.4.6"})
 
     monkeypatch.setattr(doctor, "collect", collect)
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ from tackboard.core import doctor
 
 ROOT = Path(__file__).resolve().parents[3]
 PINS = doctor.read_pins(ROOT)
-HEALTHY = doctor.Facts(
+HEALTHY = doctor.MachineFacts(
     python=(3, 11, 7),
     installed={**{name: PINS[name] for name in doctor.NEEDED}, "torch": "2.13.0+cpu"},
     pins=PINS,
@@ -27,7 +27,7 @@ HEALTHY = doctor.Facts(
 )
 
 
-def examined(**changes: Any) -> dict[str, doctor.Finding]:
+def examined(**changes: Any) -> dict[str, doctor.DoctorFinding]:
     """Findings by name after changing facts; `installed` is merged, None removes a package."""
     installed = {**HEALTHY.installed, **changes.pop("installed", {})}
     kept = {name: version for name, version in installed.items() if version is not None}

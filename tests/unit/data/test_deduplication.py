@@ -11,8 +11,8 @@ import pytest
 from tackboard.batch import HashConfig
 from tackboard.data.deduplication import DeduplicationCounters
 from tackboard.data.labels import Label, LabelConfig
+from tackboard.data.request_layout import label_dataset
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
-from tackboard.data.requests import label_dataset
 from tackboard.events.dataset import open_dataset, write_dataset
 
 NUM_USERS, NUM_EVENTS, NUM_ITEMS = 20, 30, 50

@@ -19,8 +19,8 @@ from tackboard.core.errors import DataError
 from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
 from tackboard.data import index as index_module
 from tackboard.data.index import KIND, ItemFrequencies, TrainingIndex, index_training
-from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.data.step_plan import cut_segments
 from tackboard.events.dataset import INDEX
 
 

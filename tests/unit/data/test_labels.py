@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tackboard.core.errors import UsageError
 from tackboard.core.hashing import string_id
 from tackboard.core.keyed_random import bits
-from tackboard.data.labels import Counts, Label, LabelConfig, LabelCounts, label_bucket, parse_label
+from tackboard.data.labels import Label, LabelConfig, LabelCounts, LabelJobCounts, label_bucket, parse_label
 
 DAY_MS = 86_400_000
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 def by_loops(config: LabelConfig, impressions: list[Row], events: list[Row], end_ms: int) -> tuple[list[Row], Row]:
     """The reference: the rules, one impression and one action at a time."""
     shown: dict[tuple[int, Any], dict[int, Row]] = defaultdict(dict)
-    counts = Counts(labels={label.action: LabelCounts() for label in config.labels})
+    counts = LabelJobCounts(labels={label.action: LabelCounts() for label in config.labels})
     for row in impressions:
         candidates = shown[row["user_id"], row["request"]]
         if row["item_id"] not in candidates:
@@ -168,7 +168,7 @@ def worlds(draw: st.DrawFn) -> tuple[LabelConfig, list[Row], list[Row], int, pa.
 @given(worlds())
 def test_random_worlds_equal_the_loops(world: tuple[LabelConfig, list[Row], list[Row], int, pa.DataType]) -> None:
     config, impressions, events, end_ms, type_ = world
-    counts = Counts(labels={label.action: LabelCounts() for label in config.labels})
+    counts = LabelJobCounts(labels={label.action: LabelCounts() for label in config.labels})
     found = label_bucket(config, *tables(impressions, events, type_), end_ms, counts)
     expected, expected_counts = by_loops(config, impressions, events, end_ms)
     assert found.to_pylist() == expected
@@ -187,8 +187,8 @@ SAVE = LabelConfig(labels=(Label("save", 100),))
 LONG_AFTER = 10_000
 
 
-def label_of(impression: Row, *events: Row, end_ms: int = LONG_AFTER) -> tuple[int | None, Counts]:
-    counts = Counts()
+def label_of(impression: Row, *events: Row, end_ms: int = LONG_AFTER) -> tuple[int | None, LabelJobCounts]:
+    counts = LabelJobCounts()
     table = label_bucket(SAVE, *tables([impression], list(events), pa.int64()), end_ms, counts)
     return table["label_save"].to_pylist()[0][0], counts
 

@@ -16,8 +16,8 @@ from tackboard.batch import HashConfig, RequestBatch, item_rows
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.labels import Label, LabelConfig
+from tackboard.data.request_layout import label_dataset
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps, count_tokens
-from tackboard.data.requests import label_dataset
 from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world

@@ -18,7 +18,7 @@ from tackboard.data.source import load_sequences, open_sequences
 from tackboard.evaluation.ranking import evaluated_users
 from tackboard.events.dataset import open_dataset
 from tackboard.features.backfill import backfill
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Context, Events, Int, Request, String, User, milliseconds, sequence
@@ -284,7 +284,7 @@ def test_what_a_backfill_has_computed_is_read_and_not_computed_again(
     asked: list[list[str]] = []
     honest = BatchExecutor.compute
 
-    def compute(self: BatchExecutor, rows: Rows) -> dict[str, Column]:
+    def compute(self: BatchExecutor, rows: RequestRows) -> dict[str, Column]:
         asked.append(list(self.plan.features))
         return honest(self, rows)
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError, UsageError
-from tackboard.data.plan import StepPlan
+from tackboard.data.step_plan import StepPlan
 from tackboard.data.steps import NumberedSteps
 
 BUCKETS = [["a", "bb", "ccc"], ["dd", "e"], ["ffff", "g", "hh"], ["iii", "jj"], ["k"]]

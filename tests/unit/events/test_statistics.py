@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tackboard.events.entities import entity_table
+from tackboard.events.attributes import entity_table
 from tackboard.events.statistics import describe
 
 MINUTE = 60_000

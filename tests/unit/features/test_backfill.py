@@ -18,9 +18,10 @@ from tackboard.core.locks import _host
 from tackboard.core.manifest import verify_manifest
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.features.backfill import Backfilled, backfill
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.contexts import context_columns, context_sources
+from tackboard.features.entity_tables import load_tables
 from tackboard.features.language import (
     Context,
     Events,
@@ -38,8 +39,7 @@ from tackboard.features.language import (
     hours,
     sequence,
 )
-from tackboard.features.stored import FEATURES, read_features_table
-from tackboard.features.tables import load_tables
+from tackboard.features.stored_features import FEATURES, read_features_table
 
 item = Item(price=Float(minimum=0), look=Vector(2), tags=List(Int))
 user = User(country=String())
@@ -82,7 +82,7 @@ def at_once(dataset: Dataset, features: FeatureSet) -> dict[str, Column]:
     plan = features.plan
     table = dataset.read_events(["user_id", "item_id", "time_ms"])
     log, users, items = load_tables(dataset, plan)
-    rows = Rows(
+    rows = RequestRows(
         user_ids=table["user_id"].to_numpy(),
         request_ms=table["time_ms"].to_numpy(),
         item_ids=table["item_id"].to_numpy(),
@@ -171,7 +171,7 @@ def test_what_did_not_change_is_taken_over(rich_dataset: Path, monkeypatch: pyte
     asked: list[list[str]] = []
     compute = BatchExecutor.compute
 
-    def spy(executor: BatchExecutor, rows: Rows) -> dict[str, Column]:
+    def spy(executor: BatchExecutor, rows: RequestRows) -> dict[str, Column]:
         asked.append(list(executor.plan.features))
         return compute(executor, rows)
 

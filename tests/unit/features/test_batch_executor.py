@@ -9,12 +9,12 @@ import pytest
 
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features import batch_executor
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.entities import Context, Events, Float, Int, Item, Request, String, User
+from tackboard.features.entity_tables import EntityTable, EventTable
 from tackboard.features.expressions import Expression, concat, cross, milliseconds, pack, sequence
 from tackboard.features.plan import Plan, compile_features
-from tackboard.features.tables import EntityTable, EventTable
 from tackboard.features.types import FLOAT, ID, INT, STRING, TIME
 
 item = Item(price=Float, title=String)
@@ -65,10 +65,10 @@ def tables(num_users: int = 6) -> dict[str, Any]:
     }
 
 
-def some_rows(seed: int, num_requests: int = 40, candidates: tuple[int, ...] = (0, 1, 5)) -> Rows:
+def some_rows(seed: int, num_requests: int = 40, candidates: tuple[int, ...] = (0, 1, 5)) -> RequestRows:
     pick = np.random.default_rng(seed)
     counts = pick.choice(candidates, num_requests)
-    return Rows(
+    return RequestRows(
         user_ids=pick.choice([0, 10, 20, 30, 50, 99], num_requests),
         request_ms=pick.integers(0, 130, num_requests),
         item_ids=pick.integers(0, 6, int(counts.sum())),
@@ -120,7 +120,7 @@ def test_order_and_repetition_of_requests_do_not_matter(plan: Plan) -> None:
     order = np.random.default_rng(0).integers(0, 40, 90)
     assert rows.item_ids is not None
     mixed = executor.compute(
-        Rows(
+        RequestRows(
             user_ids=rows.user_ids[order],
             request_ms=rows.request_ms[order],
             item_ids=rows.item_ids[order],
@@ -137,7 +137,7 @@ def test_no_requests_and_no_candidates(plan: Plan) -> None:
     few = executor.compute(some_rows(6, num_requests=3, candidates=(0,)))
     assert len(few["same"]) == 0 and len(few["n"]) == 3
     none = some_rows(7, num_requests=3, candidates=(0,))
-    without = executor.compute(Rows(user_ids=none.user_ids, request_ms=none.request_ms, context=none.context))
+    without = executor.compute(RequestRows(user_ids=none.user_ids, request_ms=none.request_ms, context=none.context))
     assert len(without["same"]) == 0 and len(without["n"]) == 3
 
 
@@ -154,7 +154,7 @@ def test_a_second_run_gives_the_same_though_tables_were_folded_in_between(plan: 
 )
 def test_candidates_fit_their_requests(item_ids: list[int] | None, request_of: list[int] | None) -> None:
     with pytest.raises(UsageError, match="candidates do not fit their requests"):
-        Rows(
+        RequestRows(
             user_ids=np.array([1, 2]),
             request_ms=np.array([1, 2]),
             item_ids=None if item_ids is None else np.array(item_ids),
@@ -177,5 +177,7 @@ def test_a_column_that_is_not_there_is_named(plan: Plan) -> None:
     with pytest.raises(DataError, match="context.device is not in the data"):
         rows = some_rows(1)
         BatchExecutor(plan, **tables()).compute(
-            Rows(user_ids=rows.user_ids, request_ms=rows.request_ms, item_ids=rows.item_ids, request_of=rows.request_of)
+            RequestRows(
+                user_ids=rows.user_ids, request_ms=rows.request_ms, item_ids=rows.item_ids, request_of=rows.request_of
+            )
         )

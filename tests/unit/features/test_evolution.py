@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tackboard.core.errors import UsageError
-from tackboard.features.evolution import Change, check_evolution, compare
+from tackboard.features.evolution import FeatureChange, check_evolution, compare
 from tackboard.features.evolution import sentences as told
 from tackboard.features.expressions import Expression
 from tackboard.features.language import (
@@ -167,7 +167,7 @@ def test_a_moved_line_is_told() -> None:
 
 
 def test_moves_are_counted_and_changes_told_in_full() -> None:
-    real = Change("a", "x.py:1", "feature a (x.py:1) is added", needs_version=False)
-    move = Change("b", "x.py:2", "feature b moved from x.py:1 to x.py:2", needs_version=False, moved=True)
+    real = FeatureChange("a", "x.py:1", "feature a (x.py:1) is added", needs_version=False)
+    move = FeatureChange("b", "x.py:2", "feature b moved from x.py:1 to x.py:2", needs_version=False, moved=True)
     assert told([move, real]) == [real.sentence, "1 feature moved to another line"]
     assert told([move, move]) == ["2 features moved to another line"] and told([]) == []

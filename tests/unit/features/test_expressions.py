@@ -19,9 +19,9 @@ from tackboard.features.entities import Events, Float, Int, Item
 from tackboard.features.expressions import (
     NOWHERE,
     PACKAGE,
+    CodePlace,
     Duration,
     Expression,
-    Place,
     as_expression,
     caller_place,
     duration_ms,
@@ -174,12 +174,12 @@ def test_the_line_is_the_users() -> None:
         A.log()
         .exp()
     )  # fmt: skip
-    assert made.place == Place(__file__, line + 1)
+    assert made.place == CodePlace(__file__, line + 1)
     assert str(made.place) == f"test_expressions.py:{line + 1}"
     assert chain.args[0].place.line == line + 3 and line + 3 <= chain.place.line <= line + 4
     assert made.args[1].place == made.place, "a constant stands on the line of what it is written in"
     assert str(NOWHERE) == "features.json"
-    assert caller_place() == Place(__file__, line + 11)
+    assert caller_place() == CodePlace(__file__, line + 11)
 
 
 def test_a_file_beside_the_package_is_the_users() -> None:
@@ -187,7 +187,7 @@ def test_a_file_beside_the_package_is_the_users() -> None:
     file = PACKAGE.rstrip("/") + "_mine/home.py"
     names: dict[str, Any] = {"A": A}
     exec(compile("made = A + 1", file, "exec"), names)  # noqa: S102
-    assert names["made"].place == Place(file, 1)
+    assert names["made"].place == CodePlace(file, 1)
 
 
 def test_a_description_does_not_change_what_is_computed() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tackboard.core.errors import DataError
 from tackboard.features.column import Column, differing_rows
+from tackboard.features.entity_tables import EntityTable
 from tackboard.features.execution import Program
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.folding import FoldedTable, IdIndex, fold
@@ -16,7 +17,6 @@ from tackboard.features.frame import Frame
 from tackboard.features.language import Float, Int, Item, Request, String, Time, User, Vector, cross
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.plan import Plan
-from tackboard.features.tables import EntityTable
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 from tackboard.features.views import no_events
 

@@ -11,11 +11,11 @@ import pytest
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features.column import Column, differing_rows
 from tackboard.features.entities import Context, Events, Float, Int, Item, Request, String, User
+from tackboard.features.entity_tables import EntityTable
 from tackboard.features.expressions import concat, cross, days, milliseconds
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.operators import REGISTRY
 from tackboard.features.plan import compile_features
-from tackboard.features.tables import EntityTable
 from tackboard.features.types import FLOAT, ID, INT, STRING, TIME
 
 item = Item(price=Float(default=0.5), title=String)

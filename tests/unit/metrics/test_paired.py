@@ -7,7 +7,7 @@ import pytest
 
 from tackboard.metrics import paired
 from tackboard.metrics.paired import Difference, gains, hits, paired_bootstrap
-from tackboard.metrics.ranking import RankingMetrics
+from tackboard.metrics.ranks import RankingMetrics
 
 
 def test_figures_per_user_average_to_the_metrics() -> None:

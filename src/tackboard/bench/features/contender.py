@@ -70,11 +70,11 @@ def run(name: str, part: str, folder: Path, repeats: int) -> dict[str, Any]:
     module = importlib.import_module(module_name)
     world = read_world(folder)
     if part == "batch":
-        contender = module.Batch(world)
+        contender = module.BatchContender(world)
         tables = contender.to_arrow(contender.compute())
         times = measure_batch(contender.compute, repeats)
     else:
-        contender = module.Online(world, *([variant] if variant else []), prepared=part == "online")
+        contender = module.OnlineContender(world, *([variant] if variant else []), prepared=part == "online")
         num_requests = world.requests.num_rows
         answers = [contender.to_arrow(contender.compute(number)) for number in range(num_requests)]
         tables = tuple(pa.concat_tables([answer[kind] for answer in answers]) for kind in (0, 1))

@@ -39,7 +39,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class FeatureSizes:
     """How much data, and how often each thing is measured."""
 
     num_users: int = 2_000
@@ -59,8 +59,8 @@ class Sizes:
     """Number of turns of every contender; its measurements are spread over the turns."""
 
 
-FULL = Sizes()
-QUICK = Sizes(
+FULL = FeatureSizes()
+QUICK = FeatureSizes(
     num_users=60,
     num_items=500,
     num_requests=200,
@@ -110,7 +110,7 @@ def write_table(path: Path, table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def batch_world(sizes: Sizes, seed: int) -> World:
+def batch_world(sizes: FeatureSizes, seed: int) -> World:
     """Many users with few candidates per request: what a training set is computed from."""
     random = np.random.default_rng(seed)
     items = _items(random, sizes.num_items)
@@ -122,7 +122,7 @@ def batch_world(sizes: Sizes, seed: int) -> World:
     return World(events, items, users, requests, rows)
 
 
-def online_world(sizes: Sizes, seed: int) -> World:
+def online_world(sizes: FeatureSizes, seed: int) -> World:
     """One request for each of a few users, each with many candidates: what a server is asked."""
     random = np.random.default_rng(seed + 1)
     items = _items(random, sizes.num_items)

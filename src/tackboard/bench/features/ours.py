@@ -13,10 +13,10 @@ import pyarrow as pa
 from tackboard.bench.features.data import World
 from tackboard.bench.features.set import features
 from tackboard.features.arrow import from_arrow, to_table
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column
+from tackboard.features.entity_tables import EntityTable, EventTable
 from tackboard.features.online_executor import OnlineExecutor
-from tackboard.features.tables import EntityTable, EventTable
 from tackboard.features.types import STRING, TIME
 
 Answer = dict[str, Column]
@@ -29,7 +29,7 @@ def split(answer: Answer) -> tuple[pa.Table, pa.Table]:
     return to_table({name: column for name, column in answer.items() if name not in rows}), to_table(rows)
 
 
-class Batch:
+class BatchContender:
     """Many requests with few candidates each."""
 
     def __init__(self, world: World) -> None:
@@ -37,7 +37,7 @@ class Batch:
         self.events = EventTable.from_arrow(world.events, plan)
         self.users = EntityTable.from_arrow(world.users, "user", plan)
         self.items = EntityTable.from_arrow(world.items, "item", plan)
-        self.rows = Rows(
+        self.rows = RequestRows(
             user_ids=world.requests["user_id"].to_numpy(),
             request_ms=world.requests["request_ms"].to_numpy(),
             item_ids=world.rows["item_id"].to_numpy(),
@@ -54,7 +54,7 @@ class Batch:
     to_arrow = staticmethod(split)
 
 
-class Online:
+class OnlineContender:
     """One request at a time; if `prepared`, the executor computes what depends on an item alone when it is made."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tackboard.bench import rivals
-from tackboard.bench.features.data import FULL, QUICK, Sizes, batch_world, online_world, read_table
+from tackboard.bench.features.data import FULL, QUICK, FeatureSizes, batch_world, online_world, read_table
 from tackboard.bench.features.set import features
 from tackboard.bench.report import Report, Table, shown_versions, where_and_when
 from tackboard.bench.turns import Neighbours, aim_lines, judged, take_turns
@@ -116,7 +116,7 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.P
     return result | {"aims": judged(aims(result), disturbance), **disturbance, **where_and_when()}
 
 
-def _contend(name: str, *, part: str, folder: Path, sizes: Sizes, python: Path) -> dict[str, Any]:
+def _contend(name: str, *, part: str, folder: Path, sizes: FeatureSizes, python: Path) -> dict[str, Any]:
     """The times of one turn of a contender, or why it failed. `python` runs the rivals."""
     say(f"{part}: {WORDS[name]}")
     repeats = sizes.batch_repeats if part == "batch" else sizes.online_repeats

@@ -55,7 +55,7 @@ class Reference:
 
     def __init__(self, setting: Setting) -> None:
         from tackboard.data.index import index_training
-        from tackboard.data.plan import cut_segments
+        from tackboard.data.step_plan import cut_segments
         from tackboard.features.column import offsets_of, ranges
 
         source = setting.open()

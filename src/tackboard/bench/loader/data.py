@@ -30,8 +30,8 @@ from tackboard.core.hashing import mix64
 from tackboard.core.vocabulary import DEFAULT_READS
 from tackboard.data.index import index_training
 from tackboard.data.loader import DataConfig
-from tackboard.data.plan import cut_segments
 from tackboard.data.source import SequenceSource, open_sequences
+from tackboard.data.step_plan import cut_segments
 from tackboard.events.dataset import write_dataset
 from tackboard.events.schema import NAMES
 from tackboard.features.column import offsets_of, ranges

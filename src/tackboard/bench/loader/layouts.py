@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from tackboard.core.errors import DataError
 from tackboard.core.keyed_random import permutation
 from tackboard.data.labels import Label, LabelConfig
-from tackboard.data.requests import label_dataset, read_requests
+from tackboard.data.request_layout import label_dataset, read_requests
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.schema import encode, numpy_column
 from tackboard.events.synthetic.world_config import WorldConfig

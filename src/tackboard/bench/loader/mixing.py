@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.data.plan import StepPlan
+from tackboard.data.step_plan import StepPlan
 
 WINDOWS = (1, 4, 16, 64)
 NUM_BUCKETS = 256

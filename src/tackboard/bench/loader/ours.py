@@ -21,8 +21,8 @@ from tackboard.batch.builder import feature_tensor
 from tackboard.bench.loader.data import Setting
 from tackboard.core import keyed_random
 from tackboard.data.loader import TrainingSteps, stored_batch
-from tackboard.data.plan import Segments, cut_segments
 from tackboard.data.sequences import Sequences
+from tackboard.data.step_plan import Segments, cut_segments
 from tackboard.features.column import offsets_of, ranges
 
 VARIANTS = ("memory", "streamed", "columns", "product")

@@ -87,7 +87,7 @@ Rows = list[tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class LoaderSizes:
     """How much data, and how often each thing is measured."""
 
     num_events: int = 1_040_000
@@ -98,8 +98,8 @@ class Sizes:
     repeats: int = 3
 
 
-FULL = Sizes()
-QUICK = Sizes(num_events=60_000, num_items=2_000, repeats=1)
+FULL = LoaderSizes()
+QUICK = LoaderSizes(num_events=60_000, num_items=2_000, repeats=1)
 
 
 def measure(
@@ -150,7 +150,7 @@ def measure(
     return result | {"aims": judged(aims(result), disturbance), **disturbance, **where_and_when()}
 
 
-def setting_of(folder: Path, sizes: Sizes, data: Path | None, growth: int) -> Setting:
+def setting_of(folder: Path, sizes: LoaderSizes, data: Path | None, growth: int) -> Setting:
     """The setting for every contender, on the user's dataset or on a made-up one that is `growth` times as large."""
     if data is not None:
         return Setting(dataset=str(data), positive_actions=())

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from tackboard.bench.quality.cell import Fit, Machine, Outcome, metrics_of
 from tackboard.bench.quality.cells import Cell, Result, Work
-from tackboard.bench.quality.methods import Method, Place, check_overrides
-from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality.methods import Method, MethodContext, check_overrides
 from tackboard.bench.quality.studies import mean_metrics, measure
+from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, SAME_SHARE, Measured, difference_cells, figures_of
 from tackboard.bench.transfer.data import write_beginning
 from tackboard.core.errors import UsageError
@@ -155,7 +155,7 @@ QUESTIONS = (
 )
 
 
-def ablations(context: Context) -> Plan:
+def ablations(context: StudyContext) -> StudyPlan:
     """Every question that the dataset can answer."""
     questions = [question for question in QUESTIONS if question.dataset == context.bench.name]
     if not questions:
@@ -187,10 +187,12 @@ def ablations(context: Context) -> Plan:
     check_overrides(context.options.overrides, [method.name for _, method in methods])
     # One seed of every recipe comes first, so the finished ones can be compared whenever time runs out.
     every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
-    return Plan(every, lambda find: _table(context, questions, cells, find))
+    return StudyPlan(every, lambda find: _table(context, questions, cells, find))
 
 
-def _method(question: Question, variant: Variant, place: Place, known: list[tuple[RunConfig, Method]]) -> Method:
+def _method(
+    question: Question, variant: Variant, place: MethodContext, known: list[tuple[RunConfig, Method]]
+) -> Method:
     """The recipe as a method of the harness. The base answers several questions and runs once, by its first name."""
     name = f"ablation-{question.name}-{variant.name}"
     config = _at(place, find_recipe(name))
@@ -202,7 +204,7 @@ def _method(question: Question, variant: Variant, place: Place, known: list[tupl
     return method
 
 
-def _at(place: Place, config: RunConfig) -> RunConfig:
+def _at(place: MethodContext, config: RunConfig) -> RunConfig:
     """A recipe on a prepared dataset, shortened with --quick."""
     data = dataclasses.replace(config.data, dataset=place.prepared, window_buckets=64)
     if not place.quick:
@@ -224,7 +226,7 @@ def _at(place: Place, config: RunConfig) -> RunConfig:
 # ---- positives ----
 
 
-def _saves_protocol(context: Context, place: Place) -> dict[str, Any]:
+def _saves_protocol(context: StudyContext, place: MethodContext) -> dict[str, Any]:
     """How positives are judged. Also writes the dataset that ends before the judged events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-before-saved"
@@ -286,7 +288,7 @@ def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def _table(
-    context: Context, questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequence[Cell]], find: Find
+    context: StudyContext, questions: Sequence[Question], cells: Mapping[tuple[str, str], Sequence[Cell]], find: Find
 ) -> Table:
     groups: dict[tuple[str, str], list[Result]] = {}
     for key, group in cells.items():
@@ -327,7 +329,7 @@ def _table(
     }
 
 
-def _protocol(context: Context, results: Sequence[Result]) -> str:
+def _protocol(context: StudyContext, results: Sequence[Result]) -> str:
     """How the recipes are judged, for the table."""
     users = f" of {results[0].values['num_ranked_users']:,} users" if results else ""
     if context.bench.name == "deskdrop":

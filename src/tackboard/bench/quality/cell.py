@@ -46,7 +46,7 @@ from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.evaluation.baselines import ItemToItem, Popularity
 from tackboard.evaluation.ranking import ScoreUsers, evaluated_users, rank_model, target_ranks
 from tackboard.flow.jobs import Step, run_step
-from tackboard.metrics.ranking import RankingMetrics
+from tackboard.metrics.ranks import RankingMetrics
 from tackboard.models.interface import build_model
 from tackboard.train.config import RunConfig, config_to_json, features_for
 from tackboard.train.trainer import Trainer, choose_device

@@ -99,7 +99,7 @@ BENCHES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class DatasetFacts:
     """What the sizes of a method may depend on."""
 
     path: Path
@@ -184,19 +184,19 @@ def check_ties(bench: Bench, rules: Sequence[str]) -> None:
             )
 
 
-def expected_facts(bench: Bench, stride: int = 1) -> Facts:
+def expected_facts(bench: Bench, stride: int = 1) -> DatasetFacts:
     """Roughly what `read_facts` will find, from the publisher's counts: to plan before anything is prepared."""
     counts = bench.public.counts
     lengths = np.full(max(1, counts.users // stride), max(1, counts.events // counts.users), dtype=np.int64)
-    return Facts(Path(), counts.items, counts.items + 1, lengths, (), 0.0)
+    return DatasetFacts(Path(), counts.items, counts.items + 1, lengths, (), 0.0)
 
 
-def read_facts(path: Path) -> Facts:
+def read_facts(path: Path) -> DatasetFacts:
     """The facts of a prepared dataset."""
     dataset = open_dataset(path, verify=False)
     counts = numpy_column(dataset.read_users(["num_events"]), "num_events")
     items = numpy_column(dataset.read_items(["item_id"]), "item_id")
-    return Facts(
+    return DatasetFacts(
         path=path,
         num_items=len(items),
         num_rows=int(items.max()) + 1,

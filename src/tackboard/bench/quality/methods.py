@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tackboard.bench.quality.data import Bench, Facts
+from tackboard.bench.quality.data import Bench, DatasetFacts
 from tackboard.core.config import apply_overrides, did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.data.loader import DataConfig
@@ -69,11 +69,11 @@ FIXED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class MethodContext:
     """Where a method runs. Its sizes may depend on the place."""
 
     bench: Bench
-    facts: Facts
+    facts: DatasetFacts
     prepared: str
     quick: bool = False
 
@@ -102,7 +102,7 @@ class Method:
     title: str
     inputs: str
     is_ours: bool = False
-    build: Callable[[Place], RunConfig] | None = None
+    build: Callable[[MethodContext], RunConfig] | None = None
     """Builds the config of the run; None if the method fits nothing."""
 
     @property
@@ -125,7 +125,7 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-def config_of(method: Method, place: Place, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
+def config_of(method: Method, place: MethodContext, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of a method's run. `overrides` are `a.b=c` for every method, or `METHOD:a.b=c` for one."""
     if method.build is None:
         raise UsageError(f"{method.name} fits nothing and has no settings")
@@ -162,7 +162,7 @@ def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
 # ---- sizes of a run ----
 
 
-def newest_steps(place: Place, epochs: int) -> tuple[int, int]:
+def newest_steps(place: MethodContext, epochs: int) -> tuple[int, int]:
     """(tokens of a step, steps) to read each user's newest events once per epoch, about 128 users per step."""
     facts = place.facts
     # With a large catalogue every step moves a large table, so a quick run needs few steps.
@@ -175,7 +175,7 @@ def newest_steps(place: Place, epochs: int) -> tuple[int, int]:
 
 
 def _run(
-    place: Place,
+    place: MethodContext,
     name: str,
     model: Any,
     *,
@@ -210,7 +210,9 @@ def _run(
 # ---- SASRec and HSTU ----
 
 
-def _sequential(place: Place, name: str, model: SequentialConfig, epochs: int, *, published: bool = False) -> RunConfig:
+def _sequential(
+    place: MethodContext, name: str, model: SequentialConfig, epochs: int, *, published: bool = False
+) -> RunConfig:
     """A run of a rival over the newest events of each user."""
     tokens, steps = newest_steps(place, epochs)
     optimizer = OptimizerConfig(
@@ -224,18 +226,18 @@ def _sequential(place: Place, name: str, model: SequentialConfig, epochs: int, *
     return _run(place, name, model, steps=steps, optimizer=optimizer, tokens_per_step=tokens)
 
 
-def _as_published(name: str, make: Callable[..., SequentialConfig], place: Place) -> RunConfig:
+def _as_published(name: str, make: Callable[..., SequentialConfig], place: MethodContext) -> RunConfig:
     """Sizes, loss and rates as published."""
     model = make(place.facts.num_rows, max_history=place.max_length)
     return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
 
 
-def rival_rate(place: Place) -> float:
+def rival_rate(place: MethodContext) -> float:
     """The learning rate of rivals, chosen on validation like the rate of our model."""
     return RIVAL_RATES.get(place.bench.name, 1e-3)
 
 
-def _rival_settings(place: Place, inputs: str) -> dict[str, Any]:
+def _rival_settings(place: MethodContext, inputs: str) -> dict[str, Any]:
     """The inputs of our model, and the exact softmax if the catalogue is small enough."""
     return {
         "loss": {"kind": "mixed" if place.is_large else "full"},
@@ -246,7 +248,7 @@ def _rival_settings(place: Place, inputs: str) -> dict[str, Any]:
 
 
 def _rival(
-    name: str, inputs: str, make: Callable[..., SequentialConfig], sizes: dict[str, Any], place: Place
+    name: str, inputs: str, make: Callable[..., SequentialConfig], sizes: dict[str, Any], place: MethodContext
 ) -> RunConfig:
     """The published architecture with the inputs of our model."""
     settings = _rival_settings(place, inputs) | sizes
@@ -254,7 +256,9 @@ def _rival(
     return _sequential(place, name, model, LARGE_EPOCHS if place.is_large else EPOCHS)
 
 
-def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialConfig], place: Place) -> RunConfig:
+def _rival_of_our_size(
+    name: str, inputs: str, make: Callable[..., SequentialConfig], place: MethodContext
+) -> RunConfig:
     """A rival with the width, depth, dropout, events and steps of our PinFM, so that only the design differs."""
     recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
     ours = recipe.model
@@ -278,7 +282,7 @@ def _rival_of_our_size(name: str, inputs: str, make: Callable[..., SequentialCon
 # ---- PinFM ----
 
 
-def _pinfm(name: str, inputs: str, place: Place) -> RunConfig:
+def _pinfm(name: str, inputs: str, place: MethodContext) -> RunConfig:
     """The recipe that we ship for the dataset; a small model with --quick."""
     recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
     max_history = min(recipe.model.max_history, place.max_length)
@@ -286,7 +290,7 @@ def _pinfm(name: str, inputs: str, place: Place) -> RunConfig:
     return _like(recipe, place, name, model, recipe.optimizer, recipe.training.steps)
 
 
-def _quick_pinfm(place: Place) -> RunConfig:
+def _quick_pinfm(place: MethodContext) -> RunConfig:
     tokens, steps = newest_steps(place, QUICK_EPOCHS)
     model = PinFMConfig(
         tables=TableConfig(num_hashes=4, num_rows=1 << (place.facts.num_items - 1).bit_length()),
@@ -301,7 +305,9 @@ def _quick_pinfm(place: Place) -> RunConfig:
     return _run(place, "quick", model, steps=steps, optimizer=optimizer, tokens_per_step=tokens)
 
 
-def _like(recipe: RunConfig, place: Place, name: str, model: Any, optimizer: OptimizerConfig, steps: int) -> RunConfig:
+def _like(
+    recipe: RunConfig, place: MethodContext, name: str, model: Any, optimizer: OptimizerConfig, steps: int
+) -> RunConfig:
     """A run of `model` on the data of a recipe."""
     return _run(
         place,

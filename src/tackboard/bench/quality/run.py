@@ -20,10 +20,10 @@ from tackboard.bench.quality.cell import step_of
 from tackboard.bench.quality.cells import Result, Work
 from tackboard.bench.quality.data import find_bench, find_files, prepared_name, read_facts
 from tackboard.bench.quality.methods import find_method
-from tackboard.bench.quality.plan import Context, Options, Plan, find_study
+from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan, find_study
 from tackboard.bench.report import where_and_when
 from tackboard.core.errors import UsageError
-from tackboard.flow.jobs import JobRunner, Report
+from tackboard.flow.jobs import JobReport, JobRunner
 from tackboard.train.trainer import choose_device
 
 
@@ -50,7 +50,7 @@ def measure(
     if options.seeds < 0:
         raise UsageError(f"--seeds is {options.seeds}", allowed="allowed: 1 or more")
     check_device(device)
-    context = Context(Work.check(work), bench, options, data)
+    context = StudyContext(Work.check(work), bench, options, data)
     study(dataclasses.replace(context, is_trial=True))
     if data is not None:
         find_files(bench.public, data)  # A mistyped --data is an error also when the files are not needed any more.
@@ -73,7 +73,7 @@ def check_device(device: str) -> None:
         raise UsageError(f"--device {device} needs a GPU, and torch sees none here", fix="use --device cpu")
 
 
-def describe(context: Context, plan: Plan, report: Report) -> dict[str, Any]:
+def describe(context: StudyContext, plan: StudyPlan, report: JobReport) -> dict[str, Any]:
     """The finished part of a study as one object."""
     results = [result for cell in plan.cells if (result := context.work.find(cell)) is not None]
     ties = tuple(dict.fromkeys(cell.ties for cell in plan.cells))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tackboard.bench.quality.cells import Cell, Result
 from tackboard.bench.quality.methods import METHODS, Method
-from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.core.errors import DataError, UsageError
 from tackboard.metrics.paired import gains, hits, paired_bootstrap
@@ -44,7 +44,7 @@ Each was measured under its own tie rule."""
 # ---- reproduce ----
 
 
-def reproduce(context: Context) -> Plan:
+def reproduce(context: StudyContext) -> StudyPlan:
     """The published rivals under every tie rule."""
     if context.bench.name not in PUBLISHED:
         raise UsageError(
@@ -61,10 +61,10 @@ def reproduce(context: Context) -> Plan:
         for method in methods
         for rule, place in places.items()
     ]
-    return Plan(cells, lambda find: _reproduce_table(context, methods, cells, find))
+    return StudyPlan(cells, lambda find: _reproduce_table(context, methods, cells, find))
 
 
-def _reproduce_table(context: Context, methods: list[Method], cells: Sequence[Cell], find: Find) -> Table:
+def _reproduce_table(context: StudyContext, methods: list[Method], cells: Sequence[Cell], find: Find) -> Table:
     results = [result for cell in cells if (result := find(cell)) is not None]
     rows, figures, verdicts, agreement = [], [], [], []
     for result in results:
@@ -104,7 +104,7 @@ def _reproduce_table(context: Context, methods: list[Method], cells: Sequence[Ce
     }
 
 
-def published_for(context: Context) -> dict[str, tuple[str, str, tuple[float, ...]]]:
+def published_for(context: StudyContext) -> dict[str, tuple[str, str, tuple[float, ...]]]:
     """What was published for the dataset; empty with --quick, which has other users and few steps."""
     return {} if context.options.quick else PUBLISHED.get(context.bench.name, {})
 
@@ -128,7 +128,7 @@ def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str
 # ---- validate ----
 
 
-def validate(context: Context) -> Plan:
+def validate(context: StudyContext) -> StudyPlan:
     """One fit of each method, judged on the validation event alone."""
     methods = context.fitted_methods(_compared(context))
     rules = context.places(context.ties(context.bench.ties[:1]))
@@ -138,7 +138,7 @@ def validate(context: Context) -> Plan:
         for seed in context.seeds(1)
         for method in methods
     ]
-    return Plan(cells, lambda find: _validation_table(cells, find))
+    return StudyPlan(cells, lambda find: _validation_table(cells, find))
 
 
 def _validation_table(cells: Sequence[Cell], find: Find) -> Table:
@@ -166,7 +166,7 @@ def _validation_row(result: Result) -> list[str]:
 # ---- compare ----
 
 
-def compare(context: Context) -> Plan:
+def compare(context: StudyContext) -> StudyPlan:
     """Ours against the others: validation, refit, test."""
     methods = context.methods(_compared(context))
     cells = []
@@ -178,10 +178,10 @@ def compare(context: Context) -> Plan:
             # Everything is chosen once, with the first seed; the other seeds show the effect of chance.
             chosen = context.cell(place, rule, method, 0, "validate")
             cells += [context.cell(place, rule, method, seed, "test", chosen) for seed in context.seeds(3)]
-    return Plan(cells, lambda find: _compare_table(context, cells, find))
+    return StudyPlan(cells, lambda find: _compare_table(context, cells, find))
 
 
-def _compared(context: Context) -> tuple[str, ...]:
+def _compared(context: StudyContext) -> tuple[str, ...]:
     if context.options.quick:
         return ("popularity", "item-to-item", "sasrec-history", "pinfm-history")
     if context.bench.name == "ml-1m":
@@ -191,7 +191,7 @@ def _compared(context: Context) -> tuple[str, ...]:
     return ("popularity", "item-to-item", "recently-seen", "sasrec-history", "sasrec-wide-history", "pinfm-history")
 
 
-def _compare_table(context: Context, cells: Sequence[Cell], find: Find) -> Table:
+def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> Table:
     results = [result for cell in cells if (result := find(cell)) is not None]
     groups = _grouped(results)
     singles = [
@@ -301,7 +301,7 @@ def check_same_targets(results: Sequence[Result]) -> None:
             )
 
 
-def _returning(context: Context, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
+def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
     """If the history stays in the ranking: the metric of users who return to an item, and of other users."""
     if context.bench.filter_seen or not groups:
         return []
@@ -382,7 +382,7 @@ def _curves(results: Sequence[Result], event: str) -> list[dict[str, Any]]:
     return [{"kind": "lines", "name": "curves", "title": title, "x_label": "steps", "lines": lines}] if lines else []
 
 
-def _dots(context: Context, results: Sequence[Result], kind: str) -> list[dict[str, Any]]:
+def _dots(context: StudyContext, results: Sequence[Result], kind: str) -> list[dict[str, Any]]:
     """HR@10 of every seed and tie rule, a row for each method, beside what was published."""
     rows = [
         {"name": method.name, "values": values}

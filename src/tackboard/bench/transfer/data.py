@@ -31,7 +31,7 @@ from tackboard.core.files import staging_directory
 from tackboard.core.progress import say
 from tackboard.data.labels import Label, requests_schema
 from tackboard.data.request_loader import RequestSteps
-from tackboard.evaluation.requests import damped_means
+from tackboard.evaluation.labelled_requests import damped_means
 from tackboard.events.dataset import LABEL, open_dataset, write_dataset
 from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.column import ranges

@@ -38,7 +38,7 @@ from tackboard.core.rundir import RunDirectory
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
-from tackboard.evaluation.requests import METRICS, Answers, answer, metrics_of
+from tackboard.evaluation.labelled_requests import METRICS, ScoredCandidates, answer, metrics_of
 from tackboard.events.dataset import open_dataset
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.metrics.binary import UserResamples, auc_of_users, log_losses, logit
@@ -168,7 +168,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
     for is_all, examples in [*known, (True, everything)]:
         for with_users in (False, True):
             means = additive_means(examples, test, with_users=with_users)
-            answers = Answers(logit(means), test.users, test.items, {YES: test.labels.astype(np.int8)})
+            answers = ScoredCandidates(logit(means), test.users, test.items, {YES: test.labels.astype(np.int8)})
             metrics, arrays = judged(answers)
             about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
             rows.append(about | {"metrics": metrics})
@@ -268,7 +268,7 @@ def fit_arm(
     return trainer
 
 
-def judged(answers: Answers) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
     """(metrics on the test examples, the same over draws of test users), by name."""
     logits, labels = answers.scores, answers.labels[YES] == 1
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from tackboard.bench.quality.cells import Cell, Result
 from tackboard.bench.quality.data import read_facts
-from tackboard.bench.quality.methods import Method, Place
-from tackboard.bench.quality.plan import Context, Find, Plan, Table, section
+from tackboard.bench.quality.methods import Method, MethodContext
+from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.bench.transfer.data import (
     PRETRAINED_SHARE,
@@ -36,7 +36,7 @@ from tackboard.bench.transfer.data import (
 )
 from tackboard.bench.transfer.fit import ARMS, FitSettings
 from tackboard.core.errors import UsageError, counted
-from tackboard.evaluation.requests import METRICS
+from tackboard.evaluation.labelled_requests import METRICS
 from tackboard.metrics.binary import interval
 
 SIZES = (1_000, 5_000, 25_000, 0)
@@ -59,12 +59,12 @@ Key = tuple[int, str]
 """(requested number of examples, arm)"""
 
 
-def transfer(context: Context) -> Plan:
+def transfer(context: StudyContext) -> StudyPlan:
     """The arms over the number of examples; the head reads the model's outputs."""
     return _plan(context, "outputs")
 
 
-def transfer_hidden(context: Context) -> Plan:
+def transfer_hidden(context: StudyContext) -> StudyPlan:
     """`transfer` with a head that also reads the hidden vectors behind the outputs."""
     return _plan(context, "hidden")
 
@@ -76,7 +76,7 @@ def find_task(dataset: str) -> Task:
     return TASKS[dataset]
 
 
-def _plan(context: Context, vectors: str) -> Plan:
+def _plan(context: StudyContext, vectors: str) -> StudyPlan:
     task = find_task(context.bench.name)
     methods = context.methods(("pinfm-history",))
     method = methods[0]
@@ -103,14 +103,14 @@ def _plan(context: Context, vectors: str) -> Plan:
     means = _cell(first, place, "means", "transfer-means", shared | {"sizes": list(sizes)}, None)
     # One seed of every cell comes first, so the finished ones can be compared whenever time runs out.
     every = [*pretrained.values(), means, *sorted(cells.values(), key=lambda cell: cell.seed)]
-    return Plan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
+    return StudyPlan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
 
 
-def _settings(context: Context) -> FitSettings:
+def _settings(context: StudyContext) -> FitSettings:
     return QUICK if context.options.quick else FitSettings()
 
 
-def _write_parts(context: Context, place: Place, task: Task) -> Place:
+def _write_parts(context: StudyContext, place: MethodContext, task: Task) -> MethodContext:
     """Writes the datasets of the examples; returns the pretraining dataset, the beginning of each user's events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-first{round(100 * PRETRAINED_SHARE)}"
@@ -119,10 +119,12 @@ def _write_parts(context: Context, place: Place, task: Task) -> Place:
     for part in SHARES:
         write_task(source, task.actions, part)
     write_beginning(source, share_of(user_offsets(source), PRETRAINED_SHARE), target)
-    return Place(place.bench, read_facts(target), target.name, place.quick)
+    return MethodContext(place.bench, read_facts(target), target.name, place.quick)
 
 
-def _cell(like: Cell, place: Place, name: str, stage: str, protocol: Mapping[str, Any], after: Cell | None) -> Cell:
+def _cell(
+    like: Cell, place: MethodContext, name: str, stage: str, protocol: Mapping[str, Any], after: Cell | None
+) -> Cell:
     return dataclasses.replace(
         like, prepared=place.prepared, method=name, stage=stage, protocol=dict(protocol), after=after
     )
@@ -132,7 +134,7 @@ def _cell(like: Cell, place: Place, name: str, stage: str, protocol: Mapping[str
 
 
 def _table(
-    context: Context,
+    context: StudyContext,
     task: Task,
     method: Method,
     cells: Mapping[tuple[int, str, int], Cell],

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tackboard.events.attributes import VALID_FROM
 from tackboard.events.checks.findings import Findings
 from tackboard.events.checks.measures import TOLERANCE_MS
 from tackboard.events.dataset import LABEL
-from tackboard.events.entities import VALID_FROM
 from tackboard.events.layout import out_of_order
 
 FIRST_MS = 631_152_000_000

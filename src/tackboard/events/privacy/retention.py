@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from tackboard.core.documents import read_document
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
+from tackboard.events.attributes import VALID_FROM
 from tackboard.events.checks.measures import DAY_MS, IdCounts, newest_time
 from tackboard.events.dataset import EVENTS, INDEX, ITEMS, LATEST, REQUESTS, TRUTH, Dataset
-from tackboard.events.entities import VALID_FROM
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, reading, row_groups, write_buckets
 from tackboard.events.privacy.forgetting import (

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tackboard.events.public.archive import Download
-from tackboard.events.public.publisher import Counts, PublicData, PublicDataset, canonical_events, table_of
+from tackboard.events.public.publisher import PublicData, PublicDataset, PublishedCounts, canonical_events, table_of
 from tackboard.events.schema import encode, numpy_column
 
 _COLUMNS = {
@@ -50,7 +50,7 @@ DESKDROP = PublicDataset(
     files="users_interactions.csv, or an archive that holds it",
     source="https://www.kaggle.com/datasets/gspmoreira/articles-sharing-reading-from-cit-deskdrop",
     terms="ODbL 1.0, contents DbCL 1.0",
-    counts=Counts(users=1_895, items=2_987, events=72_312),
+    counts=PublishedCounts(users=1_895, items=2_987, events=72_312),
     read=read_deskdrop,
     note="ties keep the order of the file",
 )

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from tackboard.core.errors import DataError
 from tackboard.core.progress import Progress
 from tackboard.events.public.archive import Download
-from tackboard.events.public.publisher import Counts, PublicData, PublicDataset, canonical_events, named
+from tackboard.events.public.publisher import PublicData, PublicDataset, PublishedCounts, canonical_events, named
 
 START_MS = 1_538_319_600_000
 """2018-10-01 00:00 in Korea."""
@@ -98,7 +98,7 @@ KAKAO_BRUNCH = PublicDataset(
     files="the folder read/ of hourly files, or reads.parquet and items.txt.zst",
     source="https://arena.kakao.com (article recommendation for Brunch)",
     terms="competition data; terms unknown to us: for local use only, no redistribution",
-    counts=Counts(users=306_050, items=505_840, events=22_105_708),
+    counts=PublishedCounts(users=306_050, items=505_840, events=22_105_708),
     read=read_brunch,
     note="times are whole hours; reads of one hour keep the publisher's order",
 )

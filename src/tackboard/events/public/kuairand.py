@@ -11,7 +11,14 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tackboard.events.public.archive import Download
-from tackboard.events.public.publisher import Counts, PublicData, PublicDataset, canonical_events, named, table_of
+from tackboard.events.public.publisher import (
+    PublicData,
+    PublicDataset,
+    PublishedCounts,
+    canonical_events,
+    named,
+    table_of,
+)
 from tackboard.events.schema import numpy_column
 
 FILE = "processed_standard_kcore_15"
@@ -43,7 +50,7 @@ KUAIRAND = PublicDataset(
     files=f"{FILE}.tsv or {FILE}.csv, or an archive that holds it",
     source="https://github.com/alessandrosocc/predict_explicit_negative_feedback_kuairand (processed_data/)",
     terms="CC BY-SA 4.0 (KuaiRand)",
-    counts=Counts(users=664, items=9_359, events=41_828),
+    counts=PublishedCounts(users=664, items=9_359, events=41_828),
     read=read_kuairand,
     note="heavily selected: only events that were liked or hated",
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.events.public.deskdrop import DESKDROP
+from tackboard.events.public.histories import SEQUENCES
 from tackboard.events.public.kakao_brunch import KAKAO_BRUNCH
 from tackboard.events.public.kuairand import KUAIRAND
 from tackboard.events.public.movielens import ML_1M, ML_100K
 from tackboard.events.public.open_bandit import OPEN_BANDIT
 from tackboard.events.public.publisher import PublicDataset
 from tackboard.events.public.retailrocket import RETAILROCKET
-from tackboard.events.public.sequences import SEQUENCES
 
 DATASETS = {
     dataset.name: dataset

@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tackboard.events.public.archive import Download
-from tackboard.events.public.publisher import Counts, PublicData, PublicDataset, canonical_events, named, table_of
+from tackboard.events.public.publisher import (
+    PublicData,
+    PublicDataset,
+    PublishedCounts,
+    canonical_events,
+    named,
+    table_of,
+)
 from tackboard.events.schema import numpy_column
 
 RATINGS = tuple(f"rating_{stars}" for stars in range(1, 6))
@@ -83,7 +90,7 @@ ML_1M = PublicDataset(
     files="ml-1m.zip, or its ratings.dat, movies.dat and users.dat",
     source="https://grouplens.org/datasets/movielens/1m/",
     terms=_TERMS,
-    counts=Counts(users=6_040, items=3_706, events=1_000_209),
+    counts=PublishedCounts(users=6_040, items=3_706, events=1_000_209),
     read=read_ml_1m,
     note="three ratings of four share their second with another of the user: ties keep the order of ratings.dat",
 )
@@ -93,7 +100,7 @@ ML_100K = PublicDataset(
     files="ml-100k.zip, or its u.data, u.item, u.user and u.genre",
     source="https://grouplens.org/datasets/movielens/100k/",
     terms=_TERMS,
-    counts=Counts(users=943, items=1_682, events=100_000),
+    counts=PublishedCounts(users=943, items=1_682, events=100_000),
     read=read_ml_100k,
     note="ties keep the order of u.data",
 )

@@ -18,7 +18,7 @@ import pyarrow.csv
 
 from tackboard.core.errors import DataError
 from tackboard.events.public.archive import Download
-from tackboard.events.public.publisher import Counts, PublicData, PublicDataset, canonical_events, named
+from tackboard.events.public.publisher import PublicData, PublicDataset, PublishedCounts, canonical_events, named
 from tackboard.events.schema import numpy_column
 
 POLICIES = ("bts", "random")
@@ -86,7 +86,7 @@ OPEN_BANDIT = PublicDataset(
     files="the folder obd/ of the repository (bts and random; all, men and women), or an archive that holds it",
     source="https://github.com/st-tech/zr-obp (obd/)",
     terms="CC BY 4.0; the repository is Apache-2.0",
-    counts=Counts(users=60_000, items=160, events=60_000),
+    counts=PublishedCounts(users=60_000, items=160, events=60_000),
     read=read_open_bandit,
     note="there are no user ids: every impression is a user of its own; fewer than 300 clicks",
 )

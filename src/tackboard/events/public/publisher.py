@@ -34,7 +34,7 @@ ORDER_ONLY_NOTE = "times are made up: the publisher gives only the order; the n-
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class PublishedCounts:
     """How many users, items and events the publisher's files hold."""
 
     users: int
@@ -63,7 +63,7 @@ class PublicDataset:
     """Where to download the files."""
     terms: str
     """The terms of use, in short; the publisher's own words count."""
-    counts: Counts
+    counts: PublishedCounts
     read: Callable[[Download], PublicData]
     note: str = ""
     """What to know before training on the dataset."""
@@ -90,7 +90,7 @@ def read_public(dataset: PublicDataset, paths: Sequence[Path]) -> PublicData:
     try:
         data = dataset.read(Download(paths))
         users, items = (pc.count_distinct(_codes(data.events[kind])).as_py() for kind in ("user", "item"))
-        found = Counts(users, items, data.events.num_rows)
+        found = PublishedCounts(users, items, data.events.num_rows)
         if found != dataset.counts:
             got, known = (
                 f"{counts.users:,} users, {counts.items:,} items and {counts.events:,} events"

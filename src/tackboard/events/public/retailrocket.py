@@ -15,9 +15,9 @@ from tackboard.core.errors import DataError
 from tackboard.events.public.archive import Download
 from tackboard.events.public.publisher import (
     ORDER_ONLY_NOTE,
-    Counts,
     PublicData,
     PublicDataset,
+    PublishedCounts,
     canonical_events,
     named,
     order_only_times,
@@ -63,7 +63,7 @@ RETAILROCKET = PublicDataset(
     files="retail_beh.train.inter and retail_beh.test.inter, or an archive that holds them",
     source="https://github.com/tripiggyo1/MB-IMN (dataset/retail_beh)",
     terms="RetailRocket on Kaggle: CC BY-NC-SA 4.0, non-commercial",
-    counts=Counts(users=32_690, items=31_239, events=524_244),
+    counts=PublishedCounts(users=32_690, items=31_239, events=524_244),
     read=read_retailrocket,
     note=f"each line is a user, and a long history comes as several lines of growing length; {ORDER_ONLY_NOTE}",
 )

@@ -74,7 +74,7 @@ Look = Callable[[int, State], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequences:
+class StoredSequences:
     """Events of some users, end to end: row r's are `offsets[r]` to `offsets[r + 1]` of every column, oldest first."""
 
     user_ids: Integers
@@ -194,7 +194,7 @@ class SequenceStore(Engine):
         since_ms: int | None = None,
         until_ms: int | None = None,
         received_before_ms: int | None = None,
-    ) -> Sequences:
+    ) -> StoredSequences:
         """The events of one user, oldest first, as the named columns (all by default).
 
         `last` keeps only that many events, the newest. `since_ms` is included, `until_ms` is not.
@@ -218,7 +218,7 @@ class SequenceStore(Engine):
         since_ms: int | None = None,
         until_ms: int | None = None,
         received_before_ms: int | None = None,
-    ) -> Sequences:
+    ) -> StoredSequences:
         """`read` for several users, in the order given. A user may occur more than once."""
         ids = check_user_ids(user_ids)
         names = self.config.require(self.config.columns if fields is None else fields)
@@ -230,7 +230,7 @@ class SequenceStore(Engine):
         np.cumsum([num_rows(part) for part in parts], out=offsets[1:])
         kinds = self.config.columns
         columns = join(parts) if parts else {name: empty_column(kinds[name]) for name in names}
-        return Sequences(ids, offsets, self.named(columns))
+        return StoredSequences(ids, offsets, self.named(columns))
 
     def held(self, user_ids: Sequence[int]) -> list[dict[str, Values]]:
         """Everything of each user, with the store's codes of actions and surfaces."""

@@ -24,7 +24,7 @@ from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.interface import NAMED
 from tackboard.events.sequence_store.opening import is_redis, open_store
 from tackboard.events.sequence_store.redis import MIGRATING, RedisStore, registry_entry
-from tackboard.events.sequence_store.redis_place import PARTS, SCAN_COUNT, Keys, Place
+from tackboard.events.sequence_store.redis_address import PARTS, SCAN_COUNT, Keys, RedisAddress
 from tackboard.events.sequence_store.sealing import (
     UNSEALED_VERSION,
     Seals,
@@ -41,8 +41,8 @@ Row = tuple[Any, ...]
 
 def migrate_store(url: str | Path) -> Verified | None:
     """Migrates the store at `url`; returns what it holds, or None if it has today's version already."""
-    if is_redis(url) and _is_half_done(Place.of(str(url))):
-        _migrate_redis(Place.of(str(url)))
+    if is_redis(url) and _is_half_done(RedisAddress.of(str(url))):
+        _migrate_redis(RedisAddress.of(str(url)))
     else:
         with open_store(url) as store:
             if store.seals.version == FORMAT_VERSION:
@@ -104,12 +104,12 @@ def _sealed_tables(db: sqlite3.Connection, seals: Seals, config: StoreConfig) ->
 # ---- a server ----
 
 
-def _is_half_done(place: Place) -> bool:
+def _is_half_done(place: RedisAddress) -> bool:
     with place.explained(), contextlib.closing(place.connect()) as client:
         return bool(client.hexists(Keys(place.prefix).of("meta"), MIGRATING))
 
 
-def _migrate_redis(place: Place) -> None:
+def _migrate_redis(place: RedisAddress) -> None:
     """Continues where an earlier call stopped: every step is skipped if it was done before."""
     new, old = Keys(place.prefix), Keys(place.prefix, UNSEALED_VERSION)
     with place.explained(), contextlib.closing(place.connect()) as client:

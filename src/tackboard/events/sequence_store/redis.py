@@ -40,7 +40,7 @@ from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.engine import Appended, ColumnRequest, Fetched, MovedError, Update
 from tackboard.events.sequence_store.interface import USERS_PER_CALL, SequenceStore, in_steps, visible
 from tackboard.events.sequence_store.merging import Change, State, append_change
-from tackboard.events.sequence_store.redis_place import PARTS, Keys, Place
+from tackboard.events.sequence_store.redis_address import PARTS, Keys, RedisAddress
 from tackboard.events.sequence_store.sealing import (
     FORGOTTEN_PLACE,
     Seals,
@@ -120,7 +120,7 @@ the first argument is the salt, and a place ends with its colon and the key."""
 
 def create_redis(url: str, config: StoreConfig) -> None:
     """Makes an empty store under the prefix of `url`; one that exists raises UsageError."""
-    place = Place.of(url)
+    place = RedisAddress.of(url)
     with place.explained(), contextlib.closing(place.connect()) as client:
         sealed = seal_settings(str(place), secrets.token_bytes(32), config.to_json())
         settings = {"format_version": FORMAT_VERSION, **sealed}
@@ -141,7 +141,7 @@ class RedisStore(SequenceStore):
     users_per_update = 1
 
     def __init__(self, url: str) -> None:
-        self.place = Place.of(url)
+        self.place = RedisAddress.of(url)
         self.url = url
         self._client = self.place.connect()
         try:
@@ -179,7 +179,7 @@ class RedisStore(SequenceStore):
     @staticmethod
     def exists(url: str) -> bool:
         """Whether there is a store at `url`."""
-        place = Place.of(url)
+        place = RedisAddress.of(url)
         with place.explained(), contextlib.closing(place.connect()) as client:
             return bool(client.exists(Keys(place.prefix).of("meta")))
 

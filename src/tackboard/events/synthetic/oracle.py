@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from tackboard.core.errors import UsageError
-from tackboard.events.synthetic.catalogue import Catalogue, Floats, Ints
 from tackboard.events.synthetic.world import (
     LatentState,
     link_open,
@@ -21,6 +20,7 @@ from tackboard.events.synthetic.world import (
     switch_probability,
 )
 from tackboard.events.synthetic.world_config import FIRST_USER_ID, HIDE, WorldConfig
+from tackboard.events.synthetic.world_items import Floats, Ints, WorldItems
 
 ROWS_PER_CHUNK = 1024
 """Users scored at once; bounds the memory beside the result to a few arrays of this many rows."""
@@ -28,7 +28,7 @@ ROWS_PER_CHUNK = 1024
 
 def oracle_item_ids(config: WorldConfig) -> Ints:
     """Item ids in the order of the columns of `oracle_scores`."""
-    return Catalogue(config).ids
+    return WorldItems(config).ids
 
 
 def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, *, given_kept: bool = False) -> Floats:
@@ -46,7 +46,7 @@ def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, 
         raise UsageError(
             "an event index lies outside a user's events", allowed="allowed: 0 to the number of events - 1"
         )
-    catalogue = Catalogue(config)
+    catalogue = WorldItems(config)
     scores = np.empty((len(users), config.num_items))
     for start in range(0, len(users), ROWS_PER_CHUNK):
         rows = slice(start, start + ROWS_PER_CHUNK)
@@ -56,7 +56,7 @@ def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, 
 
 
 def latent_states(
-    config: WorldConfig, catalogue: Catalogue, users: Ints, index: Ints
+    config: WorldConfig, catalogue: WorldItems, users: Ints, index: Ints
 ) -> list[tuple[Ints, LatentState]]:
     """The states before event `index[i]` of user number `users[i]`, as (rows of the input, their states) groups.
 
@@ -78,7 +78,7 @@ def latent_states(
     return groups
 
 
-def score_state(config: WorldConfig, catalogue: Catalogue, state: LatentState, *, given_kept: bool = False) -> Floats:
+def score_state(config: WorldConfig, catalogue: WorldItems, state: LatentState, *, given_kept: bool = False) -> Floats:
     """P(item | state): float64 [U, num_items], the closed form of one draw."""
     num_rows, rows = len(state.user), np.arange(len(state.user))
     alive = catalogue.birth[None, :] <= state.time[:, None]

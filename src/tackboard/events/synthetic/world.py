@@ -16,8 +16,8 @@ import numpy as np
 
 from tackboard.core.keyed_random import normal, uniform
 from tackboard.core.progress import Progress
-from tackboard.events.synthetic.catalogue import DAY_MS, Catalogue, Floats, Ints, pick
 from tackboard.events.synthetic.world_config import HIDE, WorldConfig
+from tackboard.events.synthetic.world_items import DAY_MS, Floats, Ints, WorldItems, pick
 
 USERS_PER_CHUNK = 32_768
 SESSION_GAP_MS = 30 * 60 * 1000
@@ -60,7 +60,7 @@ class LatentState:
 
 
 @dataclass
-class Events:
+class WorldEvents:
     """Events of whole users, ordered by (user, event index). Items are numbers, times ms after the start."""
 
     user: Ints
@@ -83,9 +83,9 @@ def num_events_of(config: WorldConfig, users: Ints) -> Ints:
     return np.clip(count, config.min_events, config.max_events)
 
 
-def generate(config: WorldConfig, catalogue: Catalogue | None = None, *, quiet: bool = True) -> Events:
+def generate(config: WorldConfig, catalogue: WorldItems | None = None, *, quiet: bool = True) -> WorldEvents:
     """All events of a world, generated for one chunk of users after the other."""
-    catalogue = catalogue or Catalogue(config)
+    catalogue = catalogue or WorldItems(config)
     users = np.arange(config.num_users, dtype=np.int64)
     chunks = []
     total = int(num_events_of(config, users).sum())
@@ -93,17 +93,17 @@ def generate(config: WorldConfig, catalogue: Catalogue | None = None, *, quiet: 
         for start in range(0, config.num_users, USERS_PER_CHUNK):
             chunks.append(simulate(config, catalogue, users[start : start + USERS_PER_CHUNK]))
             progress.advance(len(chunks[-1].user))
-    return Events(**{name: np.concatenate([vars(chunk)[name] for chunk in chunks]) for name in vars(chunks[0])})
+    return WorldEvents(**{name: np.concatenate([vars(chunk)[name] for chunk in chunks]) for name in vars(chunks[0])})
 
 
 def simulate(
     config: WorldConfig,
-    catalogue: Catalogue,
+    catalogue: WorldItems,
     users: Ints,
     *,
     num_events: Ints | None = None,
     observe: Callable[[int, LatentState], None] | None = None,
-) -> Events:
+) -> WorldEvents:
     """The events of `users`; of each user the first `num_events` (by default all).
 
     `observe(event_index, state)` is called before each event index is drawn, with the users who have an event of this
@@ -121,7 +121,7 @@ def simulate(
 class _Walk:
     """The state of the users and their events so far. Rows are users, those with the most events first."""
 
-    def __init__(self, config: WorldConfig, catalogue: Catalogue, users: Ints, limit: Ints) -> None:
+    def __init__(self, config: WorldConfig, catalogue: WorldItems, users: Ints, limit: Ints) -> None:
         self.config, self.catalogue, self.users, self.limit = config, catalogue, users, limit
         seed, count = config.seed, len(users)
         length = int(limit.max(initial=0))
@@ -231,14 +231,14 @@ class _Walk:
         weights = np.where(places < shown[:, None], 1.0 / (places + 1.0), 0.0)
         return pick(weights, draw)
 
-    def events(self) -> Events:
+    def events(self) -> WorldEvents:
         """All events, ordered by (user, event index)."""
         users_in_order = np.argsort(self.users, kind="stable")
         reached = np.arange(self.log["item"].shape[1]) < self.limit[users_in_order, None]
         user_row, index = np.nonzero(reached)
         rows = users_in_order[user_row]
         columns = {name: values[rows, index] for name, values in self.log.items()}
-        return Events(
+        return WorldEvents(
             user=self.users[rows], index=index, candidates=self.candidates[rows, index].astype(np.int64), **columns
         )
 
@@ -247,7 +247,7 @@ _LOGGED = ("item", "mechanism", "action", "surface", "time", "received", "positi
 
 
 def draw_items(
-    config: WorldConfig, catalogue: Catalogue, state: LatentState, topic: Ints, draws: Floats
+    config: WorldConfig, catalogue: WorldItems, state: LatentState, topic: Ints, draws: Floats
 ) -> tuple[Ints, Ints]:
     """One item per row and the mechanism that gave it, from uniforms [M, 4].
 

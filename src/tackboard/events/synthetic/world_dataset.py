@@ -14,14 +14,14 @@ import pyarrow as pa
 from tackboard.core.config import to_dict
 from tackboard.events.dataset import write_dataset
 from tackboard.events.schema import named
-from tackboard.events.synthetic.catalogue import Catalogue
-from tackboard.events.synthetic.world import Events, generate, keep_distinct
+from tackboard.events.synthetic.world import WorldEvents, generate, keep_distinct
 from tackboard.events.synthetic.world_config import ACTIONS, FIRST_USER_ID, REQUESTS_PER_USER, SURFACES, WorldConfig
+from tackboard.events.synthetic.world_items import WorldItems
 
 
 def write_world(config: WorldConfig, root: Path, name: str, *, quiet: bool = True) -> Path:
     """Generates the world and writes it as dataset `name` under `root`; returns the snapshot's path."""
-    catalogue = Catalogue(config)
+    catalogue = WorldItems(config)
     events = generate(config, catalogue, quiet=quiet)
     return write_dataset(
         root,
@@ -34,7 +34,7 @@ def write_world(config: WorldConfig, root: Path, name: str, *, quiet: bool = Tru
     )
 
 
-def event_table(config: WorldConfig, catalogue: Catalogue, events: Events) -> pa.Table:
+def event_table(config: WorldConfig, catalogue: WorldItems, events: WorldEvents) -> pa.Table:
     """The canonical columns of a world's events, ordered by (user, event index)."""
     arrival = np.argsort(events.received, kind="stable")
     order = np.empty_like(arrival)
@@ -54,13 +54,13 @@ def event_table(config: WorldConfig, catalogue: Catalogue, events: Events) -> pa
     )
 
 
-def item_table(config: WorldConfig, catalogue: Catalogue) -> pa.Table:
+def item_table(config: WorldConfig, catalogue: WorldItems) -> pa.Table:
     """Item, topic, style and birth_ms of every item, born or not."""
     birth_ms = config.start_ms + catalogue.birth
     return pa.table({"item": catalogue.ids, "topic": catalogue.topic, "style": catalogue.style, "birth_ms": birth_ms})
 
 
-def impression_table(catalogue: Catalogue, events: Events) -> pa.Table:
+def impression_table(catalogue: WorldItems, events: WorldEvents) -> pa.Table:
     """The items that each request showed: (request, position, item_id), the engaged item at its event's position."""
     num_events, num_others = events.candidates.shape
     kept = keep_distinct(events.item, events.candidates)
@@ -81,5 +81,5 @@ def impression_table(catalogue: Catalogue, events: Events) -> pa.Table:
     return pa.table(columns)
 
 
-def _requests(events: Events) -> np.ndarray:
+def _requests(events: WorldEvents) -> np.ndarray:
     return (FIRST_USER_ID + events.user) * REQUESTS_PER_USER + events.index

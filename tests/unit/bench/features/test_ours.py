@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from tackboard.bench.features.data import QUICK, World, online_world
-from tackboard.bench.features.ours import Batch, Online
+from tackboard.bench.features.ours import BatchContender, OnlineContender
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def world() -> World:
 
 @pytest.mark.parametrize("prepared", [True, False])
 def test_online_is_batch(world: World, prepared: bool) -> None:
-    batch, online = Batch(world), Online(world, prepared=prepared)
+    batch, online = BatchContender(world), OnlineContender(world, prepared=prepared)
     of_requests, of_rows = batch.to_arrow(batch.compute())
     answers = [online.to_arrow(online.compute(number)) for number in range(world.requests.num_rows)]
     for table, part in ((of_requests, 0), (of_rows, 1)):
@@ -26,7 +26,7 @@ def test_online_is_batch(world: World, prepared: bool) -> None:
 
 
 def test_values_mean_what_their_names_say(world: World) -> None:
-    batch = Batch(world)
+    batch = BatchContender(world)
     of_requests, of_rows = batch.to_arrow(batch.compute())
     user, moment = (world.requests[name].to_numpy() for name in ("user_id", "request_ms"))
     times, owners = world.events["time_ms"].to_numpy(), world.events["user_id"].to_numpy()

@@ -12,7 +12,7 @@ import pytest
 from tackboard.bench.loader import layouts
 from tackboard.bench.loader.layouts import CODECS, LAYOUTS, assemble, compare_layouts, explode, measure_layouts
 from tackboard.core.errors import DataError
-from tackboard.data.requests import label_dataset, read_requests
+from tackboard.data.request_layout import label_dataset, read_requests
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world

@@ -13,7 +13,7 @@ from tackboard.bench.quality.ablations import HELD_OUT, QUESTIONS, JudgedFit, ab
 from tackboard.bench.quality.cell import Machine, metrics_of, run_cell
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
-from tackboard.bench.quality.plan import Context, Options, Plan
+from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan
 from tackboard.core.errors import UsageError
 from tackboard.data.source import open_sequences
 from tackboard.events.dataset import open_dataset
@@ -39,8 +39,8 @@ def work(made_up_ratings: Callable[..., None], tmp_path: Path) -> Work:
     return work
 
 
-def plan_of(work: Work, dataset: str, **options: Any) -> Plan:
-    return ablations(Context(work, find_bench(dataset), Options(study="ablations", **options)))
+def plan_of(work: Work, dataset: str, **options: Any) -> StudyPlan:
+    return ablations(StudyContext(work, find_bench(dataset), Options(study="ablations", **options)))
 
 
 def test_every_variant_is_a_recipe_and_every_recipe_is_asked() -> None:
@@ -84,7 +84,9 @@ def test_what_it_would_not_do_is_refused(work: Work) -> None:
     one = [cell for cell in plan_of(work, "ml-1m", overrides=("ablation-losses-all:model.width=48",)).cells
            if cell.run_config().model.width == 48]  # fmt: skip
     assert {cell.method for cell in one} == {"ablation-losses-all"}
-    context = Context(Work(work.root / "absent"), find_bench("deskdrop"), Options(study="ablations"), is_trial=True)
+    context = StudyContext(
+        Work(work.root / "absent"), find_bench("deskdrop"), Options(study="ablations"), is_trial=True
+    )
     assert ablations(context).cells and not context.work.root.exists()
 
 

@@ -28,7 +28,7 @@ from tackboard.bench.quality.cell import (
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
 from tackboard.bench.quality.methods import METHODS
-from tackboard.bench.quality.plan import Context, Options
+from tackboard.bench.quality.study_plan import Options, StudyContext
 from tackboard.core.errors import DataError, Preempted, UsageError
 from tackboard.data.source import open_sequences
 from tackboard.flow.jobs import JobRunner
@@ -46,17 +46,17 @@ def settings_of_torch(torch_settings: None) -> None:
 
 
 @pytest.fixture
-def context(fake_ml_1m: Path, tmp_path: Path) -> Context:
+def context(fake_ml_1m: Path, tmp_path: Path) -> StudyContext:
     work = Work.open(tmp_path / "work")
-    return Context(work, find_bench("ml-1m"), Options(overrides=SMALL), fake_ml_1m)
+    return StudyContext(work, find_bench("ml-1m"), Options(overrides=SMALL), fake_ml_1m)
 
 
-def cell_of(context: Context, method: str, stage: str, after: Cell | None = None, **protocol: Any) -> Cell:
+def cell_of(context: StudyContext, method: str, stage: str, after: Cell | None = None, **protocol: Any) -> Cell:
     place = context.places(("file",))["file"]
     return context.cell(place, "file", METHODS[method], 0, stage, after, **protocol)
 
 
-def test_baseline_ranks_by_its_scores(context: Context) -> None:
+def test_baseline_ranks_by_its_scores(context: StudyContext) -> None:
     cell = cell_of(context, "item-to-item", "baseline")
     result = run_cell(context.work, cell, CPU)
     ranks = result.array()
@@ -69,7 +69,7 @@ def test_baseline_ranks_by_its_scores(context: Context) -> None:
     assert run_cell(context.work, cell, CPU).path == result.path
 
 
-def test_validation_chooses_steps_and_the_test_refits_for_them(context: Context) -> None:
+def test_validation_chooses_steps_and_the_test_refits_for_them(context: StudyContext) -> None:
     validation = cell_of(context, "sasrec-history", "validate")
     test_cell = cell_of(context, "sasrec-history", "test", validation)
     with pytest.raises(DataError, match="which is not finished"):
@@ -93,7 +93,7 @@ def test_validation_chooses_steps_and_the_test_refits_for_them(context: Context)
     assert (sequences[1].targets - sequences[2].targets == 1).all()
 
 
-def test_published_keeps_the_best_and_the_last(context: Context) -> None:
+def test_published_keeps_the_best_and_the_last(context: StudyContext) -> None:
     result = run_cell(context.work, cell_of(context, "pinfm-history", "published", filter_newest=5), CPU)
     curve = {point["step"]: point for point in result.values["curve"]}
     assert result.values["metrics"]["ndcg@10"] == curve[6]["ndcg@10"]
@@ -101,7 +101,7 @@ def test_published_keeps_the_best_and_the_last(context: Context) -> None:
     assert metrics_of(result.array("ranks_best")) == result.values["best_metrics"]
 
 
-def test_stopped_run_goes_on_to_the_same_ranks(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_run_goes_on_to_the_same_ranks(context: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between the checkpoint of step 4 and its ranking: it is ranked when the run is taken up again."""
     cell = cell_of(context, "sasrec-history", "validate")
     whole = run_cell(Work.open(context.work.root.parent / "other"), _with_data(cell, context), CPU)
@@ -124,14 +124,14 @@ def test_stopped_run_goes_on_to_the_same_ranks(context: Context, monkeypatch: py
     assert resumed.values["tokens"] == whole.values["tokens"]
 
 
-def _with_data(cell: Cell, context: Context) -> Cell:
+def _with_data(cell: Cell, context: StudyContext) -> Cell:
     """Prepares the dataset of a cell in another folder of work, too."""
-    other = Context(Work.open(context.work.root.parent / "other"), context.bench, context.options, context.data)
+    other = StudyContext(Work.open(context.work.root.parent / "other"), context.bench, context.options, context.data)
     other.places((cell.ties,))
     return cell
 
 
-def test_filter_of_the_newest_leaves_older_items_in_the_ranking(context: Context) -> None:
+def test_filter_of_the_newest_leaves_older_items_in_the_ranking(context: StudyContext) -> None:
     cell = cell_of(context, "popularity", "baseline")
     sequences = open_sequences(context.work.dataset(cell), held_out=1).read()
 
@@ -145,7 +145,7 @@ def test_filter_of_the_newest_leaves_older_items_in_the_ranking(context: Context
     assert (Judge(sequences, {"filter_seen": False}).rank(flat) == 34).all()
 
 
-def test_ranked_users_are_drawn_by_their_ids(context: Context) -> None:
+def test_ranked_users_are_drawn_by_their_ids(context: StudyContext) -> None:
     cell = cell_of(context, "popularity", "baseline")
     sequences = open_sequences(context.work.dataset(cell), held_out=1).read()
     some = chosen_users(sequences, 7)
@@ -155,7 +155,7 @@ def test_ranked_users_are_drawn_by_their_ids(context: Context) -> None:
     assert chosen_users(sequences, 0).tolist() == list(range(24))
 
 
-def test_what_was_judged_is_told_by_its_events(context: Context) -> None:
+def test_what_was_judged_is_told_by_its_events(context: StudyContext) -> None:
     path = context.work.dataset(cell_of(context, "popularity", "baseline"))
 
     def judged(**options: Any) -> str:
@@ -168,7 +168,7 @@ def test_what_was_judged_is_told_by_its_events(context: Context) -> None:
     assert judged() == hashes[0]
 
 
-def test_recently_seen_scores_the_newest_highest(context: Context) -> None:
+def test_recently_seen_scores_the_newest_highest(context: StudyContext) -> None:
     cell = cell_of(context, "popularity", "baseline")
     sequences = open_sequences(context.work.dataset(cell), held_out=1).read()
     scores = RecentlySeen(sequences).score(np.array([3]))[0]
@@ -177,12 +177,12 @@ def test_recently_seen_scores_the_newest_highest(context: Context) -> None:
     assert newest_first.tolist() == sequences.item_ids[begin:end][::-1].tolist()
 
 
-def test_unknown_stage(context: Context) -> None:
+def test_unknown_stage(context: StudyContext) -> None:
     with pytest.raises(UsageError, match=r"did you mean validate\?"):
         run_cell(context.work, dataclasses.replace(cell_of(context, "popularity", "validat")), CPU)
 
 
-def start(context: Context, cell: Cell) -> "subprocess.Popen[bytes]":
+def start(context: StudyContext, cell: Cell) -> "subprocess.Popen[bytes]":
     """The process of a cell, as the pool starts it."""
     arguments = [str(context.work.root), str(context.work.spec(cell)), "cpu", "1"]
     with context.work.log(cell).open("ab") as log:
@@ -194,7 +194,7 @@ def start(context: Context, cell: Cell) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.slow
-def test_process_of_its_own(context: Context) -> None:
+def test_process_of_its_own(context: StudyContext) -> None:
     good, bad = cell_of(context, "popularity", "baseline"), cell_of(context, "pinfm-history", "test")
     codes = [run.wait() for run in [start(context, cell) for cell in (good, bad)]]
     assert codes == [0, DataError.exit_code]
@@ -202,7 +202,7 @@ def test_process_of_its_own(context: Context) -> None:
     assert "error: " in context.work.log(bad).read_text() and context.work.find(bad) is None
 
 
-def test_step_of_a_cell(context: Context) -> None:
+def test_step_of_a_cell(context: StudyContext) -> None:
     validation = cell_of(context, "pinfm-history", "validate")
     cell = dataclasses.replace(cell_of(context, "popularity", "baseline"), after=validation)
     step = step_of(context.work, cell, "cpu")
@@ -221,10 +221,10 @@ def test_step_of_a_cell(context: Context) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_cell_goes_on_to_the_same_ranks(context: Context, number: int) -> None:
+def test_killed_cell_goes_on_to_the_same_ranks(context: StudyContext, number: int) -> None:
     context.options = Options(overrides=(*SMALL, "training.steps=400", "training.checkpoint_every=20"))
     cell = cell_of(context, "pinfm-history", "validate")
-    other = Context(Work.open(context.work.root.parent / "other"), context.bench, context.options, context.data)
+    other = StudyContext(Work.open(context.work.root.parent / "other"), context.bench, context.options, context.data)
     other.places(("file",))
     assert start(other, cell).wait() == 0, other.work.log(cell).read_text()
     run = start(context, cell)

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tackboard.bench.quality.data import BENCHES, Facts
+from tackboard.bench.quality.data import BENCHES, DatasetFacts
 from tackboard.bench.quality.methods import (
     INPUTS,
     METHODS,
-    Place,
+    MethodContext,
     check_overrides,
     config_of,
     find_method,
@@ -23,9 +23,9 @@ from tackboard.train.config import config_from_json, config_to_json
 LENGTHS = np.concatenate([np.full(3_000, 21), np.full(3_040, 400)])
 
 
-def place_of(name: str = "ml-1m", *, num_items: int = 3_883, quick: bool = False) -> Place:
-    facts = Facts(Path("d"), num_items, num_items + 70, LENGTHS, ("a",), 0.4)
-    return Place(BENCHES[name], facts, f"{name}-file", quick)
+def place_of(name: str = "ml-1m", *, num_items: int = 3_883, quick: bool = False) -> MethodContext:
+    facts = DatasetFacts(Path("d"), num_items, num_items + 70, LENGTHS, ("a",), 0.4)
+    return MethodContext(BENCHES[name], facts, f"{name}-file", quick)
 
 
 FITTED = [method for method in METHODS.values() if method.build]
@@ -78,8 +78,8 @@ def test_published_rivals_have_the_published_settings(name: str, sizes: tuple[st
 
 
 def test_steps_of_few_users_hold_a_quarter_of_them() -> None:
-    facts = Facts(Path("d"), 30, 31, np.full(8, 12), ("a",), 0.0)
-    tokens, steps = newest_steps(Place(BENCHES["ml-1m"], facts, "d"), epochs=3)
+    facts = DatasetFacts(Path("d"), 30, 31, np.full(8, 12), ("a",), 0.0)
+    tokens, steps = newest_steps(MethodContext(BENCHES["ml-1m"], facts, "d"), epochs=3)
     assert (tokens, steps) == (400, 12)
 
 

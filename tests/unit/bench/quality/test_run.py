@@ -10,9 +10,9 @@ import torch
 from tackboard.bench.quality import run as quality
 from tackboard.bench.quality.cell import step_of
 from tackboard.bench.quality.cells import Cell, Work
-from tackboard.bench.quality.plan import Options
 from tackboard.bench.quality.report import report
 from tackboard.bench.quality.run import measure
+from tackboard.bench.quality.study_plan import Options
 from tackboard.bench.report import table_lines
 from tackboard.core.errors import DataError, TackboardError, UsageError
 from tackboard.flow.jobs import Step

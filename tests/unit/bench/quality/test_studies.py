@@ -9,7 +9,6 @@ import pytest
 from tackboard.bench.quality.cell import metrics_of
 from tackboard.bench.quality.cells import Cell, Result, Work
 from tackboard.bench.quality.data import BENCHES, find_bench
-from tackboard.bench.quality.plan import Context, Options, Plan
 from tackboard.bench.quality.studies import (
     PUBLISHED,
     agrees,
@@ -20,17 +19,18 @@ from tackboard.bench.quality.studies import (
     reproduce,
     validate,
 )
+from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan
 from tackboard.core.errors import DataError, UsageError
 
 NUM_USERS = 200
 
 
 @pytest.fixture
-def context(fake_ml_1m: Path, tmp_path: Path) -> Context:
-    return Context(Work.open(tmp_path / "work"), find_bench("ml-1m"), Options(), fake_ml_1m)
+def context(fake_ml_1m: Path, tmp_path: Path) -> StudyContext:
+    return StudyContext(Work.open(tmp_path / "work"), find_bench("ml-1m"), Options(), fake_ml_1m)
 
 
-def finish(context: Context, cell: Cell, share: float, *, users: str = "same", **values: Any) -> Result:
+def finish(context: StudyContext, cell: Cell, share: float, *, users: str = "same", **values: Any) -> Result:
     """A result in which that share of users has the held-out item first, and the others nowhere."""
     ranks = np.where(np.arange(NUM_USERS) < share * NUM_USERS, 0, 3_000)
     curve = [{"step": step} | metrics_of(ranks) for step in (2, 4)]
@@ -50,7 +50,7 @@ def rows_of(table: dict[str, Any], title: str) -> list[list[str]]:
     return list(rows)
 
 
-def test_compare_asks_for_one_validation_and_three_tests_of_each_method(context: Context) -> None:
+def test_compare_asks_for_one_validation_and_three_tests_of_each_method(context: StudyContext) -> None:
     plan = compare(context)
     fitted = [cell for cell in plan.cells if cell.config]
     assert {cell.stage for cell in fitted} == {"test"}
@@ -65,7 +65,7 @@ def test_compare_asks_for_one_validation_and_three_tests_of_each_method(context:
     assert {cell.prepared for cell in compare(context).cells} == {"ml-1m-file-every2"}
 
 
-def test_compare_table(context: Context) -> None:
+def test_compare_table(context: StudyContext) -> None:
     context.options = Options(methods=("popularity", "sasrec-history", "sasrec-request", "pinfm-history"), seeds=2)
     plan = compare(context)
     empty = plan.table(context.work.find)
@@ -96,7 +96,7 @@ def test_compare_table(context: Context) -> None:
 
 
 @pytest.mark.parametrize(("loss", "said"), [("full", ""), ("mixed", " drawn ones"), ("sampled", " 128 drawn")])
-def test_what_a_rival_s_softmax_is_over_is_said(context: Context, loss: str, said: str) -> None:
+def test_what_a_rival_s_softmax_is_over_is_said(context: StudyContext, loss: str, said: str) -> None:
     context.options = Options(methods=("sasrec-history",), seeds=1, overrides=(f"model.loss.kind={loss}",))
     plan = compare(context)
     finish(context, plan.cells[0], 0.3)
@@ -104,25 +104,25 @@ def test_what_a_rival_s_softmax_is_over_is_said(context: Context, loss: str, sai
     assert [said in note for note in notes] == ([True] if said else [])
 
 
-def test_what_returns_is_shown_where_the_history_stays(context: Context) -> None:
+def test_what_returns_is_shown_where_the_history_stays(context: StudyContext) -> None:
     context.options = Options(methods=("popularity",))
     plan = compare(context)
     finish(context, plan.cells[0], 0.5)
     titles = [part["title"] for part in plan.table(context.work.find)["sections"]]
     assert not any("already" in title for title in titles)
-    other = Context(context.work, BENCHES["deskdrop"], context.options)
-    table = Plan(plan.cells, lambda find: _table_of(other, plan, find)).table(context.work.find)
+    other = StudyContext(context.work, BENCHES["deskdrop"], context.options)
+    table = StudyPlan(plan.cells, lambda find: _table_of(other, plan, find)).table(context.work.find)
     [row] = rows_of(table, "hr@10 where the item is in the history already (25.0% of users)")
     assert row[3:] == ["0.5000", "0.5000"]
 
 
-def _table_of(context: Context, plan: Plan, find: Any) -> dict[str, Any]:
+def _table_of(context: StudyContext, plan: StudyPlan, find: Any) -> dict[str, Any]:
     from tackboard.bench.quality.studies import _compare_table
 
     return _compare_table(context, plan.cells, find)
 
 
-def test_users_must_be_the_same_to_be_paired(context: Context) -> None:
+def test_users_must_be_the_same_to_be_paired(context: StudyContext) -> None:
     context.options = Options(methods=("sasrec-history", "pinfm-history"), seeds=1)
     cells = compare(context).cells
     groups = {
@@ -133,7 +133,7 @@ def test_users_must_be_the_same_to_be_paired(context: Context) -> None:
         compare_to_strongest(groups)
 
 
-def test_chance_of_seeds_counts_too(context: Context) -> None:
+def test_chance_of_seeds_counts_too(context: StudyContext) -> None:
     context.options = Options(methods=("popularity", "pinfm-history"), seeds=2)
     first, *ours = compare(context).cells
     baseline = finish(context, first, 0.3)
@@ -146,7 +146,7 @@ def test_chance_of_seeds_counts_too(context: Context) -> None:
     assert hit["verdict"] == "better, one seed" and hit["seed_error"] is None
 
 
-def test_a_user_counts_by_the_mean_over_seeds(context: Context) -> None:
+def test_a_user_counts_by_the_mean_over_seeds(context: StudyContext) -> None:
     context.options = Options(methods=("sasrec-history",), seeds=2)
     results = [finish(context, cell, share) for cell, share in zip(compare(context).cells, (0.5, 1.0), strict=True)]
     values = per_user(results, "hr@10")
@@ -154,7 +154,7 @@ def test_a_user_counts_by_the_mean_over_seeds(context: Context) -> None:
     assert mean_metrics(results)["ndcg@10"] == pytest.approx(per_user(results, "ndcg@10").mean()) == 0.75
 
 
-def test_reproduce_compares_the_spread_with_what_was_published(context: Context) -> None:
+def test_reproduce_compares_the_spread_with_what_was_published(context: StudyContext) -> None:
     plan = reproduce(context)
     assert len(plan.cells) == 9 and {cell.ties for cell in plan.cells} == {"file", "reverse", "random"}
     assert {cell.stage for cell in plan.cells} == {"published"}
@@ -172,19 +172,21 @@ def test_reproduce_compares_the_spread_with_what_was_published(context: Context)
 
 
 @pytest.mark.parametrize(("published", "verdict"), [(0.234, False), (0.2351, True), (0.315, True), (0.316, False)])
-def test_agreement_is_within_the_tolerance_of_the_spread(context: Context, published: float, verdict: bool) -> None:
+def test_agreement_is_within_the_tolerance_of_the_spread(
+    context: StudyContext, published: float, verdict: bool
+) -> None:
     cells = reproduce(context).cells[:2]
     results = [finish(context, cell, share) for cell, share in zip(cells, (0.25, 0.30), strict=True)]
     assert agrees(results, "hr@10", published)["agrees"] is verdict
 
 
-def test_reproduce_needs_published_figures(context: Context) -> None:
+def test_reproduce_needs_published_figures(context: StudyContext) -> None:
     with pytest.raises(UsageError, match="datasets with published figures: ml-1m"):
-        reproduce(Context(context.work, BENCHES["deskdrop"], Options()))
+        reproduce(StudyContext(context.work, BENCHES["deskdrop"], Options()))
     assert set(PUBLISHED) <= set(BENCHES)
 
 
-def test_validate_shows_the_validation_alone(context: Context) -> None:
+def test_validate_shows_the_validation_alone(context: StudyContext) -> None:
     context.options = Options(methods=("pinfm-history", "hstu", "hstu"), seeds=2)
     plan = validate(context)
     assert len(plan.cells) == 4, "a name that is given twice is run once"

@@ -20,8 +20,8 @@ from tackboard.bench.transfer.data import (
     write_task,
 )
 from tackboard.data.config import Part
+from tackboard.data.request_layout import read_requests
 from tackboard.data.request_loader import RequestConfig, RequestSteps
-from tackboard.data.requests import read_requests
 from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.public.publisher import canonical_events
 

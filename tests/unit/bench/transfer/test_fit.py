@@ -19,13 +19,13 @@ import torch
 from tackboard.bench.quality.cell import Machine, run_cell
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
-from tackboard.bench.quality.plan import Context, Options
+from tackboard.bench.quality.study_plan import Options, StudyContext
 from tackboard.bench.transfer.fit import ARMS, FitSettings, arm_config, judged, open_examples
 from tackboard.bench.transfer.study import transfer
 from tackboard.checkpoint.store import find_checkpoint
 from tackboard.checkpoint.trained import load_trained
 from tackboard.core.errors import DataError, UsageError
-from tackboard.evaluation.requests import METRICS, Answers
+from tackboard.evaluation.labelled_requests import METRICS, ScoredCandidates
 from tackboard.events.dataset import write_dataset
 from tackboard.events.public.publisher import canonical_events
 from tackboard.metrics.binary import interval
@@ -49,7 +49,7 @@ def settings_of_torch(torch_settings: None) -> None:
 
 def cells_of(work: Work) -> list[Cell]:
     options = Options(study="transfer", quick=True, overrides=TINY)
-    return list(transfer(Context(work, find_bench("ml-1m"), options)).cells)
+    return list(transfer(StudyContext(work, find_bench("ml-1m"), options)).cells)
 
 
 @pytest.fixture
@@ -201,7 +201,9 @@ def test_steps_grow_with_the_examples() -> None:
 def test_judged_gives_the_metric_and_its_draws() -> None:
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 400).astype(np.int8)
-    answers = Answers(random.normal(size=400) + labels, np.repeat(np.arange(40), 10), np.zeros(400), {"yes": labels})
+    answers = ScoredCandidates(
+        random.normal(size=400) + labels, np.repeat(np.arange(40), 10), np.zeros(400), {"yes": labels}
+    )
     metrics, arrays = judged(answers)
     assert list(metrics) == list(METRICS) and set(arrays) == {f"draws_{name}" for name in METRICS}
     for name in METRICS:

@@ -10,12 +10,12 @@ import pytest
 
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
-from tackboard.bench.quality.plan import Context, Options, Plan, find_study
 from tackboard.bench.quality.report import charts, protocol
+from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan, find_study
 from tackboard.bench.transfer.fit import ARMS
 from tackboard.bench.transfer.study import SIZES, compare_arms, measure
 from tackboard.core.errors import UsageError
-from tackboard.evaluation.requests import METRICS
+from tackboard.evaluation.labelled_requests import METRICS
 from tackboard.events.dataset import open_dataset
 
 ENVIRONMENT = {"commit": "none"}
@@ -28,8 +28,8 @@ def work(made_up_ratings: Callable[[Path], None], tmp_path: Path) -> Work:
     return work
 
 
-def plan_of(work: Work, study: str = "transfer", **options: Any) -> Plan:
-    return find_study(study)(Context(work, find_bench("ml-1m"), Options(study=study, **options)))
+def plan_of(work: Work, study: str = "transfer", **options: Any) -> StudyPlan:
+    return find_study(study)(StudyContext(work, find_bench("ml-1m"), Options(study=study, **options)))
 
 
 def test_arms_differ_in_nothing_but_where_they_begin(work: Work) -> None:
@@ -69,14 +69,14 @@ def test_pretraining_never_sees_what_is_judged(work: Work) -> None:
 
 def test_what_cannot_be_transferred_is_refused(work: Work) -> None:
     with pytest.raises(UsageError, match="kakao-brunch"):
-        find_study("transfer")(Context(work, find_bench("kakao-brunch"), Options(study="transfer")))
+        find_study("transfer")(StudyContext(work, find_bench("kakao-brunch"), Options(study="transfer")))
     with pytest.raises(UsageError, match="--methods sasrec"):
         plan_of(work, methods=("sasrec",))
     with pytest.raises(UsageError, match="one PinFM"):
         plan_of(work, methods=("pinfm-history", "pinfm-request"))
     with pytest.raises(UsageError, match="takes one tie rule"):
         plan_of(work, ties=("file", "random"))
-    trial = Context(Work(work.root / "absent"), find_bench("ml-1m"), Options(study="transfer"), is_trial=True)
+    trial = StudyContext(Work(work.root / "absent"), find_bench("ml-1m"), Options(study="transfer"), is_trial=True)
     assert find_study("transfer")(trial).cells and not trial.work.root.exists()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tackboard.events.dataset import Dataset, open_dataset
-from tackboard.events.public.publisher import Counts, PublicDataset, import_public
+from tackboard.events.public.publisher import PublicDataset, PublishedCounts, import_public
 
 ROOT = Path(__file__).resolve().parents[4]
 VARIABLE = "TACKBOARD_PUBLIC_DATA"
@@ -45,7 +45,7 @@ def import_tiny(tmp_path: Path) -> Callable[..., Dataset]:
             for name, data in contents.items():
                 (given / name).parent.mkdir(parents=True, exist_ok=True)
                 (given / name).write_bytes(data)
-        small = dataclasses.replace(public, counts=Counts(*counts))
+        small = dataclasses.replace(public, counts=PublishedCounts(*counts))
         path, _ = import_public(small, [given], tmp_path / "datasets")
         return open_dataset(path)
 

@@ -10,9 +10,9 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.events.dataset import open_dataset
 from tackboard.events.public.archive import Download
 from tackboard.events.public.publisher import (
-    Counts,
     PublicData,
     PublicDataset,
+    PublishedCounts,
     canonical_events,
     import_public,
     named,
@@ -32,7 +32,7 @@ PAIRS = PublicDataset(
     files="pairs.tsv",
     source="the publisher",
     terms="none",
-    counts=Counts(users=2, items=2, events=4),
+    counts=PublishedCounts(users=2, items=2, events=4),
     read=read_pairs,
     note="made up",
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.interface import SequenceStore
 from tackboard.events.sequence_store.opening import create_store

@@ -209,7 +209,7 @@ def test_another_process_sees_it(store: SequenceStore, place: str) -> None:
 
 def test_a_read_becomes_a_history_of_the_feature_layer_without_a_copy(store: SequenceStore) -> None:
     from tackboard.features.column import Column, sequence_column
-    from tackboard.features.tables import EventTable
+    from tackboard.features.entity_tables import EventTable
     from tackboard.features.types import ID, STRING, TIME
 
     for user in (1, 2):

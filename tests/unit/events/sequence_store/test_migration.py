@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.core.errors import CorruptFileError
 from tackboard.events.sequence_store.migration import migrate_store
 from tackboard.events.sequence_store.opening import create_store, open_store

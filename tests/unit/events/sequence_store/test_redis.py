@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from sequence_model import SMALL, event
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.events.sequence_store.codec import FORMAT_VERSION, Head
 from tackboard.events.sequence_store.engine import Appended, Update

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tackboard.core.errors import UsageError
-from tackboard.events.synthetic.catalogue import Catalogue
 from tackboard.events.synthetic.oracle import latent_states, oracle_item_ids, oracle_scores, score_state
 from tackboard.events.synthetic.world import LatentState, generate, num_events_of
 from tackboard.events.synthetic.world_config import HIDE, WorldConfig
+from tackboard.events.synthetic.world_items import WorldItems
 
 # Few items and strong mechanisms, so that a few thousand users tell a right oracle from a wrong one.
 CONFIG = WorldConfig(
@@ -38,9 +38,9 @@ NUM_FEATURES = 42
 
 
 @functools.cache
-def happened() -> tuple[list, np.ndarray, np.ndarray, Catalogue]:
+def happened() -> tuple[list, np.ndarray, np.ndarray, WorldItems]:
     """Latent states before one event of every user (spread over all indices), the item that came and its action."""
-    catalogue = Catalogue(CONFIG)
+    catalogue = WorldItems(CONFIG)
     users = np.arange(CONFIG.num_users)
     index = (users * 7919) % num_events_of(CONFIG, users)
     events = generate(CONFIG, catalogue)
@@ -48,7 +48,7 @@ def happened() -> tuple[list, np.ndarray, np.ndarray, Catalogue]:
     return latent_states(CONFIG, catalogue, users, index), events.item[row], events.action[row], catalogue
 
 
-def features(state: LatentState, catalogue: Catalogue) -> list[np.ndarray]:
+def features(state: LatentState, catalogue: WorldItems) -> list[np.ndarray]:
     """Functions of (state, item) [U, num_items], each sensitive to one mechanism.
 
     Under the right probabilities every one of them averages, over what happened, to what the oracle expects. A blind

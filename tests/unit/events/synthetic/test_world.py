@@ -7,25 +7,25 @@ import numpy as np
 import pytest
 
 from tackboard.events.synthetic import world
-from tackboard.events.synthetic.catalogue import Catalogue
 from tackboard.events.synthetic.world import (
     EXPLORE,
     LINK,
     REPEAT,
     SESSION_GAP_MS,
-    Events,
+    WorldEvents,
     generate,
     num_events_of,
     simulate,
 )
 from tackboard.events.synthetic.world_config import HIDE, WorldConfig, load_world_config
+from tackboard.events.synthetic.world_items import WorldItems
 
 SMALL = WorldConfig(num_users=80, num_items=240, num_topics=8)
 FROZEN_SMALL = "ec03a4c6d66063e6864181e48d73c0ba498598bb09b995b468204846bb2ed9f4"
 FROZEN_DEMO_USERS = "139ba917368729a97751708e807bba49ac97afbfbe8c8e6aafc78aab260588ca"
 
 
-def digest(events: Events) -> str:
+def digest(events: WorldEvents) -> str:
     sha = hashlib.sha256()
     for name, column in sorted(vars(events).items()):
         sha.update(name.encode() + np.ascontiguousarray(column, dtype="<i8").tobytes())
@@ -33,25 +33,25 @@ def digest(events: Events) -> str:
 
 
 @pytest.fixture(scope="module")
-def events() -> Events:
+def events() -> WorldEvents:
     """All events of SMALL."""
     return generate(SMALL)
 
 
-def test_the_worlds_are_the_ones_that_models_were_compared_on(events: Events) -> None:
+def test_the_worlds_are_the_ones_that_models_were_compared_on(events: WorldEvents) -> None:
     message = (
         "the same config gives other events than before. Figures measured on them can no longer be compared: a change "
         "needs an entry in docs/log.md with the old and the new figures, and only then a new hash here"
     )
     assert digest(events) == FROZEN_SMALL, message
     demo = load_world_config("demo")
-    assert digest(simulate(demo, Catalogue(demo), np.arange(50))) == FROZEN_DEMO_USERS, message
+    assert digest(simulate(demo, WorldItems(demo), np.arange(50))) == FROZEN_DEMO_USERS, message
 
 
 def test_neither_chunks_nor_other_users_change_anything_but_a_seed_does(
-    events: Events, monkeypatch: pytest.MonkeyPatch
+    events: WorldEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = simulate(SMALL, Catalogue(SMALL), np.array([41]), num_events=np.array([4]))
+    alone = simulate(SMALL, WorldItems(SMALL), np.array([41]), num_events=np.array([4]))
     assert alone.item.tolist() == events.item[events.user == 41][:4].tolist()
     assert alone.time.tolist() == events.time[events.user == 41][:4].tolist()
     monkeypatch.setattr(world, "USERS_PER_CHUNK", 30)
@@ -59,7 +59,7 @@ def test_neither_chunks_nor_other_users_change_anything_but_a_seed_does(
     assert digest(generate(dataclasses.replace(SMALL, seed=2))) != digest(events)
 
 
-def test_events_are_ordered_and_sessions_are_told_by_their_gaps(events: Events) -> None:
+def test_events_are_ordered_and_sessions_are_told_by_their_gaps(events: WorldEvents) -> None:
     same = np.diff(events.user) == 0
     gaps = np.diff(events.time)[same]
     assert gaps.min() >= 1000
@@ -71,8 +71,8 @@ def test_events_are_ordered_and_sessions_are_told_by_their_gaps(events: Events) 
     assert (events.received > events.time).all()
 
 
-def test_mechanisms_do_what_their_names_say_and_touch_nothing_before_its_birth(events: Events) -> None:
-    catalogue = Catalogue(SMALL)
+def test_mechanisms_do_what_their_names_say_and_touch_nothing_before_its_birth(events: WorldEvents) -> None:
+    catalogue = WorldItems(SMALL)
     assert (catalogue.birth[events.item] <= events.time).all()
     assert (catalogue.birth[events.candidates] <= events.time[:, None]).all()
     link = np.flatnonzero(events.mechanism == LINK)
@@ -97,7 +97,7 @@ def test_shares_of_mechanisms_actions_and_late_events() -> None:
 
 def test_a_hide_makes_the_session_change_its_topic() -> None:
     config = dataclasses.replace(SMALL, num_users=1500, explore_probability=0.3, switch_probability=0.02)
-    events, catalogue = generate(config), Catalogue(config)
+    events, catalogue = generate(config), WorldItems(config)
     inside = np.flatnonzero((np.diff(events.user) == 0) & (np.diff(events.time) <= SESSION_GAP_MS)) + 1
     usable = inside[(events.mechanism[inside] == world.TOPIC) & (events.index[inside] >= 2)]
     usable = usable[events.mechanism[usable - 2] == world.TOPIC]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from tackboard.core.keyed_random import uniform
-from tackboard.events.synthetic.catalogue import Catalogue, pick
 from tackboard.events.synthetic.world_config import WorldConfig
+from tackboard.events.synthetic.world_items import WorldItems, pick
 
 CONFIG = WorldConfig(num_items=90, num_topics=6, born_later_share=0.5, zipf_offset=2.0)
 DRAWS = 200_000
@@ -15,7 +15,7 @@ def uniforms(purpose: int, *shape: int) -> np.ndarray:
 
 
 def test_every_topic_has_items_and_one_from_the_start() -> None:
-    catalogue = Catalogue(CONFIG)
+    catalogue = WorldItems(CONFIG)
     assert np.bincount(catalogue.topic).tolist() == [15] * 6
     assert set(catalogue.topic[catalogue.birth == 0]) == set(range(6))
     assert 0.3 < (catalogue.birth > 0).mean() < 0.7
@@ -25,16 +25,16 @@ def test_every_topic_has_items_and_one_from_the_start() -> None:
 
 def test_successors_are_distinct_items_of_the_same_topic() -> None:
     for config in (CONFIG, WorldConfig(num_items=83, num_topics=20), WorldConfig()):
-        catalogue = Catalogue(config)
+        catalogue = WorldItems(config)
         items = np.arange(config.num_items)
         assert (catalogue.topic[catalogue.successors] == catalogue.topic[:, None]).all()
         together = np.sort(np.concatenate([items[:, None], catalogue.successors], axis=1), axis=1)
         assert (np.diff(together, axis=1) > 0).all()
-    assert np.bincount(Catalogue(WorldConfig()).successors[:, 0]).max() < 10, "no successor is favoured by its place"
+    assert np.bincount(WorldItems(WorldConfig()).successors[:, 0]).max() < 10, "no successor is favoured by its place"
 
 
 def test_draws_from_a_topic_follow_weight_affinity_and_birth() -> None:
-    catalogue = Catalogue(CONFIG)
+    catalogue = WorldItems(CONFIG)
     moment = int(np.median(catalogue.birth[catalogue.birth > 0]))
     affinity = np.array([1.0, 3.0, 0.5, 0.0])
     expected = catalogue.weight * affinity[catalogue.style] * (catalogue.topic == 2) * (catalogue.birth <= moment)
@@ -48,7 +48,7 @@ def test_draws_from_a_topic_follow_weight_affinity_and_birth() -> None:
 
 
 def test_popular_draws_follow_the_weights_of_the_alive() -> None:
-    catalogue = Catalogue(CONFIG)
+    catalogue = WorldItems(CONFIG)
     for moment in (0, int(catalogue.birth.max())):
         expected = catalogue.weight * (catalogue.birth <= moment)
         expected /= expected.sum()
@@ -58,7 +58,7 @@ def test_popular_draws_follow_the_weights_of_the_alive() -> None:
 
 
 def test_an_item_is_alive_at_the_moment_of_its_birth() -> None:
-    catalogue = Catalogue(CONFIG)
+    catalogue = WorldItems(CONFIG)
     moment = int(catalogue.birth.max())
     newest = int(catalogue.birth.argmax())
     for time, found in ((moment, True), (moment - 1, False)):

@@ -1,8 +1,8 @@
 """features.parquet: the values of a feature set for every event of a snapshot, in the order of events.parquet.
 
-Columns of any type go in and come back bit for bit. Decided: text lies in the file as plain strings, because a column's
-dictionary may hold a string twice; a vector as a list that remembers its width (see events/vectors.py); a sequence as a
-struct of lists. The types are those of features.json beside it.
+Columns of any type go in and come back bit for bit. Decided: text is stored as plain strings, because a column's
+dictionary may hold a string twice; a vector is stored as a list that remembers its width (see
+events/vector_columns.py), and a sequence as a struct of lists. The types are those of features.json beside the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tackboard.core.documents import blaming
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.events.dataset import Dataset
 from tackboard.events.layout import RowReader
-from tackboard.events.vectors import WIDTH, from_stored
+from tackboard.events.vector_columns import WIDTH, from_stored
 from tackboard.features.arrow import arrow_type, from_arrow, to_arrow
 from tackboard.features.column import Column
 from tackboard.features.feature_set import FeatureSet, read_features

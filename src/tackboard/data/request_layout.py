@@ -25,7 +25,7 @@ from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import DataError
 from tackboard.core.files import reach, write_json_atomic
 from tackboard.core.progress import Progress
-from tackboard.data.labels import Counts, Label, LabelConfig, LabelCounts, label_bucket, requests_schema
+from tackboard.data.labels import Label, LabelConfig, LabelCounts, LabelJobCounts, label_bucket, requests_schema
 from tackboard.events.checks.measures import newest_time
 from tackboard.events.dataset import EVENTS, REQUESTS, Dataset
 from tackboard.events.impressions import IMPRESSIONS, Impressions, check_action, open_impressions
@@ -55,7 +55,7 @@ class Labelled:
     path: Path
     config: LabelConfig
     end_ms: int
-    counts: Counts
+    counts: LabelJobCounts
 
 
 def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False) -> Labelled:
@@ -103,7 +103,7 @@ def read_labels(snapshot: Path) -> Labelled | None:
             path=snapshot,
             config=LabelConfig(labels=labels, **{key: content[key] for key in ("shown", "negatives", "seed")}),
             end_ms=content["end_ms"],
-            counts=Counts(**{**content["counts"], "labels": counted}),
+            counts=LabelJobCounts(**{**content["counts"], "labels": counted}),
         )
 
 
@@ -127,14 +127,14 @@ def _inputs(dataset: Dataset) -> dict[str, str]:
 
 def _write_rows(
     dataset: Dataset, config: LabelConfig, impressions: Impressions, end_ms: int, path: Path, progress: Progress
-) -> tuple[Layout, Counts]:
+) -> tuple[Layout, LabelJobCounts]:
     """Writes requests.parquet bucket by bucket, each as one row group, or as several if the bucket is very large."""
     reach(f"{REQUESTS}:before-write")
     stored = pq.read_schema(dataset.events_path)
     names = ["item_id", "time_ms", "request", "action", "surface"]
     if config.shown is not None and "position" in stored.names:
         names.append("position")
-    counts = Counts(labels={label.action: LabelCounts() for label in config.labels})
+    counts = LabelJobCounts(labels={label.action: LabelCounts() for label in config.labels})
     num_rows: list[int] = []
     with pq.ParquetWriter(path, requests_schema(config.labels, stored.field("request").type)) as writer:
         for bucket, events in enumerate(dataset.event_chunks(names)):

@@ -57,7 +57,7 @@ class Keys:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RedisAddress:
     """The address of a store: a server's URL without our own option, and the prefix of its keys."""
 
     server: str
@@ -66,7 +66,7 @@ class Place:
     """The URL as errors show it: without a password."""
 
     @classmethod
-    def of(cls, url: str) -> Place:
+    def of(cls, url: str) -> RedisAddress:
         """The place that a URL names."""
         if importlib.util.find_spec("redis") is None:
             raise UsageError(

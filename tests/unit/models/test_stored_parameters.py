@@ -16,7 +16,7 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.interface import ModelConfig
 from tackboard.models.pinfm import PinFMConfig
-from tackboard.models.stored import check_fit, find_non_finite, load_tensors, restore_model
+from tackboard.models.stored_parameters import check_fit, find_non_finite, load_tensors, restore_model
 from tackboard.models.tables import HashedTables, TableConfig
 
 NAMES = Vocabulary(actions=("save",), surfaces=("home",))
@@ -147,7 +147,7 @@ def test_a_table_with_two_names_stays_one() -> None:
 
 
 def test_a_number_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tackboard.models.stored.SCANNED_AT_ONCE", 6)
+    monkeypatch.setattr("tackboard.models.stored_parameters.SCANNED_AT_ONCE", 6)
     model = CONFIG.build(NAMES)
     assert find_non_finite(model) is None
     with torch.no_grad():

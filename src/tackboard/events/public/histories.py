@@ -19,9 +19,9 @@ from tackboard.core.errors import DataError
 from tackboard.events.public.archive import Download
 from tackboard.events.public.publisher import (
     ORDER_ONLY_NOTE,
-    Counts,
     PublicData,
     PublicDataset,
+    PublishedCounts,
     canonical_events,
     order_only_times,
 )
@@ -88,7 +88,7 @@ def _sequences(
     title: str,
     files: str,
     repository: str,
-    counts: Counts,
+    counts: PublishedCounts,
     read: Callable[[Download], PublicData],
     note: str = ORDER_ONLY_NOTE,
     terms: str = _AMAZON_TERMS,
@@ -99,23 +99,23 @@ def _sequences(
     )
 
 
-def _s3rec(name: str, title: str, stem: str, counts: Counts, terms: str = _AMAZON_TERMS) -> PublicDataset:
+def _s3rec(name: str, title: str, stem: str, counts: PublishedCounts, terms: str = _AMAZON_TERMS) -> PublicDataset:
     files = f"{stem}.txt and {stem}_item2attributes.json, or an archive that holds them"
     return _sequences(name, title, files, "RUCAIBox/CIKM2020-S3Rec", counts, read_s3rec(stem), terms=terms)
 
 
-def _ticoserec(name: str, title: str, stem: str, counts: Counts) -> PublicDataset:
+def _ticoserec(name: str, title: str, stem: str, counts: PublishedCounts) -> PublicDataset:
     files = f"{stem}_item.txt and {stem}_time.txt, or an archive that holds them"
     note = "times are whole days: ties keep the order of the line, which other copies of these data do not share"
     return _sequences(name, title, files, "KingGugu/TiCoSeRec", counts, read_ticoserec(stem), note)
 
 
-def _pairs(name: str, title: str, file: str, repository: str, counts: Counts) -> PublicDataset:
+def _pairs(name: str, title: str, file: str, repository: str, counts: PublishedCounts) -> PublicDataset:
     return _sequences(name, title, f"{file}, or an archive that holds it", repository, counts, read_pairs(file))
 
 
-_BEAUTY, _SPORTS = Counts(22_363, 12_101, 198_502), Counts(35_598, 18_357, 296_337)
-_TOYS, _LASTFM = Counts(19_412, 11_924, 167_597), Counts(1_090, 3_646, 52_551)
+_BEAUTY, _SPORTS = PublishedCounts(22_363, 12_101, 198_502), PublishedCounts(35_598, 18_357, 296_337)
+_TOYS, _LASTFM = PublishedCounts(19_412, 11_924, 167_597), PublishedCounts(1_090, 3_646, 52_551)
 SEQUENCES = (
     _s3rec("amazon-beauty-s3rec", "Amazon Beauty 5-core, with item attributes", "Beauty", _BEAUTY),
     _s3rec("amazon-sports-s3rec", "Amazon Sports 5-core, with item attributes", "Sports_and_Outdoors", _SPORTS),
@@ -128,13 +128,13 @@ SEQUENCES = (
         "Amazon Video Games as SASRec filtered it",
         "Video.txt",
         "kang205/SASRec",
-        Counts(31_013, 23_715, 287_107),
+        PublishedCounts(31_013, 23_715, 287_107),
     ),
     _pairs(
         "amazon-beauty-bert4rec",
         "Amazon Beauty as BERT4Rec filtered it",
         "beauty.txt",
         "FeiSun/BERT4Rec",
-        Counts(40_226, 54_542, 353_962),
+        PublishedCounts(40_226, 54_542, 353_962),
     ),
 )

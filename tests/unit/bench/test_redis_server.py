@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.core.errors import UsageError
 
 

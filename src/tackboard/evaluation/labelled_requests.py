@@ -26,7 +26,7 @@ DAMPING = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class ScoredCandidates:
     """Scores of candidates [E], their users and items, and their labels: 1, 0, or -1 if not known."""
 
     scores: NDArray[np.float64]
@@ -34,14 +34,14 @@ class Answers:
     items: NDArray[np.int64]
     labels: dict[str, NDArray[np.int8]]
 
-    def take(self, chosen: NDArray[np.bool_]) -> Answers:
+    def take(self, chosen: NDArray[np.bool_]) -> ScoredCandidates:
         """The answers whose entry in `chosen` is True."""
         labels = {name: values[chosen] for name, values in self.labels.items()}
-        return Answers(self.scores[chosen], self.users[chosen], self.items[chosen], labels)
+        return ScoredCandidates(self.scores[chosen], self.users[chosen], self.items[chosen], labels)
 
 
 @torch.no_grad()
-def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> Answers:
+def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> ScoredCandidates:
     """The scores of a model for the requests of `steps`, one pass or at most `max_users` users."""
     model.eval()
     device = next(model.parameters()).device
@@ -62,11 +62,11 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
                 if len(met) >= max_users:
                     break
     scores, users, items = (np.concatenate(part) for part in zip(*parts, strict=True))
-    answers = Answers(scores, users, items, {name: np.concatenate(found) for name, found in labels.items()})
+    answers = ScoredCandidates(scores, users, items, {name: np.concatenate(found) for name, found in labels.items()})
     return answers if max_users is None else answers.take(np.isin(users, met[:max_users]))
 
 
-def metrics_of(answers: Answers, label: str) -> dict[str, float]:
+def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
     """The metrics of scores for one label; examples of both kinds are needed."""
     chosen = answers.take(answers.labels[label] >= 0)
     truth = chosen.labels[label] == 1

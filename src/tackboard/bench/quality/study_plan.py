@@ -1,7 +1,7 @@
 """What a study of `tackboard bench quality` is: options in; cells, and how to read the finished ones, out.
 
-A study is a function that takes a `Context` and returns a `Plan`. `STUDIES` names the studies and imports each one when
-it is needed, so a new study adds one line there. Stages of its own go to STAGES in cell.py.
+A study is a function that takes a `StudyContext` and returns a `StudyPlan`. `STUDIES` names the studies and imports
+each one when it is needed, so a new study adds one line there. Stages of its own go to STAGES in cell.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tackboard.bench.quality.cells import Cell, Result, Work
 from tackboard.bench.quality.data import Bench, check_ties, expected_facts, prepare, prepared_name, read_facts
-from tackboard.bench.quality.methods import Method, Place, check_overrides, config_of, find_method
+from tackboard.bench.quality.methods import Method, MethodContext, check_overrides, config_of, find_method
 from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.train.config import config_to_json
@@ -49,7 +49,7 @@ class Options:
 
 
 @dataclasses.dataclass
-class Context:
+class StudyContext:
     """What a study plans with."""
 
     work: Work
@@ -94,19 +94,20 @@ class Context:
         """The seeds: the number in the options, or else `otherwise`; with --quick one."""
         return range(self.options.seeds or (1 if self.options.quick else otherwise))
 
-    def places(self, ties: Sequence[str]) -> dict[str, Place]:
+    def places(self, ties: Sequence[str]) -> dict[str, MethodContext]:
         """Tie rule → prepared dataset."""
         stride = self.bench.quick_stride if self.options.quick else 1
         if self.is_trial:
             check_ties(self.bench, ties)
             facts = expected_facts(self.bench, stride)
             return {
-                rule: Place(self.bench, facts, prepared_name(self.bench, rule, stride), self.options.quick)
+                rule: MethodContext(self.bench, facts, prepared_name(self.bench, rule, stride), self.options.quick)
                 for rule in ties
             }
         paths = prepare(self.bench, ties, self.work.datasets, self.data, stride)
         return {
-            rule: Place(self.bench, read_facts(path), path.name, self.options.quick) for rule, path in paths.items()
+            rule: MethodContext(self.bench, read_facts(path), path.name, self.options.quick)
+            for rule, path in paths.items()
         }
 
     def protocol(self) -> dict[str, Any]:
@@ -115,7 +116,14 @@ class Context:
         return {"filter_seen": self.bench.filter_seen, "max_users": quick_users or self.bench.max_users}
 
     def cell(
-        self, place: Place, ties: str, method: Method, seed: int, stage: str, after: Cell | None = None, **protocol: Any
+        self,
+        place: MethodContext,
+        ties: str,
+        method: Method,
+        seed: int,
+        stage: str,
+        after: Cell | None = None,
+        **protocol: Any,
     ) -> Cell:
         """The cell of a method with a seed at a stage; `protocol` adds to `self.protocol()`."""
         config = None
@@ -140,20 +148,20 @@ report.py."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """Cells, and a function that makes a table of the finished ones."""
 
     cells: Sequence[Cell]
     table: Callable[[Find], Table]
 
 
-def find_study(name: str) -> Callable[[Context], Plan]:
+def find_study(name: str) -> Callable[[StudyContext], StudyPlan]:
     """The study with this name; an unknown name raises UsageError with the closest one."""
     if name not in STUDIES:
         raise UsageError(
             f"--study {name} does not exist", allowed=f"allowed: {', '.join(STUDIES)}", fix=did_you_mean(name, STUDIES)
         )
-    found: Callable[[Context], Plan] = pkgutil.resolve_name(STUDIES[name])
+    found: Callable[[StudyContext], StudyPlan] = pkgutil.resolve_name(STUDIES[name])
     return found
 
 

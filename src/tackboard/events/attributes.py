@@ -15,7 +15,7 @@ import pyarrow as pa
 from tackboard.core.errors import DataError
 from tackboard.events.columns import one_array
 from tackboard.events.schema import encode, ids_of, numpy_column
-from tackboard.events.vectors import with_vectors
+from tackboard.events.vector_columns import with_vectors
 
 RESERVED = ("first_ms", "last_ms", "num_events", "item_id", "user_id")
 VALID_FROM = "valid_from_ms"

@@ -5,7 +5,7 @@ import pytest
 
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import string_id
-from tackboard.events.entities import entity_table, split_versions
+from tackboard.events.attributes import entity_table, split_versions
 
 EVENTS = pa.table(
     {

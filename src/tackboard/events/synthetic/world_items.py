@@ -24,7 +24,7 @@ _BIRTH_BITS = 44
 _STREAM_RANK, _STREAM_STYLE, _STREAM_BORN_LATER, _STREAM_BIRTH, _STREAM_LINK = range(5)
 
 
-class Catalogue:
+class WorldItems:
     """Items 0 to num_items - 1 in item order; times are ms after the world's start."""
 
     def __init__(self, config: WorldConfig) -> None:

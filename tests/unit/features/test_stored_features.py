@@ -29,7 +29,7 @@ from tackboard.features.language import (
     Vector,
     sequence,
 )
-from tackboard.features.stored import FEATURES, StoredRows, read_features_table, stored_arrays, stored_schema
+from tackboard.features.stored_features import FEATURES, StoredRows, read_features_table, stored_arrays, stored_schema
 from tackboard.features.types import FeatureType
 
 item = Item(b=Bool(), i=Int(), f=Float(), s=String(), d=Id(), t=Time(), v=Vector(2), ls=List(String), lf=List(Float))

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from tackboard.bench.redis_server import RedisServer
 from tackboard.bench.report import Report, Table, where_and_when
-from tackboard.bench.sequences_redis import RedisServer
 from tackboard.bench.turns import Neighbours, aim_lines, take_turns
 from tackboard.core.errors import TackboardError
 from tackboard.core.progress import say
@@ -70,7 +70,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StoreSizes:
     """How much is measured."""
 
     num_short: int
@@ -81,7 +81,10 @@ class Sizes:
     """Single appends, and reads of each kind; larger calls are made fewer times."""
 
 
-FULL, QUICK = Sizes(num_short=1000, num_long=20, num_calls=2000), Sizes(num_short=20, num_long=1, num_calls=20)
+FULL, QUICK = (
+    StoreSizes(num_short=1000, num_long=20, num_calls=2000),
+    StoreSizes(num_short=20, num_long=1, num_calls=20),
+)
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
@@ -115,7 +118,7 @@ def _store(name: str, folder: Path) -> Iterator[SequenceStore]:
         yield store
 
 
-def _measure_all(stores: Mapping[str, SequenceStore], sizes: Sizes) -> dict[str, dict[str, Any]]:
+def _measure_all(stores: Mapping[str, SequenceStore], sizes: StoreSizes) -> dict[str, dict[str, Any]]:
     users = {SHORT: range(sizes.num_short), LONG: range(10**6, 10**6 + sizes.num_long)}
     draws = {name: np.random.default_rng(SEED) for name in stores}
     for name, store in stores.items():
@@ -165,7 +168,7 @@ class _Reads:
         return round((self._store.num_bytes_read - self._bytes_before) / self._num_done)
 
 
-def _fill_buffers(store: SequenceStore, sizes: Sizes, draw: np.random.Generator) -> None:
+def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Generator) -> None:
     """Fills each user's buffer to a different level, as in real use. Otherwise all would be merged at the same time."""
     users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
     if len(users):
@@ -175,7 +178,7 @@ def _fill_buffers(store: SequenceStore, sizes: Sizes, draw: np.random.Generator)
 class _Appends:
     """Appends of `size` events of random users, newer than all before; each turn makes its share of the calls."""
 
-    def __init__(self, store: SequenceStore, size: int, sizes: Sizes, draw: np.random.Generator) -> None:
+    def __init__(self, store: SequenceStore, size: int, sizes: StoreSizes, draw: np.random.Generator) -> None:
         self._store = store
         self._size = size
         self._num_calls = -(-max(5, sizes.num_calls // (1 if size == 1 else size // 25)) // ROUNDS)

@@ -22,7 +22,7 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.keyed_random import uniform
 from tackboard.core.manifest import verify_manifest
 from tackboard.data.labels import Label, LabelConfig
-from tackboard.data.requests import REQUESTS, Labelled, label_dataset, read_labels, read_requests
+from tackboard.data.request_layout import REQUESTS, Labelled, label_dataset, read_labels, read_requests
 from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.layout import RowReader
 from tackboard.events.staging import derive_snapshot

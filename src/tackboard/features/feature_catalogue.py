@@ -68,7 +68,7 @@ def read_model(folder: Path) -> ModelUse:
     return ModelUse(name, str(folder), tuple(str(read) for read in reads), hashes)
 
 
-class Catalogue:
+class FeatureCatalogue:
     """A feature set and its models, worked out: what each feature reads and who uses it."""
 
     def __init__(self, features: FeatureSet, models: Sequence[ModelUse] = ()) -> None:

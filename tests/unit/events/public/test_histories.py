@@ -6,8 +6,8 @@ import pytest
 
 from tackboard.core.errors import DataError
 from tackboard.events.dataset import Dataset
+from tackboard.events.public.histories import SEQUENCES
 from tackboard.events.public.publisher import ORDER_ONLY_START_MS
-from tackboard.events.public.sequences import SEQUENCES
 
 BY_NAME = {dataset.name: dataset for dataset in SEQUENCES}
 

@@ -12,7 +12,14 @@ from torch import nn
 
 from tackboard.batch import RequestBatch
 from tackboard.core.errors import DataError
-from tackboard.evaluation.requests import Answers, answer, damped_means, evaluate_requests, item_means, metrics_of
+from tackboard.evaluation.labelled_requests import (
+    ScoredCandidates,
+    answer,
+    damped_means,
+    evaluate_requests,
+    item_means,
+    metrics_of,
+)
 from tackboard.train.config import RunConfig
 from tackboard.train.start import open_source
 
@@ -58,7 +65,7 @@ def test_answers_are_those_of_every_request_once(ranker_config: Config) -> None:
 
 
 def test_unknown_labels_are_left_out() -> None:
-    answers = Answers(
+    answers = ScoredCandidates(
         scores=np.array([2.0, 1.0, -1.0, 9.0]),
         users=np.array([7, 7, 8, 8]),
         items=np.arange(4),
@@ -71,7 +78,7 @@ def test_unknown_labels_are_left_out() -> None:
 
 
 def test_answers_of_one_kind_cannot_be_judged() -> None:
-    nothing = Answers(np.ones(2), np.arange(2), np.arange(2), {"click": np.array([0, 0], dtype=np.int8)})
+    nothing = ScoredCandidates(np.ones(2), np.arange(2), np.arange(2), {"click": np.array([0, 0], dtype=np.int8)})
     with pytest.raises(DataError, match="labels click of the held-out requests are all alike"):
         metrics_of(nothing, "click")
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tackboard.core.errors import DataError
-from tackboard.events.vectors import from_stored, to_stored, with_vectors
+from tackboard.events.vector_columns import from_stored, to_stored, with_vectors
 
 ROWS = [[1.0, 2.0, 3.0], None, [4.0, 5.0, 6.0]]
 VECTORS = pa.list_(pa.float32(), 3)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.core.errors import ConfigError
-from tackboard.data.plan import StepPlan, cut_segments, share_of_rank
+from tackboard.data.step_plan import StepPlan, cut_segments, share_of_rank
 
 GOLDEN_STEPS = [[3, 4], [1, 2], [5, 0], [4, 3], [2, 5], [1, 0]]
 GOLDEN_WINDOWED = [[1, 0], [2], [3, 4], [5], [5, 4], [3]]

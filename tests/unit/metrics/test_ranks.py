@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.metrics.ranking import RankingMetrics, ranks_of_targets
+from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
 
 def metrics_of(ranks: list[int], cutoffs: tuple[int, ...] = (1, 3)) -> RankingMetrics:

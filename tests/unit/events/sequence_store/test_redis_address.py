@@ -4,18 +4,18 @@ import time
 
 import pytest
 
-from tackboard.bench.sequences_redis import RedisServer
+from tackboard.bench.redis_server import RedisServer
 from tackboard.core.errors import UsageError
-from tackboard.events.sequence_store.redis_place import Keys, Place
+from tackboard.events.sequence_store.redis_address import Keys, RedisAddress
 
 
 def test_a_url_is_taken_apart_and_its_password_is_not_shown() -> None:
-    place = Place.of("redis://me:secret@host:7000/2?prefix=users&protocol=3")
+    place = RedisAddress.of("redis://me:secret@host:7000/2?prefix=users&protocol=3")
     assert (place.server, place.prefix) == ("redis://me:secret@host:7000/2?protocol=3", "users")
     assert str(place) == "redis://host:7000/2?prefix=users"
-    assert Place.of("redis://host").prefix == "tackboard"
+    assert RedisAddress.of("redis://host").prefix == "tackboard"
     with pytest.raises(UsageError, match="is not a number"):
-        Place.of("redis://host:port/0")
+        RedisAddress.of("redis://host:port/0")
 
 
 def test_keys_of_each_version() -> None:
@@ -24,7 +24,7 @@ def test_keys_of_each_version() -> None:
 
 
 def test_users_are_found_by_their_keys_and_others_are_not(redis_server: RedisServer) -> None:
-    place = Place.of(f"{redis_server.url}?prefix=odd*[x]-{time.time_ns()}")
+    place = RedisAddress.of(f"{redis_server.url}?prefix=odd*[x]-{time.time_ns()}")
     keys = Keys(place.prefix)
     client = place.connect()
     for key in (keys.user(1, "head"), keys.user(-2, "columns"), keys.user(-2, "recent"), keys.of("{x}:head")):

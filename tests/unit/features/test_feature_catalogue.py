@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tackboard.core.errors import UsageError
-from tackboard.features.catalogue import Catalogue, ModelUse, read_model, sources_of
+from tackboard.features.feature_catalogue import FeatureCatalogue, ModelUse, read_model, sources_of
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Float, Item, Request, String, User, days, feature, sequence
 
@@ -95,7 +95,7 @@ def test_sources_of_a_feature_with_the_times_it_needs() -> None:
 
 def test_a_page_tells_everything_about_a_feature() -> None:
     features = a_set()
-    reader = read_page(Catalogue(features).page())
+    reader = read_page(FeatureCatalogue(features).page())
     for one in features.features():
         for text in (one.name, str(one.type), one.place, one.hash, f"once per {one.level}", one.description):
             assert text in reader.text
@@ -109,7 +109,7 @@ def test_models_by_what_they_read(tmp_path: Path) -> None:
     now = a_model(tmp_path / "now", features.reading(["history.item", "hour"]), reads=["history.item", "hour"])
     then = a_model(tmp_path / "then", older.reading(["history.item"]), reads=["history.item", "gone"])
     silent = a_model(tmp_path / "silent", None)
-    catalogue = Catalogue(features, [read_model(folder) for folder in (now, then, silent)])
+    catalogue = FeatureCatalogue(features, [read_model(folder) for folder in (now, then, silent)])
     assert catalogue.users_of("history") == {0: True, 1: False}
     assert catalogue.users_of("hour") == {0: True}
     assert catalogue.users_of("price") == {}
@@ -126,12 +126,12 @@ def test_a_run_stands_for_its_latest_checkpoint_and_reads_all_its_features(tmp_p
     model = read_model(tmp_path / "run")
     assert model.name == "run"
     assert set(model.reads) == {"history.item", "hour"}
-    assert Catalogue(a_set(), [model]).users_of("history") == {0: True}
+    assert FeatureCatalogue(a_set(), [model]).users_of("history") == {0: True}
 
 
 def test_a_column_that_the_set_no_longer_has_is_another_version() -> None:
     model = ModelUse("m", "m", ("history.item", "history.mood"), {})
-    assert Catalogue(a_set(), [model]).users_of("history") == {0: False}
+    assert FeatureCatalogue(a_set(), [model]).users_of("history") == {0: False}
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_nothing_from_a_file_becomes_markup() -> None:
     features = FeatureSet("home", x=events.where(events.action == attack).count().described(attack + "\ud800"))
     features.plan.features[attack] = features.plan.features["x"]  # type: ignore[index]
     model = ModelUse(attack, attack, ("x", attack), {})
-    html = Catalogue(features, [model]).page()
+    html = FeatureCatalogue(features, [model]).page()
     reader = read_page(html)
     assert "script" not in reader.tags
     assert attack in reader.text
@@ -156,7 +156,7 @@ def test_nothing_from_a_file_becomes_markup() -> None:
 
 def test_a_hundred_features_stay_readable() -> None:
     more = {f"clicks_{number}": events.within(days(number)).count() for number in range(1, 101)}
-    html = Catalogue(a_set(**more)).page()
+    html = FeatureCatalogue(a_set(**more)).page()
     reader = read_page(html)
     assert "and 79 more" in reader.text
     assert len(html) < 400_000

@@ -10,8 +10,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tackboard.core.errors import UsageError
-from tackboard.flow import client
-from tackboard.flow.client import (
+from tackboard.flow import demo_client
+from tackboard.flow.demo_client import (
     draw_requests,
     is_ready,
     largest_difference,
@@ -111,7 +111,7 @@ def test_a_port_where_nobody_listens_is_not_ready() -> None:
 
 def test_a_missing_client_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     require_client()
-    monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo_client.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="pip install 'tritonclient"):
         require_client()
 

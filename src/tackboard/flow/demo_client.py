@@ -24,7 +24,7 @@ DRAW_SEED = 20_240_917
 TOLERANCE = 1e-5
 
 
-class RequestError(TackboardError):
+class UnansweredError(TackboardError):
     """The server refused a request or did not answer."""
 
 
@@ -51,7 +51,7 @@ class UserRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class ServerAnswers:
     """Scores of some requests, in their order, and how long each took the client."""
 
     scores: list[NDArray[np.float32]]
@@ -125,7 +125,7 @@ def send(
     *,
     binary: bool,
     watch: Callable[[int, float], None] | None = None,
-) -> Answers:
+) -> ServerAnswers:
     """Sends the requests one after another. `binary`: raw tensors both ways; otherwise JSON both ways.
 
     `watch` is called after each with the number of requests answered and the newest latency in ms. Raises RequestError
@@ -148,8 +148,8 @@ def send(
             if watch is not None:
                 watch(number, latencies_ms[-1])
     except (InferenceServerException, OSError) as error:
-        raise RequestError(f"request {len(scores) + 1} of {len(requests)} failed: {error}") from error
-    return Answers(scores=scores, latencies_ms=latencies_ms)
+        raise UnansweredError(f"request {len(scores) + 1} of {len(requests)} failed: {error}") from error
+    return ServerAnswers(scores=scores, latencies_ms=latencies_ms)
 
 
 def whole_request(model: str, request: UserRequest, datatypes: dict[str, str], *, timeout_us: int) -> bytes:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tackboard.bench import sequences
+from tackboard.bench import sequence_store
 from tackboard.bench.report import table_lines
-from tackboard.bench.sequences import ENGINES, SKIPPED, WORDS, Sizes, check, events, measure, report
+from tackboard.bench.sequence_store import ENGINES, SKIPPED, WORDS, StoreSizes, check, events, measure, report
 from tackboard.core.errors import TackboardError
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.opening import create_store
@@ -19,8 +19,8 @@ from tackboard.events.sequence_store.values import Values
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A measurement of the embedded engine alone, as on a machine without a Redis server."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sequences.RedisServer, "is_installed", staticmethod(lambda: False))
-        patch.setattr(sequences, "QUICK", Sizes(num_short=5, num_long=1, num_calls=5))
+        patch.setattr(sequence_store.RedisServer, "is_installed", staticmethod(lambda: False))
+        patch.setattr(sequence_store, "QUICK", StoreSizes(num_short=5, num_long=1, num_calls=5))
         return measure(tmp_path_factory.mktemp("bench"), quick=True)
 
 
@@ -51,7 +51,7 @@ def test_the_table_names_everything(result: dict[str, Any]) -> None:
 
 def test_other_values_are_noticed(tmp_path: Path) -> None:
     columns = events(np.random.default_rng(1), 300)
-    with create_store(tmp_path / "s.db", StoreConfig(fields=sequences.FIELDS)) as store:
+    with create_store(tmp_path / "s.db", StoreConfig(fields=sequence_store.FIELDS)) as store:
         store.append(1, columns)
         check(store, 1, columns)
         wrong = columns["dwell_ms"].values.copy()

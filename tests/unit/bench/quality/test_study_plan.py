@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tackboard.bench.quality import plan as quality_plan
+from tackboard.bench.quality import study_plan as quality_plan
 from tackboard.bench.quality.cells import Work
 from tackboard.bench.quality.data import BENCHES, find_bench
 from tackboard.bench.quality.methods import METHODS
-from tackboard.bench.quality.plan import STUDIES, Context, Options, find_study
+from tackboard.bench.quality.study_plan import STUDIES, Options, StudyContext, find_study
 from tackboard.core.errors import UsageError
 
 
 @pytest.fixture
-def context(fake_ml_1m: Path, tmp_path: Path) -> Context:
-    return Context(Work.open(tmp_path / "work"), find_bench("ml-1m"), Options(), fake_ml_1m)
+def context(fake_ml_1m: Path, tmp_path: Path) -> StudyContext:
+    return StudyContext(Work.open(tmp_path / "work"), find_bench("ml-1m"), Options(), fake_ml_1m)
 
 
-def test_what_is_asked_for_goes_before_the_study(context: Context) -> None:
+def test_what_is_asked_for_goes_before_the_study(context: StudyContext) -> None:
     assert context.ties(("file",)) == ("file",)
     assert [method.name for method in context.methods(("hstu",))] == ["hstu"]
     assert list(context.seeds(3)) == [0, 1, 2]
@@ -30,7 +30,7 @@ def test_what_is_asked_for_goes_before_the_study(context: Context) -> None:
     assert list(context.seeds(3)) == [0]
 
 
-def test_places_and_cells(context: Context) -> None:
+def test_places_and_cells(context: StudyContext) -> None:
     places = context.places(("file", "reverse"))
     assert [place.prepared for place in places.values()] == ["ml-1m-file", "ml-1m-reverse"]
     cell = context.cell(places["reverse"], "reverse", METHODS["sasrec"], 4, "published", filter_newest=12)
@@ -39,12 +39,12 @@ def test_places_and_cells(context: Context) -> None:
     assert context.cell(places["file"], "file", METHODS["popularity"], 0, "baseline").config is None
     context.options = Options(quick=True)
     assert context.places(("file",))["file"].prepared == "ml-1m-file-every2"
-    kakao = Context(context.work, BENCHES["kakao-brunch"], Options(quick=True))
+    kakao = StudyContext(context.work, BENCHES["kakao-brunch"], Options(quick=True))
     assert kakao.protocol() == {"filter_seen": False, "max_users": 1_000}
     assert dataclasses.replace(kakao, options=Options()).protocol()["max_users"] == 20_000
 
 
-def test_what_a_study_takes(context: Context) -> None:
+def test_what_a_study_takes(context: StudyContext) -> None:
     context.options = Options(study="validate", methods=("hstu", "popularity"))
     with pytest.raises(UsageError, match="--study validate only fits models"):
         context.fitted_methods(())
@@ -57,8 +57,8 @@ def test_what_a_study_takes(context: Context) -> None:
         context.one_rule()
 
 
-def test_a_trial_reads_and_writes_nothing(context: Context, tmp_path: Path) -> None:
-    trial = Context(Work(tmp_path / "absent"), context.bench, Options(quick=True), is_trial=True)
+def test_a_trial_reads_and_writes_nothing(context: StudyContext, tmp_path: Path) -> None:
+    trial = StudyContext(Work(tmp_path / "absent"), context.bench, Options(quick=True), is_trial=True)
     place = trial.places(("file",))["file"]
     assert (place.prepared, place.facts.num_users, place.facts.num_items) == ("ml-1m-file-every2", 12, 30)
     assert trial.cell(place, "file", METHODS["pinfm-history"], 0, "validate").run_config().seed == 0

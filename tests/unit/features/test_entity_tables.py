@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.hashing import string_id
 from tackboard.events.dataset import open_dataset, write_dataset
-from tackboard.features.batch_executor import BatchExecutor, Rows
+from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column
 from tackboard.features.entities import Events, Float, Int, Item, List, Request, String, User, Vector
-from tackboard.features.plan import compile_features
-from tackboard.features.tables import (
+from tackboard.features.entity_tables import (
     EntityTable,
     EventTable,
     find_ids,
@@ -28,6 +27,7 @@ from tackboard.features.tables import (
     stored_event_columns,
     with_default,
 )
+from tackboard.features.plan import compile_features
 from tackboard.features.types import BOOL, FLOAT, ID, INT, STRING, TIME, FeatureType
 
 MIN, MAX = -(2**63), 2**63 - 1
@@ -235,7 +235,7 @@ def test_point_in_time_from_disk_to_features(folder: Callable[..., Path]) -> Non
     table, users, items = load_tables(dataset, plan)
     u, i, k, unknown = (string_id(text) for text in ("u", "i", "k", "z"))
     found = BatchExecutor(plan, events=table, users=users, items=items).compute(
-        Rows(
+        RequestRows(
             user_ids=np.array([u, u, u, unknown]),
             request_ms=np.array([10, 11, 91, 99]),
             item_ids=np.array([i, k, unknown, i]),
@@ -258,7 +258,7 @@ def test_attributes_that_change_with_time_from_disk(folder: Callable[..., Path])
     _, users, items = load_tables(dataset, plan)
     u, i, j = (string_id(text) for text in ("u", "i", "j"))
     found = BatchExecutor(plan, users=users, items=items).compute(
-        Rows(user_ids=np.array([u] * 4), request_ms=np.array([19, 20, 49, 50]), item_ids=np.array([i, j, i, i]))
+        RequestRows(user_ids=np.array([u] * 4), request_ms=np.array([19, 20, 49, 50]), item_ids=np.array([i, j, i, i]))
     )
     assert found["colour"].to_pylist() == ["red", None, "red", "blue"]
     assert found["country"].to_pylist() == [None, "de", None, None]

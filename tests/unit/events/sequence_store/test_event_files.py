@@ -8,10 +8,10 @@ import pytest
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import string_id
 from tackboard.events.importer import ImportConfig
-from tackboard.events.sequence_store import files
+from tackboard.events.sequence_store import event_files
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.engine import Appended
-from tackboard.events.sequence_store.files import append_json_lines, append_table, config_of, read_log
+from tackboard.events.sequence_store.event_files import append_json_lines, append_table, config_of, read_log
 from tackboard.events.sequence_store.opening import create_store
 
 LOG = """\
@@ -31,7 +31,7 @@ def config(file: Path) -> ImportConfig:
 
 
 def test_a_log_makes_a_store_that_can_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "EVENTS_PER_CALL", 2)
+    monkeypatch.setattr(event_files, "EVENTS_PER_CALL", 2)
     (tmp_path / "log.csv").write_text(LOG)
     table, report = read_log(config(tmp_path / "log.csv"))
     assert report.rows_kept == 3
@@ -53,7 +53,7 @@ def line(**values: object) -> str:
 
 
 def test_json_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LINES_PER_CALL", 2)
+    monkeypatch.setattr(event_files, "LINES_PER_CALL", 2)
     with create_store(tmp_path / "s.db", StoreConfig(fields={"dwell": "float"})) as store:
         lines = [line(), line(user=42, dwell=1.5), line(time_ms=4, item="x"), line(received_ms=9)]
         assert append_json_lines(store, lines, "events.jsonl") == Appended(3, 1)
