@@ -74,27 +74,11 @@ def test_unusual_names_are_names(tmp_path: Path, header: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "no header"),
-        (b"\n\n", "no header"),
-        (b"PK\x03\x04rest", "zip archive"),
-        (b"PAR1 but not really", "cannot be read"),
-        (b"\x1f\x8bbroken", "cannot be read"),
-        (b"\xff\xfeu,i\n", "neither Parquet nor UTF-8"),
-        (b"u,u\n1,2\n", "two columns named 'u'"),
-    ],
+    ("content", "words"), [(b"\n\n", "no header"), (b"\xff\xfeu,i\n", "neither Parquet nor UTF-8")]
 )
 def test_unreadable_files_are_named(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(DataError, match=words):
         inspect(write(tmp_path / "log.csv", content))
-
-
-def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
-    long = "u,i\n" + "".join(f"{i},{i * 7919}\n" for i in range(50_000))
-    source = inspect(write(tmp_path / "a.csv.gz", gzip.compress(long.encode())[:-2000]))
-    with pytest.raises(DataError, match="cannot be read"):
-        read(source)
 
 
 def test_where_text_stops_being_utf8_is_said(tmp_path: Path) -> None:
@@ -132,14 +116,11 @@ def test_parquet_is_read_group_by_group_and_an_error_names_the_rows(tmp_path: Pa
     assert read(inspect(path), ["u"]).table.num_rows == 300
 
 
-def test_parquet_with_text_that_is_not_utf8_or_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+def test_parquet_with_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     binary = pa.array([b"a", b"\xff\xfe"], pa.binary())
     pq.write_table(pa.table({"x": binary.view(pa.string())}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="rows 1 to 2 cannot be read"):
         read(inspect(tmp_path / "a.parquet"))
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["u", "u"]), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match="two columns named 'u'"):
-        inspect(tmp_path / "b.parquet")
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -147,12 +128,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         inspect(tmp_path / "no.csv")
     with pytest.raises(UsageError, match="is a folder"):
         inspect(tmp_path)
-    os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(DataError, match="pipe.csv is not a regular file"):
-        inspect(tmp_path / "pipe.csv")
-    (tmp_path / "link.csv").symlink_to("gone.csv")
-    with pytest.raises(DataError, match="link.csv is a symlink whose target does not exist"):
-        inspect(tmp_path / "link.csv")
 
 
 @pytest.mark.parametrize("change", ["grow", "touch", "replace", "remove"])

@@ -3,6 +3,7 @@
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -28,6 +29,8 @@ from tackboard.report.svg import (
     nice_ticks,
     percentile,
 )
+
+NAMED = {"title": "t", "description": "d", "x_label": "x"}
 
 
 def parse(svg: Svg) -> ElementTree.Element:
@@ -73,17 +76,9 @@ def test_equal_limits_still_give_an_axis() -> None:
     assert nice_ticks(0, 0)[0] < 0 < nice_ticks(0, 0)[-1]
 
 
-@pytest.mark.parametrize("limits", [(math.nan, 1), (0, math.inf)])
-def test_limits_that_are_not_finite_are_refused(limits: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        nice_ticks(*limits)
-
-
 def test_logarithmic_ticks() -> None:
     assert log_ticks(1, 1e6) == [1, 10, 100, 1000, 1e4, 1e5, 1e6]
     assert log_ticks(3, 40) == [2, 5, 10, 20, 50]
-    with pytest.raises(ValueError, match="above zero"):
-        log_ticks(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +91,6 @@ def test_numbers_are_written_as_people_write_them(value: float, text: str) -> No
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(0, 100))
 def test_percentile_is_numpys(values: list[float], percent: float) -> None:
     assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), rel=1e-9, abs=1e-6)
-
-
-def test_percentile_needs_a_value() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        percentile([], 50)
 
 
 def test_chart_carries_title_description_and_role() -> None:
@@ -158,20 +148,6 @@ def test_bars_are_as_long_as_their_values_and_labelled() -> None:
     assert {"0.100", "0.200", "0.400", "HR@1", "HR@10", "baseline", "model"} <= set(texts(svg))
 
 
-@pytest.mark.parametrize(
-    "bars",
-    [
-        [Bars(name="a", values=[1.0])],
-        [Bars(name="a", values=[-1.0, 1.0])],
-        [Bars(name="a", values=[math.nan, 1.0])],
-        [],
-    ],
-)
-def test_bars_that_cannot_be_drawn_are_refused(bars: list[Bars]) -> None:
-    with pytest.raises(ValueError):
-        bar_chart(["one", "two"], bars, title="t", description="d", x_label="x")
-
-
 def test_histogram_counts_every_value_and_marks_percentiles() -> None:
     values = [float(value) for value in range(1, 101)]
     svg = histogram(values, title="t", description="d", x_label="ms", num_bins=10)
@@ -184,8 +160,6 @@ def test_histogram_counts_every_value_and_marks_percentiles() -> None:
 
 def test_histogram_of_equal_values() -> None:
     assert "p50 3" in texts(histogram([3.0, 3.0], title="t", description="d", x_label="ms"))
-    with pytest.raises(ValueError, match="finite values"):
-        histogram([], title="t", description="d", x_label="ms")
 
 
 def test_text_is_escaped_and_holds_no_address() -> None:
@@ -224,11 +198,6 @@ def test_a_matrix_has_a_dot_for_every_mark() -> None:
     assert f"width: {root.get('width')}px" in svg.markup
 
 
-def test_a_matrix_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        matrix([], ["a"], [], title="t", description="d")
-
-
 def test_dots_stand_at_their_values_with_the_mean_and_named_marks() -> None:
     rows = [Dots(name="ours", values=[0.3, 0.4]), Dots(name="theirs", values=[0.2])]
     chart = dot_chart(rows, title="t", description="d", x_label="HR@10", marks={"published": 0.35, "edge": 0.4})
@@ -241,7 +210,26 @@ def test_dots_stand_at_their_values_with_the_mean_and_named_marks() -> None:
     assert {"ours", "theirs", "published 0.35", "edge 0.4", "HR@10"} <= set(texts(chart))
 
 
-@pytest.mark.parametrize("rows", [[], [Dots(name="a", values=[])], [Dots(name="a", values=[math.nan])]])
-def test_dots_without_values_are_refused(rows: list[Dots]) -> None:
-    with pytest.raises(ValueError, match="needs rows of finite values"):
-        dot_chart(rows, title="t", description="d", x_label="x")
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda: nice_ticks(math.nan, 1), "finite"),
+        (lambda: nice_ticks(0, math.inf), "finite"),
+        (lambda: log_ticks(0, 1), "above zero"),
+        (lambda: percentile([], 50), "at least one"),
+        (lambda: histogram([], **NAMED), "finite values"),
+        (lambda: matrix([], ["a"], [], title="t", description="d"), "no rows"),
+        *(
+            (lambda values=values: dot_chart(values, **NAMED), "finite values")
+            for values in ([], [Dots(name="a", values=[math.nan])])
+        ),
+        *(
+            (lambda values=values: bar_chart(["one", "two"], [Bars(name="a", values=values)], **NAMED), "bar|value")
+            for values in ([1.0], [-1.0, 1.0], [math.nan, 1.0])
+        ),
+        (lambda: bar_chart(["one", "two"], [], **NAMED), "bar|value"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(draw: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        draw()
