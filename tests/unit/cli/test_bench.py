@@ -19,7 +19,7 @@ Program = Callable[..., Any]
 MODULES = {
     "skeleton": ("skeleton", "skeleton"),
     "features": ("features.run", "features.run"),
-    "sequences": ("sequences", "sequences"),
+    "sequences": ("sequence_store", "sequence_store"),
     "loader": ("loader.run", "loader.run"),
     "overload": ("overload", "overload"),
     "quality": ("quality.run", "quality.report"),

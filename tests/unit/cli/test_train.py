@@ -76,14 +76,6 @@ def test_forgotten_users_that_are_still_there_are_told(
     assert "103" not in answer.err
 
 
-def test_what_cannot_be_is_told_before_anything_is_written(
-    tackboard: Program, settings: list[str], tmp_path: Path
-) -> None:
-    answer = tackboard("train", "demo", *settings, "--set", "seed=99999999999999999999", "--runs", tmp_path / "runs")
-    assert answer.code == 2 and "seed = 99999999999999999999" in answer.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_fast_dev_run_goes_the_whole_way(tackboard: Program, settings: list[str], tmp_path: Path) -> None:
     answer = tackboard("train", "demo", *settings, "--fast-dev-run", "--json", "--runs", tmp_path / "runs")
     assert answer.code == 0, answer.err

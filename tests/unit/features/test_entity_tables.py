@@ -156,7 +156,7 @@ def test_a_column_that_the_file_does_not_have() -> None:
     with pytest.raises(DataError) as error:
         EventTable.from_arrow(event_table().drop_columns(["dwell_ms"]), plan)
     assert (
-        error.value.got.startswith("feature a (test_tables.py:")
+        error.value.got.startswith("feature a (test_entity_tables.py:")
         and "events.dwell_ms is not in the data" in error.value.got
     )
     with pytest.raises(DataError, match="item.colour is not in the data"):
@@ -168,7 +168,7 @@ def test_a_column_of_another_type_names_the_feature() -> None:
     wrong = event_table().set_column(5, "dwell_ms", pa.array(["1", "2", "3", "4"]))
     with pytest.raises(DataError) as error:
         EventTable.from_arrow(wrong, plan)
-    assert error.value.got.startswith("feature a (test_tables.py:") and "is string" in error.value.got
+    assert error.value.got.startswith("feature a (test_entity_tables.py:") and "is string" in error.value.got
 
 
 def test_a_table_without_events_or_times() -> None:

@@ -101,7 +101,7 @@ def test_a_page_tells_everything_about_a_feature() -> None:
             assert text in reader.text
     assert 'feature("recent") / feature("all")' in reader.text
     assert "no model was named" in reader.text
-    assert re.search(r"test_catalogue\.py:\d+", reader.text)
+    assert re.search(r"test_feature_catalogue\.py:\d+", reader.text)
 
 
 def test_models_by_what_they_read(tmp_path: Path) -> None:

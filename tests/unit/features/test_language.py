@@ -16,7 +16,7 @@ def test_everything_a_user_writes_is_in_one_module() -> None:
     }
     inner = {
         "Expression",
-        "Place",
+        "CodePlace",
         "NOWHERE",
         "NoOperator",
         "Duration",

@@ -227,7 +227,7 @@ def test_dots_stand_at_their_values_with_the_mean_and_named_marks() -> None:
             (lambda values=values: bar_chart(["one", "two"], [Bars(name="a", values=values)], **NAMED), "bar|value")
             for values in ([1.0], [-1.0, 1.0], [math.nan, 1.0])
         ),
-        (lambda: bar_chart(["one", "two"], [], **NAMED), "bar|value"),
+        (lambda: bar_chart(["one", "two"], [], **NAMED), "nothing to draw"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw: Callable[[], object], words: str) -> None:

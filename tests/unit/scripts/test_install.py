@@ -79,6 +79,7 @@ def report(version: str, requires: list[str], url: str = "https://files.example.
 def test_build_is_read_from_the_report(install: ModuleType, version: str, requires: list[str], build: str) -> None:
     choice = install.read_torch_report(report(version, requires))
     assert (choice.version, choice.build) == (version, build)
+    assert install.read_torch_report({"install": []}) is None
 
 
 def test_markers_of_other_platforms_do_not_count(install: ModuleType) -> None:
@@ -86,10 +87,6 @@ def test_markers_of_other_platforms_do_not_count(install: ModuleType) -> None:
     assert install.torch_build("2.13.0", CUDA_REQUIRES, "Linux", "x86_64") == "cuda"
     assert not install.applies_here('nvidia-x; platform_machine == "x86_64"', "Linux", "aarch64")
     assert not install.applies_here('triton; extra == "gpu"', "Linux", "x86_64")
-
-
-def test_report_without_torch_gives_nothing(install: ModuleType) -> None:
-    assert install.read_torch_report({"install": []}) is None
 
 
 def test_source_is_named_without_credentials(install: ModuleType) -> None:
@@ -108,17 +105,13 @@ def choices(install: ModuleType) -> tuple[Any, Any, Any]:
     return cpu, cuda, public
 
 
-def test_cpu_build_is_preferred_without_a_driver(install: ModuleType) -> None:
+def test_the_driver_and_the_wish_decide_the_build(install: ModuleType) -> None:
     cpu, cuda, public = choices(install)
     assert install.choose_torch(cpu, None, has_driver=False) is cpu
     assert install.choose_torch(cuda, public, has_driver=False) is public
     assert install.choose_torch(None, public, has_driver=False) is public
     assert install.choose_torch(cuda, None, has_driver=False) is cuda
     assert install.choose_torch(None, None, has_driver=False) is None
-
-
-def test_driver_and_wish_decide(install: ModuleType) -> None:
-    cpu, cuda, public = choices(install)
     assert install.choose_torch(cuda, None, has_driver=True) is cuda
     assert install.choose_torch(cpu, None, has_driver=True) is cpu
     assert install.choose_torch(cuda, public, has_driver=True, wanted="cpu") is public
