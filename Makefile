@@ -3,9 +3,10 @@ PYTHON ?= python3
 GROUP ?= core
 INSTALL = @$(PYTHON) scripts/install.py
 # Tests compute on one thread each: a second one on small tensors costs more than it brings, and processes started by
-# tests would fight over the cores.
+# tests would fight over the cores. Bytecode is kept even if the shell forbids it: tests start many processes, and each
+# would compile every module again.
 # `make check` reads the code and the documentation; the commands of the documentation are executed by `make test`.
-TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
