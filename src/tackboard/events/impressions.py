@@ -133,7 +133,7 @@ class Impressions:
     """The impressions of a dataset, by bucket. They are events of the action `shown`, or rows of `table` or `reader`.
 
     `offsets` holds the first row of each bucket in the table or file, and then the number of rows. `without_request`
-    and `without_user` count the impressions that belong to no request and to no user.
+    counts the impressions without a request, and `without_user` counts those without a user.
     """
 
     shown: str | None = None

@@ -30,7 +30,7 @@ LONG_BYTES = 32 << 20
 def find_logs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files of `paths`, sorted by path. `paths` are files, folders and patterns such as `logs/*.csv`.
 
-    Raises UsageError if there is no file, and DataError for a folder without logs or with other files.
+    Raises UsageError without a file or if a file is given twice, and DataError for a folder with other files or no log.
     """
     found: list[Path] = []
     for path in paths:

@@ -146,8 +146,8 @@ def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
 def without_unused_names(table: pa.Table, larger_than: int = 0) -> pa.Table:
     """Removes strings that no row uses from the dictionaries that have more than `larger_than` strings.
 
-    A filter leaves dictionaries as they are, and Parquet writes complete dictionaries. Otherwise the names of users who
-    were filtered out would stay in the file.
+    A filter leaves dictionaries as they are, and Parquet writes complete dictionaries. Without this function, the names
+    of users who were filtered out would stay in the file.
     """
     for place, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type):

@@ -29,7 +29,7 @@ _OWN_KEYS = ("kind", "format_version", "files", "sha256_of_the_above")
 
 
 def check_newest(dataset: Dataset) -> None:
-    """Raises UsageError for an older snapshot, because `latest` would go back to the older events."""
+    """Raises UsageError for an older snapshot, because a snapshot made from it would move `latest` to older events."""
     snapshot = dataset.path.resolve()
     latest = snapshot.parent / LATEST
     if not latest.is_symlink() or latest.resolve() != snapshot:

@@ -183,7 +183,7 @@ def read(
         else:
             rows = _read_csv(source, names, as_text, progress)
     except DataError:
-        source.check_unchanged()  # A changed file is the better explanation.
+        source.check_unchanged()  # If the file has changed, this is the better explanation.
         raise
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         source.check_unchanged()

@@ -14,7 +14,7 @@ from tackboard.events.schema import EVENT_COLUMNS, FIELD_KINDS, OPTIONAL_COLUMNS
 
 EVENTS = "events.parquet"
 MAX_HISTORY = 16_000
-"""Largest number of a user's events that is read."""
+"""The largest number of events that is read for one user."""
 NUM_NEIGHBOURS = 7
 """A day is compared with this many days on each side."""
 SMALL_SHARE = 0.1
@@ -80,7 +80,7 @@ class EventCheck(TableCheck):
         return list(starts), list(firsts), list(lasts)
 
     def begin(self, table: pa.Table) -> bool:
-        """Checks the columns of `table`, which has no rows. Always returns True, so that good columns are checked."""
+        """Checks the columns of `table`, which has no rows. Returns True: rows of good columns are always checked."""
         wanted = {**EVENT_COLUMNS, "user_id": (pa.int64(),), "item_id": (pa.int64(),)}
         fields = {name: tuple(FIELD_KINDS) for name in field_names(table)}
         for name, types in {**wanted, **OPTIONAL_COLUMNS, **fields}.items():

@@ -1,7 +1,7 @@
 """The rules for a snapshot, and the findings: one finding for all rows that break the same rule in the same place.
 
 RULES holds every rule of `tackboard data check`, with what to do about it. Decided: an error stops training or serving,
-or makes their results wrong. A warning may be correct data, but somebody should look at it. A finding names files,
+or makes their results wrong. A warning may concern correct data, but somebody should look. A finding names files,
 columns, items, row numbers and counts, never a user.
 """
 

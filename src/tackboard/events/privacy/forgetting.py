@@ -150,7 +150,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Returns the impressions of other users. Impressions without user_id are joined to `events` by their request."""
+    """Removes forgotten users' impressions, found by user_id or else by the requests of these users in `events`."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:
@@ -207,7 +207,7 @@ def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
 
 
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
-    """Returns the forgotten users in a Parquet file that may lack user_id. Skips row groups that cannot hold any."""
+    """Returns the forgotten users in a Parquet file (none without user_id). Skips row groups that cannot hold any."""
     found = [np.zeros(0, dtype=np.int64)]
     with reading(path), pq.ParquetFile(path) as file:
         if "user_id" not in file.schema_arrow.names:

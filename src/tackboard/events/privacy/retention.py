@@ -71,10 +71,11 @@ class Retained:
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
     """Makes the next snapshot from `dataset`, which must be the newest one, and points `latest` at the new snapshot.
 
-    Leaves out the users on the dataset's list of forgotten users. With `days`, also leaves out the events that happened
-    more than `days` before the newest event. Events more than a day after `now_ms` (by default the clock's time) do not
-    count as the newest, because otherwise one wrong clock could remove the entire log. If nothing would change, the old
-    snapshot stays. Raises DataError if no event would remain, or if a file of unknown content might hold users.
+    Leaves out the users on the dataset's list of forgotten users. With `days`, also leaves out the events, impressions
+    and requests that are more than `days` older than the newest event. Events more than a day after `now_ms` (by
+    default the clock's time) do not count as the newest, because otherwise one wrong clock could remove the entire log.
+    If nothing would change, the old snapshot stays. Raises DataError if no event would remain, or if a file of unknown
+    content might hold users.
     """
     cutoff_ms, num_future = None, 0
     if days is not None:
@@ -375,7 +376,10 @@ def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
 
 
 def prune(folder: Path, runs: Path) -> Pruned:
-    """Removes every snapshot of a dataset's folder except `latest` and the snapshots that unfinished runs need."""
+    """Removes every snapshot of a dataset's folder except `latest` and the snapshots that unfinished runs need.
+
+    Also removes the results under `index` that belong to removed snapshots.
+    """
     folder = folder.resolve()
     needed = snapshots_in_use(folder, runs)
     latest = (folder / LATEST).resolve()

@@ -5,8 +5,8 @@ attributes. The action is `click` or `impression`. The surface is the campaign (
 impression. Positions 1 to 3 become 0 to 2. Items are numbered per campaign: item 3 of `men` is `men-3`. The fields are
 `policy` (bts or random), `propensity`, and `affinity`, the user-item affinity of the item shown. Affinities of other
 items are left out. Of the item features, only the numeric one is kept, as `feature_0`. The hashed item features are
-left out, because they differ between the folders of the two policies. The time is that of the impression. Tie
-rule: policy, campaign, order of the file.
+left out, because they differ between the folders of the two policies. Times are those of the impressions, in µs in the
+files. Tie rule: policy, campaign, order of the file.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class PublicDataset:
     source: str
     """Where to download the files."""
     terms: str
-    """A short form of the terms of use. The publisher's own words are what counts."""
+    """A summary of the terms of use. Only the publisher's own text is binding."""
     counts: PublishedCounts
     read: Callable[[Download], PublicData]
     note: str = ""

@@ -31,8 +31,7 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Number of uniform draws per item: one for the mechanism, one for its choice, and two for a draw from the topic, which
-is the fallback of the other mechanisms."""
+"""Number of uniforms per item: one for the mechanism, one for its choice, two for the topic, which is the fallback."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ class WorldItems:
         topic_size = (config.num_items - self.topic + config.num_topics - 1) // config.num_topics
         num_links = min(len(config.link_weights), int(topic_size.min()) - 1)
         place = rank // config.num_topics
-        # The steps around the topic's circle of items are distinct: sorted draws, each increased by its index and 1.
+        # The steps around the topic's circle of items are distinct: sorted draws, each increased by its index plus 1.
         draws = uniform(config.seed, _STREAM_LINK, items[:, None], np.arange(num_links))
         steps = np.sort(_floor(draws * (topic_size[:, None] - num_links)), axis=1) + np.arange(num_links) + 1
         # After the sort, the strongest link would lead to the nearest item. A keyed rotation changes the links' order.
