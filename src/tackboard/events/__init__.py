@@ -1,1 +1,1 @@
-"""Raw logs of any shape in, canonical Arrow events out; synthetic worlds with known ground truth beside them."""
+"""This package turns raw logs of any shape into canonical Arrow events, and makes synthetic worlds with known truth."""

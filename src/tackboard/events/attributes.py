@@ -1,8 +1,8 @@
-"""The items and users of the events: completed events and optional attributes in, one row per id out.
+"""The tables of items and users: made from completed events and optional attributes, with one row per id.
 
 Decided: an id that occurs only in the attribute table is kept with num_events 0, because a new item must be rankable
-before its first event. Attributes that change with time have a valid_from_ms: these tables hold the newest row of each
-id, and a table of versions holds all rows.
+before its first event. Attributes that change with time have a column valid_from_ms. The table of items or users then
+holds the newest row of each id, and a separate table of versions holds all rows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from tackboard.events.vector_columns import with_vectors
 
 RESERVED = ("first_ms", "last_ms", "num_events", "item_id", "user_id")
 VALID_FROM = "valid_from_ms"
-"""Column of an attribute table: the time, in ms UTC, from which a row holds."""
+"""Column of an attribute table: the time, in ms UTC, from which a row is valid."""
 
 
 def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None) -> pa.Table:
-    """One row per `kind` (`item` or `user`), sorted by id: raw value, id, num_events, first_ms, last_ms, attributes.
+    """Returns one row per `kind` (`item` or `user`), sorted by id.
 
-    `attributes` has a column named `kind` with the events' type and distinct values; all its other columns are added.
-    first_ms and last_ms are null without events.
+    The columns are the raw value, the id, num_events, first_ms, last_ms and the attributes. Without events, first_ms
+    and last_ms are null. `attributes` has a column named `kind` with the events' type and distinct values. All its
+    other columns are added.
     """
     id_column, time_ms = numpy_column(events, f"{kind}_id"), numpy_column(events, "time_ms")
-    # The sort need not be stable, because any row of an id will do. An unstable sort is several times faster.
+    # The sort need not be stable, because any row of an id has its raw value. An unstable sort is several times faster.
     order = np.argsort(id_column)
     ids = id_column[order]
     start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)
@@ -44,11 +45,11 @@ def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None
 
 
 def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | None, pa.Table | None]:
-    """The newest attributes of each id, and the table of versions, or None if `attributes` has no valid_from_ms.
+    """Returns the newest attributes of each id, and the table of versions (None without valid_from_ms).
 
     The table of versions has the id column, valid_from_ms and the attributes, sorted by the first two. In both tables,
-    a column of equally long lists of floats is a column of vectors. Two rows with the same id and time, a row without a
-    time and times that are not int64 raise DataError.
+    lists of floats that all have the same length become vectors. Raises DataError if two rows have the same id and
+    time, if a row has no time, or if times are not int64.
     """
     if attributes is None:
         return None, None
@@ -89,7 +90,7 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
 
 
 def encode_if_string(column: pa.ChunkedArray) -> pa.Array:
-    """A string column as one dictionary array, an integer column as one integer array."""
+    """Returns a string column as one dictionary array, or an integer column as one integer array."""
     return one_array(column) if pa.types.is_integer(column.type) else encode(column)
 
 

@@ -1,7 +1,7 @@
-"""Raw columns of a user's file in, canonical columns and the unusable rows out.
+"""This module converts raw columns of a user's file to canonical columns, and says which rows are unusable.
 
-Ids become int64 if all of them are plain integers, else strings; surrounding spaces are ignored. Names of actions and
-surfaces become dictionary-encoded strings. This module drops no row; it says which rows are unusable.
+Ids become int64 if all of them are plain integers, else strings. Surrounding spaces are ignored. Names of actions and
+surfaces become dictionary-encoded strings. This module drops no row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tackboard.core.vocabulary import UNKNOWN_NAME
 from tackboard.events.schema import NAMES, encode
 
 Place = Callable[[int], str]
-"""Gives the place of a row in words: `clicks.csv line 7`."""
+"""A function that returns the place of a row in words: `clicks.csv line 7`."""
 _PLAIN_INTEGER = r"^(0|-?[1-9]\d{0,18})$"
 _LARGEST_EXACT_FLOAT = float(1 << 53)
 _CONTROL = "[\\x00\\n]"
 
 
 def in_row(row: int) -> str:
-    """The place of a row in a column that does not come from a file."""
+    """Returns the place of a row in a column that does not come from a file."""
     return f"row {row + 1}"
 
 
@@ -41,10 +41,11 @@ class Ids:
 
 
 def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, place: Place = in_row) -> Ids:
-    """Ids of a column of integers, integral floats or text. `wanted` (`int64` or `string`) forces the type.
+    """Parses ids from a column of integers, whole floats or text. `wanted` (`int64` or `string`) forces the type.
 
-    Other types, fractions, integers above 2^63 - 1 and text with a NUL byte or a line break raise DataError, which
-    names the `place` of the row. With `wanted="int64"`, text that is not an integer counts as empty.
+    Other types, fractions, floats beyond 2^53, integers above 2^63 - 1, and text with a NUL byte or a line break raise
+    DataError, which names the `place` of the row. Text with an integer above 2^63 - 1 stays text, unless `wanted` is
+    `int64`. With `wanted="int64"`, text that is not an integer counts as empty.
     """
     kind = column.type
     if pa.types.is_floating(kind):
@@ -60,7 +61,7 @@ def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, pla
 
 
 def parse_names(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> tuple[pa.DictionaryArray, int]:
-    """A column of actions or surfaces as names, and how many rows had no name; these rows get `unknown`.
+    """Parses actions or surfaces. Returns the names and the number of rows without a name, which become `unknown`.
 
     Columns of lists or structs and text with a NUL byte or a line break raise DataError.
     """
@@ -74,7 +75,7 @@ def parse_names(column: pa.ChunkedArray, name: str = "", place: Place = in_row) 
 
 
 def parse_requests(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> pa.Array:
-    """Request ids: int64 if the file stores integers, else text; empty ids are null."""
+    """Parses request ids: int64 if the file stores integers, else text. Empty ids become null."""
     if pa.types.is_integer(column.type):
         return one_array(as_int64(column, name, place, fix="store the column as text"))
     text = one_array(trimmed(as_text(column, name, place)))
@@ -84,7 +85,7 @@ def parse_requests(column: pa.ChunkedArray, name: str = "", place: Place = in_ro
 
 
 def parse_positions(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> tuple[pa.Array, int]:
-    """Positions as int32, and how many rows had a position that is not an integer from 0 to 10^9 - 1; they get null."""
+    """Parses positions as int32. Positions that are not integers from 0 to 10^9 - 1 become null and are counted."""
     text = one_array(pc.utf8_trim_whitespace(as_text(column, name, place).fill_null("")))
     good = pc.match_substring_regex(text, r"^\d{1,9}(\.0+)?$").to_numpy(zero_copy_only=False)
     given = pc.not_equal(text, "").to_numpy(zero_copy_only=False)
@@ -94,7 +95,7 @@ def parse_positions(column: pa.ChunkedArray, name: str = "", place: Place = in_r
 
 
 def refuse_control(column: pa.DictionaryArray | pa.ChunkedArray, name: str, place: Place) -> None:
-    """Raises DataError if a text holds a NUL byte or a line break: the file is torn, or a quote was never closed."""
+    """Raises DataError if a text holds a NUL byte or a line break, because then the file is torn or a quote is open."""
     array = encode(column)
     bad = pc.match_substring_regex(array.dictionary, _CONTROL)
     if not pc.any(bad).as_py():
@@ -111,7 +112,7 @@ def refuse_control(column: pa.DictionaryArray | pa.ChunkedArray, name: str, plac
 
 
 def as_int64(column: pa.ChunkedArray, name: str, place: Place, fix: str = "") -> pa.ChunkedArray:
-    """A column of integers as int64. A larger number raises DataError."""
+    """Casts a column of integers to int64. A number that does not fit raises DataError."""
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -133,7 +134,7 @@ def _text_ids(array: pa.DictionaryArray, wanted: str | None, name: str, place: P
             numbers = pc.if_else(pa.array(whole), texts, "0").cast(pa.int64()).to_numpy()
             return Ids(values=pa.array(numbers[indices]), empty=~whole[indices])
         except pa.ArrowInvalid:
-            # An id of nineteen digits above 2^63 - 1 is a plain integer, but fits only into text.
+            # An id of nineteen digits above 2^63 - 1 is a plain integer, but does not fit into int64.
             if wanted == "int64":
                 raise DataError(
                     f"{place(0)} or below: the id column {name!r} holds a number above 2^63 - 1",
@@ -143,14 +144,14 @@ def _text_ids(array: pa.DictionaryArray, wanted: str | None, name: str, place: P
 
 
 def _remap(array: pa.DictionaryArray, values: pa.Array) -> pa.DictionaryArray:
-    """`array` with its dictionary replaced by `values`; equal values are merged."""
+    """Returns `array` with its dictionary replaced by `values`. Equal values are merged."""
     merged = values.dictionary_encode()
     indices = merged.indices.to_numpy()[array.indices.to_numpy()] if len(values) else array.indices.to_numpy()
     return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), merged.dictionary).cast(NAMES)
 
 
 def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.ChunkedArray:
-    """Floats as int64, because programs often store integers with gaps as floats. Fractions raise DataError."""
+    """Converts floats to int64, because programs often store integers with nulls as floats. Refuses fractions."""
     values = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
     known = ~np.isnan(values)
     odd = known & ((values != np.floor(values)) | (np.abs(values) > _LARGEST_EXACT_FLOAT))
@@ -161,7 +162,7 @@ def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.Chunk
 
 
 def as_text(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> pa.ChunkedArray:
-    """A column of scalars as plain text; nulls stay. Other types raise DataError."""
+    """Casts a column of scalars to plain text. Nulls stay. Other types raise DataError."""
     column = plain(column)
     try:
         return column.cast(pa.string())
@@ -172,23 +173,23 @@ def as_text(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> p
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """`column` without dictionary encoding."""
+    """Returns `column` without dictionary encoding."""
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def trimmed(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    """`text` without surrounding spaces; empty text becomes null."""
+    """Removes surrounding spaces. Empty text becomes null."""
     stripped = pc.utf8_trim_whitespace(text)
     return pc.if_else(pc.equal(stripped, ""), pa.scalar(None, pa.string()), stripped)
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type is text, dictionary-encoded or not."""
+    """Returns whether a type is text, dictionary-encoded or not."""
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner))
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as one array."""
+    """Joins the chunks of a column into one array."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array if isinstance(array, pa.Array) else array.chunk(0)

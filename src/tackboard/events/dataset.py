@@ -1,16 +1,16 @@
 """A dataset on disk: writes canonical tables as a sealed snapshot folder, and opens and reads snapshots.
 
     datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json layout.json MANIFEST.json
-                                  item_history.parquet user_history.parquet   where attributes change with time
-                                  impressions.parquet                         where the log says what was shown
+                                  item_history.parquet user_history.parquet   if attributes change with time
+                                  impressions.parquet                         if the log says what was shown
                                   truth.json                                  in synthetic worlds
                                   requests.parquet labels.json                after labelling
                                   features.parquet features.json              after a backfill
     datasets/<name>/latest        -> the newest snapshot
     datasets/<name>/index/<snapshot>/   results that can be computed again from the snapshot (see data/index.py)
 
-Decided: a snapshot never changes. Importing again makes a new snapshot and moves `latest` in one rename, so a training
-run that holds the old path continues to read the data it started with.
+Decided: a snapshot never changes. Importing again makes a new snapshot and moves `latest` in one rename. So a training
+run that opened the old snapshot continues to read the data with which it started.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Dataset:
 
     @property
     def num_items(self) -> int:
-        """Rows of items.parquet: items with events, and items that only an attribute file lists."""
+        """Number of rows of items.parquet, which lists items with events and items that only an attribute file has."""
         return int(self.statistics["num_items_listed"])
 
     @property
@@ -151,7 +151,7 @@ class Dataset:
         return layout
 
     def event_chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """user_id and some columns of the events, one bucket at a time: whole users, in order."""
+        """Yields user_id and some columns of the events, in order, one bucket at a time. No user is split."""
         names = list(dict.fromkeys(["user_id", *columns]))
         with contextlib.closing(RowReader(self.events_path)) as reader:
             for bucket in range(self.layout.num_buckets):
@@ -160,24 +160,24 @@ class Dataset:
                 yield events
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per item, sorted by item_id. An attribute that changes with time has its newest value."""
+        """Reads one row per item, sorted by item_id. Attributes that change with time have their newest values."""
         return _read(self.path / ITEMS, columns)
 
     def read_users(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per user, sorted by user_id. An attribute that changes with time has its newest value."""
+        """Reads one row per user, sorted by user_id. Attributes that change with time have their newest values."""
         return _read(self.path / "users.parquet", columns)
 
     def read_history(self, kind: str) -> pa.Table | None:
-        """Every version of the attributes of `kind` (`item` or `user`), or None where they do not change with time.
+        """Reads every version of the attributes of `kind` (`item` or `user`). None if they do not change with time.
 
-        Columns: item_id or user_id, valid_from_ms, the attributes; sorted by the first two.
+        The columns are item_id or user_id, valid_from_ms and the attributes. Rows are sorted by the first two columns.
         """
         if kind not in KINDS:
             raise UsageError(f"{kind!r} has no history of attributes", allowed=f"allowed: {', '.join(KINDS)}")
         return self._read_if_there(f"{kind}_history.parquet")
 
     def read_impressions(self) -> pa.Table | None:
-        """What each request showed (request, position, item_id, perhaps user_id and time_ms), or None if not known."""
+        """Reads the impressions: request, position, item_id, perhaps user_id and time_ms. None if there are none."""
         return self._read_if_there("impressions.parquet")
 
     def _read_if_there(self, name: str) -> pa.Table | None:
@@ -185,7 +185,7 @@ class Dataset:
         return _read(path, None) if path.exists() else None
 
     def read_truth(self) -> dict[str, Any] | None:
-        """The config of the synthetic world that made the dataset, or None for real data."""
+        """Reads the config of the synthetic world that made the dataset. None for real data."""
         path = self.path / TRUTH
         return read_document(path, {}) if path.exists() else None
 
@@ -202,14 +202,14 @@ def write_dataset(
     truth: Mapping[str, Any] | None = None,
     source: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes root/name/<snapshot> and points root/name/latest at it; returns the snapshot's path.
+    """Writes root/name/<snapshot> and points root/name/latest at it. Returns the snapshot's path.
 
-    `events` has the canonical columns, its rows in any order; this function adds ids, sort order, items, users and
-    statistics. Attribute tables have a column `item` or `user`. With a column valid_from_ms (int64, ms UTC), an id may
-    have several rows, and each row holds until the next. `requests` are labelled requests (`requests_schema` of
-    data/labels.py), sorted by (user_id, time_ms), for a caller who knows the labels. `source` goes into the manifest
-    and says where the events came from. Users on the dataset's list of forgotten users are left out. A reader sees the
-    old `latest` or the whole new one.
+    `events` has the canonical columns, and its rows may be in any order. This function adds ids, items, users and
+    statistics, and sorts the rows. Attribute tables have a column `item` or `user`. With a column valid_from_ms (int64,
+    ms UTC), an id may have several rows, and each row is valid until the next. `requests` is for callers who know the
+    labels. It holds labelled requests (`requests_schema` of data/labels.py), sorted by (user_id, time_ms). `source`
+    says where the events came from, and goes into the manifest. Users on the dataset's list of forgotten users are left
+    out. The switch of `latest` is atomic: a reader sees the old snapshot or the complete new one.
     """
     check_place(root, name)
     if not events.num_rows:
@@ -258,17 +258,17 @@ def write_dataset(
     except UsageError:
         if not (final / MANIFEST).is_file():
             raise
-        # The name holds the second and a hash of the content, so the existing snapshot has the same content.
+        # The name contains the second and a hash of the content, so the existing snapshot has the same content.
         say(f"the same events were imported twice in the same second: {final} is the snapshot of both imports")
     promote(final, forgotten)
     return final
 
 
 def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
-    """Opens a snapshot folder, or the newest snapshot of a dataset folder, after checking every file's SHA-256.
+    """Opens a snapshot folder, or the newest snapshot of a dataset folder. Checks every file's SHA-256 first.
 
-    `verify=False` checks only the manifest's own seal. A path without a dataset raises DataError. A file that differs
-    from the manifest raises CorruptFileError with its name.
+    With `verify=False`, only the manifest's own seal is checked. A path without a dataset raises DataError. A file that
+    differs from the manifest raises CorruptFileError, which names the file.
     """
     folder = snapshot_folder(Path(path))
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
@@ -283,7 +283,7 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
 
 
 def snapshot_folder(path: Path) -> Path:
-    """A snapshot folder itself, or the newest snapshot of a dataset folder. Other paths raise DataError."""
+    """Returns a snapshot folder as it is, and for a dataset folder its newest snapshot. Other paths raise DataError."""
     is_dataset = not (path / MANIFEST).exists() and (path / LATEST).exists()
     folder = (path / LATEST).resolve() if is_dataset else path
     if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
@@ -293,9 +293,10 @@ def snapshot_folder(path: Path) -> Path:
 
 
 def index_folder(snapshot: Path) -> Path | None:
-    """The folder for results that can be computed again from a snapshot. It lies beside the snapshot, which is sealed.
+    """Returns the folder for results that can be computed again from a snapshot.
 
-    None if the snapshot does not lie in a dataset's folder, or if a link leads out of that folder.
+    It lies beside the snapshot, because a snapshot is sealed. Returns None if the snapshot does not lie in a dataset's
+    folder, or if a link leads out of that folder.
     """
     snapshot = snapshot.resolve()
     everything = snapshot.parent / INDEX
@@ -305,7 +306,7 @@ def index_folder(snapshot: Path) -> Path | None:
 
 
 def check_place(root: Path, name: str) -> None:
-    """Raises UsageError unless root/name can be a dataset's folder. Creates nothing."""
+    """Raises UsageError unless root/name can be a dataset's folder. Does not create the folder."""
     check_name(name)
     for path in (root, root / name):
         if path.exists() and not path.is_dir():
@@ -345,7 +346,7 @@ def _content_hash(tables: Mapping[str, pa.Table], truth: Mapping[str, Any] | Non
 
 
 class _HashSink(io.RawIOBase):
-    """A file that keeps only the SHA-256 of what is written."""
+    """A file that keeps only the SHA-256 of the bytes written to it."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()

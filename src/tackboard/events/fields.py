@@ -1,9 +1,10 @@
-"""Fields of events: `--field` options and further columns of a log in, named columns of the four field types out.
+"""Fields of events: converts further columns of a log, named by `--field` options, to one of the four field types.
 
-A Parquet file gives the type of a column. CSV is text, and all values of a column together decide its type: whole
+A Parquet file states the type of a column. CSV is text, and all values of a column together decide its type: whole
 numbers of 64 bits, else numbers, else true and false, else text. Decided: a number with leading zeros makes the column
-text, as it does for ids. A column without any value is refused, because its type cannot be known. This module also
-reads contexts, which are JSON objects with further information about an event.
+text, as it does for ids. Whole numbers that do not all fit into 64 bits stay text too. A column without any value is
+refused, because its type cannot be known. This module also reads contexts, which are JSON objects with further
+information about an event.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ALLOWED = "allowed: whole numbers of 64 bits, numbers, booleans or text"
 
 
 def parse_field_options(options: Sequence[str]) -> dict[str, str]:
-    """`COLUMN` and `name=COLUMN` as field name → column. A name given twice raises UsageError."""
+    """Parses options `COLUMN` and `name=COLUMN` to field name → column. A name given twice raises UsageError."""
     fields: dict[str, str] = {}
     for option in options:
         name, equals, column = option.partition("=")
@@ -46,10 +47,11 @@ def check_field_name(name: str, column: str) -> None:
 
 
 def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, typed: bool) -> pa.Array:
-    """A column as int64, float64, bool or dictionary-encoded text, with nulls; `name` and `place` are for the error.
+    """Converts a column to int64, float64, bool or dictionary-encoded text, with nulls. Errors name `name` and `place`.
 
-    With `typed` (Parquet), the column's type counts. Otherwise the column is text: its values decide the type,
-    surrounding spaces are removed, and empty means null. Other types, and a column without a value, raise DataError.
+    With `typed` (Parquet), the column keeps its own type. Otherwise the column is text: its values decide the type,
+    surrounding spaces are removed, and empty text means null. Other types, and a column without a value, raise
+    DataError.
     """
     kind = column.type
     if is_text(kind):
@@ -71,7 +73,7 @@ def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, ty
 
 
 def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) -> pa.Array:
-    """A column of JSON objects as text, null where the text is empty. Other content raises DataError with its place."""
+    """Checks a column of JSON objects. Empty text becomes null. Other content raises DataError with its place."""
     if not is_text(column.type):
         raise DataError(
             f"{place(0)}: the context column {name!r} has type {column.type}", allowed="allowed: text of JSON objects"
@@ -90,9 +92,9 @@ def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) ->
 
 
 def _problem_of(text: str) -> str:
-    """What is wrong with a context, in words; empty if nothing is wrong."""
+    """Returns what is wrong with a context, in words, or an empty text."""
     try:
-        # int() raises ValueError for NaN and Infinity, which are not JSON.
+        # json.loads calls int() for NaN and Infinity, which are not JSON, and int() then raises ValueError.
         content = json.loads(text, parse_constant=int)
     except (ValueError, RecursionError):
         return "is not JSON"
@@ -100,7 +102,7 @@ def _problem_of(text: str) -> str:
 
 
 def _guess(array: pa.DictionaryArray, name: str, place: Place) -> pa.Array:
-    """Text as the narrowest type that holds every value. Looks at each distinct text once."""
+    """Converts text to the narrowest type that holds every value. Looks at each distinct text once."""
     texts = array.dictionary
     if not len(texts):
         raise _without_values(name, place)

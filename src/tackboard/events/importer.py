@@ -1,10 +1,10 @@
-"""Imports a user's log: files in, a dataset and a report of the problems in the log out.
+"""Imports a user's log: reads its files, writes a dataset, and reports the problems in the log.
 
 Each problem is counted and fixed by a stated rule. If too many rows would be lost, the log is refused and the first bad
 rows are named. Nothing is written unless everything was read and accepted. docs/events.md states the rules.
 Decided: exact duplicates are dropped, because logs are delivered at least once. Rows that differ in any imported column
-are kept, because users do repeat themselves. Columns are freed as soon as they are parsed, so an import takes a few
-times the memory of the canonical columns.
+are kept, because users do repeat themselves. Each raw column is freed as soon as it is parsed, so the peak memory of an
+import is a few times the size of the canonical columns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tackboard.events.times import Times, parse_milliseconds, parse_times
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
 """Columns of an items file that may hold the item's birth; the first that exists is stored as birth_ms."""
 _BLOCK_ROWS = 1 << 20
-"""Rows that are hashed at a time, so that temporary arrays stay small."""
+"""Number of rows that are hashed at a time, so that temporary arrays stay small."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,17 +54,17 @@ class ImportConfig:
     time: str
     """Column of event times."""
     action: str | None = None
-    """Column of actions; without this column every action is `event`."""
+    """Column of actions. If None, every action is `event`."""
     surface: str | None = None
-    """Column of surfaces; without this column every surface is `default`."""
+    """Column of surfaces. If None, every surface is `default`."""
     request: str | None = None
     """Column of request ids."""
     position: str | None = None
-    """Column of the item's position in its request, from 0. With impressions, the log, their files or both have it."""
+    """Column of the item's position in its request, from 0. The log, the impressions or both may have this column."""
     received: str | None = None
-    """Column of the time at which the log received the event; by default the event's time."""
+    """Column of the time at which the log received the event. If None, this is the event's time."""
     context: str | None = None
-    """Column of contexts: one JSON object per event, or nothing."""
+    """Column of contexts. Each value is a JSON object or empty."""
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Further columns to keep: the field's name → the file's column."""
     items: Path | None = None
@@ -72,7 +72,7 @@ class ImportConfig:
     users: Path | None = None
     """File of user attributes."""
     impressions: Sequence[Path] = ()
-    """Files of what was shown. Their columns of users, items, times, requests and positions have the log's names."""
+    """Files of impressions. Their columns of users, items, times, requests and positions are named as in the log."""
     max_bad_share: float = 0.01
     """Largest share of rows that may be dropped for empty ids, unparsable times or the wrong number of fields."""
 
@@ -84,14 +84,14 @@ class ImportConfig:
 
 
 def _fixed(what: str) -> int:
-    """A count of rows with a problem, and what is done about the problem."""
+    """Returns a field of the report that counts rows with a problem; `what` says how the problem is fixed."""
     count: int = dataclasses.field(default=0, metadata={"fix": what})
     return count
 
 
 @dataclasses.dataclass
 class ImportReport:
-    """What was read, and what was done about problems; all counts are rows."""
+    """What was read, and what was done about problems. All numbers are counts of rows."""
 
     rows_read: int = 0
     rows_kept: int = 0
@@ -120,21 +120,21 @@ class ImportReport:
     """Kept impressions that had no position or an unparsable one."""
     unparsable_impression_positions: int = _fixed("unparsable positions in the impressions file: left empty")
     forgotten_events: int = 0
-    """Events of users on the dataset's list of forgotten users, which are left out."""
+    """Events that are left out because their users are on the dataset's list of forgotten users."""
     forgotten_impressions: int = 0
     time_unit: str = ""
     """The unit or format of the time column."""
 
     def fixes(self) -> list[tuple[int, str]]:
-        """(count, what was done) for every problem that occurred."""
+        """Returns (count, what was done) for every problem that occurred."""
         problems = [field for field in dataclasses.fields(self) if "fix" in field.metadata]
         return [(count, field.metadata["fix"]) for field in problems if (count := getattr(self, field.name))]
 
 
 def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, ImportReport]:
-    """Imports a log as dataset `name` under `root`; returns the snapshot's path and the report.
+    """Imports a log as dataset `name` under `root`. Returns the snapshot's path and the report.
 
-    Raises DataError if the log breaks the rules and UsageError for wrong options; then nothing is written.
+    Raises DataError if the log breaks the rules and UsageError for wrong options. In both cases nothing is written.
     """
     check_place(root, name)
     report = ImportReport()
@@ -164,7 +164,7 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
 
 
 def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> ImportConfig:
-    """`config` without the column of positions, if only the impressions have this column."""
+    """Returns `config`, without the column of positions if only the impressions have this column."""
     if config.position is None or not config.impressions or config.position in inspect(files[0]).columns:
         return config
     shown = inspect(find_logs(config.impressions)[0]).columns
@@ -187,7 +187,7 @@ def _count_forgotten(
 
 
 def read_events(config: ImportConfig, files: Sequence[Path], report: ImportReport) -> pa.Table:
-    """The canonical events of a log, unsorted and without int64 ids; fills `report`."""
+    """Returns the canonical events of a log, unsorted and without int64 ids. Fills in `report`."""
     options = ("user", "item", "time", "action", "surface", "request", "position", "received", "context")
     wanted = {f"--{option}": value for option in options if (value := getattr(config, option)) is not None}
     log = read_log(files, wanted, config.fields)
@@ -210,7 +210,7 @@ def read_events(config: ImportConfig, files: Sequence[Path], report: ImportRepor
 def _required_columns(
     config: ImportConfig, log: Log, report: ImportReport, progress: Progress
 ) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-    """The canonical columns of the usable rows, and the numbers of these rows: None if all rows are usable."""
+    """Returns the canonical columns of the usable rows and the numbers of these rows (None if all rows are usable)."""
     users = parse_ids(log.take(config.user), config.user, place=log.place_of)
     items = parse_ids(log.take(config.item), config.item, place=log.place_of)
     times = parse_times(log.take(config.time), config.time, log.place_of)
@@ -237,7 +237,7 @@ def _required_columns(
 def _drop_bad(
     config: ImportConfig, log: Log, users: Ids, items: Ids, good_time: NDArray[np.bool_], report: ImportReport
 ) -> NDArray[np.bool_]:
-    """Which rows are usable. Raises DataError if more than the allowed share is not usable."""
+    """Returns a mask of the usable rows. Raises DataError if more than the allowed share of rows is unusable."""
     report.malformed = log.num_malformed
     report.empty_users, report.empty_items = int(users.empty.sum()), int(items.empty.sum())
     report.unparsable_times = int((~good_time).sum())
@@ -266,7 +266,7 @@ def _drop_bad(
 
 
 def _places(log: Log, places: list[str]) -> str:
-    """Places as one phrase: only the lines if the log is one file, because the message names this file already."""
+    """Joins places into one phrase: only line numbers if the log is one file, because the message names the file."""
     if len(log.parts) > 1:
         return ", ".join(places)
     words = [place.rsplit(" ", 2) for place in places]
@@ -274,7 +274,7 @@ def _places(log: Log, places: list[str]) -> str:
 
 
 def _filtered(columns: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """`columns` with the rows of `mask`. Empties `columns` on the way, so that at most one column exists twice."""
+    """Returns the rows of `mask`. Empties `columns` meanwhile, so that at most one column exists twice in memory."""
     arrow_mask = pa.array(mask)
     filtered: dict[str, Any] = {}
     same_as_time = columns.get("received_ms") is columns["time_ms"]
@@ -294,7 +294,7 @@ def _add_optional(
     columns: dict[str, Any],
     report: ImportReport,
 ) -> None:
-    """Parses the optional columns, the contexts and the fields of the usable rows into `columns`."""
+    """Parses the optional columns, the contexts and the fields of the usable rows, and adds them to `columns`."""
     place: Place = log.place_of if kept_rows is None else lambda row: log.place_of(int(kept_rows[row]))
 
     def raw(column: str) -> tuple[pa.ChunkedArray, str, Place]:
@@ -320,7 +320,7 @@ def _add_optional(
 
 
 def _codes(column: Any) -> NDArray[np.integer[Any]]:
-    """One integer per row of a column; two integers are equal exactly if the values are equal."""
+    """Returns one integer per row of a column. Two integers are equal if and only if the values are equal."""
     if isinstance(column, np.ndarray):
         return column
     if pa.types.is_string(column.type):
@@ -333,7 +333,7 @@ def _codes(column: Any) -> NDArray[np.integer[Any]]:
 
 
 def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_] | None:
-    """The rows that equal an earlier row in every column except `order`; None if there is no such row.
+    """Returns a mask of the rows that equal an earlier row in every column except `order`; None if there are none.
 
     Rows are grouped by a 64-bit hash and then compared column by column, so a hash collision never drops a row that
     differs.
@@ -365,7 +365,7 @@ def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_
 
 
 def _says_nothing(columns: dict[str, Any], name: str) -> bool:
-    """Whether a column cannot make two rows differ: it is constant, or a copy of the times."""
+    """Returns whether a column cannot make two rows differ, because it is constant or a copy of the times."""
     column = columns[name]
     if name == "received_ms":
         return column is columns["time_ms"]
@@ -373,7 +373,7 @@ def _says_nothing(columns: dict[str, Any], name: str) -> bool:
 
 
 def _num_out_of_order(columns: dict[str, Any]) -> int:
-    """How many rows have an earlier time than the previous row of the same user, in file order."""
+    """Counts the rows that have an earlier time than the previous row of the same user, in file order."""
     user, time_ms = _codes(columns["user"]), columns["time_ms"]
     if not (user[1:] >= user[:-1]).all():
         by_user = np.argsort(user, kind="stable")
@@ -384,7 +384,7 @@ def _num_out_of_order(columns: dict[str, Any]) -> int:
 def _read_attributes(
     config: ImportConfig, kind: str, path: Path, id_type: pa.DataType, report: ImportReport
 ) -> pa.Table:
-    """The attribute table of a file; the id column is renamed to `kind` and parsed like the ids of the events."""
+    """Reads a file of attributes. The id column is renamed to `kind` and parsed like the ids of the events."""
     source = inspect(path)
     id_column = getattr(config, kind) if getattr(config, kind) in source.columns else source.columns[0]
     others = [name for name in source.columns if name != id_column]
@@ -401,7 +401,7 @@ def _read_attributes(
         raise DataError(f"{path} has a header but no rows", fix=f"give a file with at least one {kind}, or no file")
     ids = parse_ids(rows.table[id_column], id_column, schema.id_type(id_type), rows.place_of)
     codes = _codes(ids.values)
-    # Only among the usable rows: the placeholder of an empty id may equal a real id that comes later.
+    # Duplicates are sought among usable rows only: the placeholder of an empty id may equal a real id that comes later.
     good = np.flatnonzero(~ids.empty)
     since = None
     if valid_from is not None:
@@ -428,7 +428,7 @@ def _read_attributes(
 def _read_impressions(
     config: ImportConfig, events: pa.Table, attributes: dict[str, pa.Table | None], report: ImportReport
 ) -> pa.Table:
-    """The table of impressions. Adds users and items that occur only in impressions to `attributes`."""
+    """Reads the impressions. Adds users and items that occur only in impressions to `attributes`."""
     options = ("user", "item", "time", "request", "position")
     columns = {option: value for option in options if (value := getattr(config, option)) is not None}
     shown = parse_impressions(config.impressions, columns, events, config.max_bad_share)
@@ -441,7 +441,7 @@ def _read_impressions(
 
 
 def _refuse_same_version(kind: str, rows: FileRows, ids: Ids, since: Times, good: NDArray[np.int64]) -> None:
-    """Raises DataError with the lines if an id has two rows that hold from the same time."""
+    """Raises DataError, which names the lines, if an id has two rows that are valid from the same time."""
     codes = _codes(ids.values)
     order = good[np.lexsort((good, since.ms[good], codes[good]))]
     codes, times = codes[order], since.ms[order]
@@ -477,7 +477,7 @@ def _check_attribute_loss(
 
 
 def default_name(source: Path) -> str:
-    """A dataset name made from a file, a folder or the folder of a pattern: `My log.csv.gz` becomes `My-log`."""
+    """Makes a dataset name from a file, a folder or the folder of a pattern: `My log.csv.gz` becomes `My-log`."""
     if glob.has_magic(source.name) and not source.exists():
         source = source.parent
     stem = source.resolve().name if source.name in ("", "..") else source.name

@@ -1,11 +1,11 @@
-"""Impressions, the items that requests showed: a user's files in, rows by bucket out.
+"""Impressions, the items that requests showed: parses a user's files, and reads a dataset's impressions by bucket.
 
     impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these columns
                           request, position, item_id                      of a synthetic world
 
-If the table has no user and time, each impression gets those of the first event of its request. Without a table, the
-events of one action (`--shown view`) are the impressions. A request belongs to one user: if two users have requests of
-the same id, these are two requests. Nothing is dropped silently: rows without a request or a user are counted.
+If the table has no user and time, each impression gets the user and time of the first event of its request. Without a
+table, the events of one action (`--shown view`) are the impressions. A request belongs to one user: if two users have
+the same request id, these are two requests. Rows without a request or a user are counted, so nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tackboard.events.times import parse_times
 IMPRESSIONS = "impressions.parquet"
 COLUMNS = ("user_id", "time_ms", "request", "position", "item_id")
 NO_POSITION = 1 << 31
-"""Stands for a missing position, so that it is sorted after all others."""
+"""Replaces a missing position when rows are sorted, so that missing positions come last."""
 ROWS_PER_PART = 1 << 19
-"""Impressions that are processed at a time."""
+"""Number of impressions that are processed at a time."""
 ROWS_NAMED = 3
 """An error names at most this many bad rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The impressions of a user's files: `table` has the columns COLUMNS and is sorted by them.
+    """The impressions of a user's files. `table` has the columns COLUMNS and is sorted by them.
 
-    `users` and `items` are the distinct raw ids, in the types of the events.
+    `users` and `items` hold the distinct raw ids, in the types of the events' ids.
     """
 
     table: pa.Table
@@ -60,9 +60,10 @@ def parse_impressions(
 ) -> Shown:
     """Reads a user's files of impressions.
 
-    `columns` gives the columns of `user`, `item`, `time`, `request` and perhaps `position` in the files. Without it,
-    a column named `position` is read, if the first file has this column. Ids and requests get the types of `events`. A
-    row without a usable user, item, time or request is dropped; more than `max_bad_share` of such rows raise DataError.
+    `columns` names the columns of `user`, `item`, `time`, `request` and perhaps `position` in the files. If it names no
+    position that the first file has, a column named `position` is read, if there is one. Ids and requests get the types
+    of `events`. A row without a usable user, item, time or request is dropped. If more than `max_bad_share` of the rows
+    would be dropped, raises DataError.
     """
     if "request" not in columns or "request" not in events.column_names:
         raise UsageError(
@@ -100,9 +101,9 @@ def parse_impressions(
 
 
 def with_ids(attributes: pa.Table | None, kind: str, ids: pa.Array) -> pa.Table:
-    """`attributes` of `kind` (`item` or `user`) with a row for every id in `ids`; new rows have no attributes.
+    """Adds a row without attributes for every id in `ids` that `attributes` of `kind` (`item` or `user`) lacks.
 
-    If attributes change with time, the new rows hold from time 0.
+    If attributes change with time, the new rows are valid from time 0.
     """
     if attributes is None:
         return pa.table({kind: ids})
@@ -129,10 +130,10 @@ def _check_loss(log: Log, good: NDArray[np.bool_], max_bad_share: float) -> None
 
 @dataclasses.dataclass
 class Impressions:
-    """The impressions of a dataset, by bucket: events of the action `shown`, or rows of `table` or of `reader`.
+    """The impressions of a dataset, by bucket. They are events of the action `shown`, or rows of `table` or `reader`.
 
-    `offsets` are the first rows of the buckets in the table or file. `without_request` and `without_user` count the
-    impressions that belong to no request or no user.
+    `offsets` holds the first row of each bucket in the table or file, and then the number of rows. `without_request`
+    counts the impressions without a request, and `without_user` counts those without a user.
     """
 
     shown: str | None = None
@@ -143,10 +144,11 @@ class Impressions:
     without_user: int = 0
 
     def of_bucket(self, bucket: int, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """The bucket's impressions that have a request (COLUMNS), and the events of the same users; whole users.
+        """Yields the bucket's impressions that have a request (COLUMNS), with the events of the same users.
 
-        `events` are those of the bucket. A bucket can have very many impressions, because few impressions lead to an
-        action. So they come in parts of ROWS_PER_PART, or of one user who has more. Every event comes once.
+        `events` are all events of the bucket, and each of them is yielded once. A bucket can have very many
+        impressions, because few impressions lead to an action. So impressions come in parts of about ROWS_PER_PART. A
+        part is larger if one user has more, because users are never split.
         """
         if self.shown is not None:
             rows = events.filter(pc.equal(events["action"], self.shown))
@@ -189,9 +191,9 @@ class Impressions:
 
 
 def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
-    """The impressions of `dataset`: the events of the action `shown`, or else its impressions.parquet.
+    """Opens the impressions of `dataset`: the events of the action `shown`, or else its impressions.parquet.
 
-    Raises DataError without either, or if the events have no requests.
+    Raises DataError if there is neither, or if the events have no requests.
     """
     event_types = pq.read_schema(dataset.events_path)
     if "request" not in event_types.names:
@@ -224,9 +226,9 @@ def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
 
 
 def common_codes(*columns: pa.ChunkedArray | pa.Array) -> list[NDArray[np.int64]]:
-    """Numbers that have the same order as the values of all `columns` together; equal values get equal numbers.
+    """Replaces the values of all `columns` together by numbers of the same order. Equal values get equal numbers.
 
-    The columns have one type, int64 or string; strings are compared by their UTF-8 bytes. A null is -1.
+    The columns all have the same type, int64 or string. Strings are compared by their UTF-8 bytes. A null becomes -1.
     """
     arrays = [one_array(column) for column in columns]
     encoded = pa.concat_arrays(arrays).dictionary_encode()
@@ -239,12 +241,12 @@ def common_codes(*columns: pa.ChunkedArray | pa.Array) -> list[NDArray[np.int64]
 
 
 def positions_of(table: pa.Table) -> NDArray[np.int64]:
-    """The column position, NO_POSITION where it is null."""
+    """Returns the column position, with NO_POSITION for nulls."""
     return np.asarray(table["position"].cast(pa.int64()).fill_null(NO_POSITION).to_numpy())
 
 
 def check_action(dataset: Dataset, action: str, option: str) -> None:
-    """Raises UsageError unless events of `dataset` have that action."""
+    """Raises UsageError if no event of `dataset` has the action."""
     if action not in dataset.actions:
         raise UsageError(
             f"{option}: no event of {dataset.name} has the action {action!r}",
@@ -254,7 +256,7 @@ def check_action(dataset: Dataset, action: str, option: str) -> None:
 
 
 def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
-    """Request ids in the type of the events; if that is int64, text that is not a whole number becomes null."""
+    """Casts request ids to the type of the events'. If this is int64, text that is not a whole number becomes null."""
     if requests.type == wanted:
         return requests
     if pa.types.is_string(wanted):
@@ -264,7 +266,7 @@ def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -
 
 
 def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
-    """The first row of each bucket's impressions in the file, found by reading the users one row group at a time."""
+    """Finds the first row of each bucket in the file, and the number of rows. Reads one row group at a time."""
     counts = np.zeros(layout.num_buckets, dtype=np.int64)
     previous: int | None = None
     for table in row_groups(path, ["user_id"]):
@@ -277,7 +279,7 @@ def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
 
 
 def _placed(dataset: Dataset) -> tuple[pa.Table, int]:
-    """The impressions of a world with the user and time of their request's first event, and how many have no event.
+    """Returns a world's impressions with user and time of their request's first event, and the number without an event.
 
     Decided: the whole table is in memory, because only synthetic worlds have impressions without users.
     """

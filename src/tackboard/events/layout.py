@@ -1,17 +1,17 @@
-"""Where the users of a snapshot lie: in buckets of whole users, which hold the same users in every file.
+"""The layout of a snapshot: its files are cut into buckets of whole users, with the same users in every file.
 
     events.parquet    ├── bucket 0 ──┤├──── bucket 1 ────┤├ bucket 2 ┤      one row group each
     requests.parquet  ├ bucket 0 ┤├─ bucket 1 ─┤├──── bucket 2 ──────┤      the requests of the same users
     features.parquet  like events.parquet, row by row
 
-Files are sorted by user_id, so a bucket is a range of users and, in each file, a range of rows. A job that reads bucket
-g of every file has everything about its users: joins need no shuffle, and a job needs memory for one bucket. Decided: a
-user is never split, so one user with many events makes a bucket larger than planned.
+Files are sorted by user_id, so a bucket is a range of users and, in each file, a range of rows. A job that reads the
+same bucket of every file has everything about these users. So joins need no shuffle, and a job needs memory for one
+bucket only. Decided: a user is never split, so one user with many events makes a bucket larger than planned.
 
-This module also reads and checks the Parquet files. A manifest proves that the files are the sealed ones, not that the
-content makes sense, and later steps rely on the order of the rows: histories are cut where the user changes, ids are
-found by bisection. Decided: columns, types and numbers of rows are compared when a snapshot is opened, from the footers
-alone. Nulls and order are checked when rows are read. Both checks cost little beside hashing and decoding.
+This module also reads and checks the Parquet files. A manifest proves that the files are the sealed ones, but not that
+their content makes sense. Later steps rely on the order of the rows: they cut histories at each new user, and find ids
+by bisection. Decided: columns, types and numbers of rows are checked when a snapshot is opened, from the footers alone.
+Nulls and order are checked when rows are read. Both checks cost little compared with hashing and decoding.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tackboard.events.schema import EVENT_COLUMNS, NAMES, OPTIONAL_COLUMNS, star
 FILE_NAME = "layout.json"
 VERSION = 1
 FILES = ("events", "requests")
-"""Files whose row offsets a layout may hold."""
+"""Files for which a layout may hold the first rows of the buckets."""
 ROWS_PER_BUCKET = 65_536
 RISING = ("time_ms", "received_ms", "order")
 """Columns that mostly rise from row to row."""
 LARGE_DICTIONARY = 256
-"""A larger dictionary is cut down for each row group, because Parquet writes the whole dictionary into every group."""
+"""A dictionary with more strings is cut down for each row group, because Parquet writes all its strings every time."""
 Ints = NDArray[np.int64]
 _INT64, _TEXT = (pa.int64(),), (NAMES, pa.string())
 _NUMBER_OR_TEXT = (pa.int64(), *_TEXT)
@@ -57,7 +57,7 @@ REQUIRED: dict[str, Columns] = {
     "impressions": {"item_id": _INT64},
     "features": {},
 }
-"""Columns that each file must have, with a value in every row, and the types that these columns may have."""
+"""The columns that each file must have, and their allowed types. These columns have a value in every row."""
 OPTIONAL: dict[str, Columns] = {
     "events": OPTIONAL_COLUMNS,
     "requests": {"position": (pa.list_(pa.int32()),), "weight": (pa.list_(pa.float32()),)},
@@ -71,14 +71,16 @@ SORTED: dict[str, tuple[str, ...]] = {
     "user_history": ("user_id", "valid_from_ms"),
     "requests": ("user_id", "time_ms"),
 }
-"""The columns that sort the rows of each file. Where one column sorts a file, it has each value once."""
+"""The columns by which the rows of each file are sorted. If there is one column, its values are distinct."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """G buckets: `first_users` [G] holds the smallest user of each, `offsets` [G+1] the first rows, by file.
+    """The G buckets of a snapshot.
 
-    Users below the first of `first_users` belong to the first bucket, so every user has a bucket, even without events.
+    `first_users` [G] holds the smallest user id of each bucket. `offsets` holds, for each file, the first row of each
+    bucket and then the number of rows [G+1]. Users below `first_users[0]` belong to the first bucket, so every user has
+    a bucket, even a user without events.
     """
 
     first_users: Ints
@@ -89,22 +91,22 @@ class Layout:
         return len(self.first_users)
 
     def rows_of(self, file: str, bucket: int) -> tuple[int, int]:
-        """First row of a bucket in a file (`events` or `requests`), and the row after its last row."""
+        """Returns the first row of a bucket in a file (`events` or `requests`), and the row after its last row."""
         offsets = self.offsets[file]
         return int(offsets[bucket]), int(offsets[bucket + 1])
 
     def buckets_of(self, user_ids: Ints) -> Ints:
-        """The bucket of each user."""
+        """Returns the bucket of each user."""
         return np.maximum(np.searchsorted(self.first_users, user_ids, side="right") - 1, 0)
 
     def with_rows(self, file: str, user_ids: Ints) -> Layout:
-        """The layout with a further file, whose rows are sorted by `user_ids`."""
+        """Returns the layout with one more file, whose rows are sorted by `user_ids`."""
         rows = np.searchsorted(user_ids, self.first_users[1:], side="left")
         offsets = np.concatenate([[0], rows, [len(user_ids)]]).astype(np.int64)
         return Layout(self.first_users, {**self.offsets, file: offsets})
 
     def check_users(self, bucket: int, user_ids: Ints, folder: Path) -> None:
-        """Raises CorruptFileError unless `user_ids`, those of a bucket's events, belong to this bucket."""
+        """Raises CorruptFileError unless `user_ids`, the users of a bucket's events, belong to this bucket."""
         ends = self.first_users[bucket + 1 : bucket + 2]
         if len(user_ids) and (user_ids[0] != self.first_users[bucket] or (user_ids[-1] >= ends).any()):
             raise CorruptFileError(
@@ -117,7 +119,7 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """The layout of events that are sorted by `user_ids`. A bucket takes whole users while they fit, at least one."""
+    """Cuts events that are sorted by `user_ids` into buckets. A bucket takes users while they fit, and at least one."""
     # The first row of each user, then the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
@@ -129,7 +131,7 @@ def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
 
 
 def read_layout(folder: Path, events: Path) -> Layout:
-    """The layout of a snapshot. Without layout.json, as in old snapshots, the layout is derived from the events."""
+    """Reads the layout of a snapshot. Old snapshots have no layout.json; their layout is derived from the events."""
     path = folder / FILE_NAME
     if not path.exists():
         return _derive(events)
@@ -143,7 +145,7 @@ def read_layout(folder: Path, events: Path) -> Layout:
     first_users = np.array(content["first_users"], dtype=np.int64)
     offsets = {name: np.array(content[name], dtype=np.int64) for name in FILES if name in content}
     whole = all(len(rows) == len(first_users) + 1 and bool((np.diff(rows) >= 0).all()) for rows in offsets.values())
-    # Compared, not subtracted: ids of strings may lie more than 2^63 apart.
+    # The ids are compared and not subtracted, because hashes of strings may lie more than 2^63 apart.
     rising = bool((first_users[1:] > first_users[:-1]).all())
     if not (whole and rising):
         raise CorruptFileError(
@@ -162,7 +164,7 @@ def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Stores rising numbers as differences: smaller than Parquet's default encoding, and four times as fast to read."""
+    """Stores rising numbers as differences, which is smaller than Parquet's default and four times as fast to read."""
     rising = [field.name for field in schema if field.name in RISING and field.type == pa.int64()]
     if not rising or any(pa.types.is_nested(field.type) for field in schema):
         return {}
@@ -189,7 +191,7 @@ class RowReader:
         self.num_rows = int(self._starts[-1])
 
     def read(self, spans: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        """Some columns of the rows [first, last) of every span in `spans`, one span after the other."""
+        """Reads some columns of the rows [first, last) of every span in `spans`, and concatenates the spans."""
         if missing := [name for name in columns if name not in self.schema.names]:
             raise CorruptFileError(f"{self.path} has no column {missing[0]}")
         parts = []
@@ -218,7 +220,7 @@ def _derive(events: Path) -> Layout:
     for table in row_groups(events, ["user_id"]):
         check_rows(table, events)
         users = table["user_id"].to_numpy()
-        # A user who continues from the previous row group belongs to the bucket in which this user began.
+        # If the first user began in the previous row group, the rows of this user belong to the previous bucket.
         begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
         if begin < len(users):
             first_users.append(int(users[begin]))
@@ -230,7 +232,7 @@ def _derive(events: Path) -> Layout:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Around the reading of a Parquet file: an error of Arrow or of the disk becomes a CorruptFileError."""
+    """Turns an Arrow or disk error inside the `with` block into a CorruptFileError that names `path`."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -238,14 +240,14 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The row groups of a Parquet file in order, with all columns or some of them."""
+    """Yields the row groups of a Parquet file in order, with all columns or some of them."""
     with reading(path), pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             yield file.read_row_group(group, columns=columns)
 
 
 def column_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> Counter[str]:
-    """Compressed bytes of each column in some row groups; the leaves of a nested column count as one column."""
+    """Counts the compressed bytes of each column in some row groups. The leaves of a nested column are one column."""
     sizes: Counter[str] = Counter()
     for group in groups:
         row_group = metadata.row_group(group)
@@ -256,7 +258,7 @@ def column_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> Counter[st
 
 
 def check_files(folder: Path, num_rows: Mapping[str, int]) -> None:
-    """Checks the footers of a snapshot's Parquet files. `num_rows` holds the known numbers of rows, by file."""
+    """Checks the footers of a snapshot's Parquet files. `num_rows` gives the expected number of rows of some files."""
     always = ("events", "items", "users", *(["features"] if (folder / "features.json").exists() else []))
     for name, required in REQUIRED.items():
         path = folder / f"{name}.parquet"
@@ -278,10 +280,7 @@ def check_files(folder: Path, num_rows: Mapping[str, int]) -> None:
 
 
 def check_rows(table: pa.Table, path: Path) -> None:
-    """Raises CorruptFileError where rows lack a value or are out of order.
-
-    `table` holds consecutive rows of the snapshot's file at `path`.
-    """
+    """Raises CorruptFileError if `table`, consecutive rows of the file at `path`, has missing values or wrong order."""
     for column in REQUIRED.get(path.stem, {}):
         if column in table.column_names and table[column].null_count:
             raise CorruptFileError(f"{path}: {table[column].null_count:,} rows have no {column}")
@@ -294,9 +293,9 @@ def check_rows(table: pa.Table, path: Path) -> None:
 
 
 def out_of_order(keys: Sequence[Ints], before: tuple[int, ...] | None, *, strictly: bool = False) -> Ints:
-    """The rows whose `keys`, compared first key first, are smaller than the keys of the row before.
+    """Returns the rows whose `keys` are smaller than those of the row before. The first key is compared first.
 
-    `before` holds the keys of the row before the first row. With `strictly`, rows with equal keys count as well.
+    `before` holds the keys of the row before row 0, if there is one. With `strictly`, equal keys count as out of order.
     """
     if before is not None:
         keys = [np.concatenate([[first], key]) for first, key in zip(before, keys, strict=True)]

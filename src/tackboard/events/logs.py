@@ -1,8 +1,8 @@
-"""The files of one log: paths, folders and patterns in, one table with the file and line of every row out.
+"""The files of one log: reads paths, folders and patterns into one table, and knows the file and line of every row.
 
-Decided: files are sorted by name, whatever order they were given in, so that the same folder always gives the same
-dataset. In a folder, names that begin with `.` or `_` are left out, because programs use them for files that are not
-data. Any other file that is not a log is refused, because a skipped file would mean lost events.
+Decided: files are sorted by path, whatever order they were given in, so that the same folder always gives the same
+dataset. In a folder, files whose names begin with `.` or `_` are left out, because programs use such names for files
+that are not data. Any other file that is not a log is refused, because a skipped file would mean lost events.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tackboard.events.columns import is_text
 from tackboard.events.tabular import FileRows, TableFile, inspect, read, require_columns
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet", ".pq")
-"""Endings of the names of logs in a folder."""
+"""Allowed endings of the names of logs in a folder."""
 LONG_BYTES = 32 << 20
-"""A smaller log is read too quickly for a progress bar."""
+"""Size from which a log gets a progress bar. A smaller log is read too quickly for one."""
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """The files of `paths`, which are files, folders and patterns such as `logs/*.csv`; sorted by name.
+    """Returns the files of `paths`, sorted by path. `paths` are files, folders and patterns such as `logs/*.csv`.
 
-    Raises UsageError if there is no file, and DataError for a folder without logs or with other files.
+    Raises UsageError without a file or if a file is given twice, and DataError for a folder with other files or no log.
     """
     found: list[Path] = []
     for path in paths:
@@ -58,10 +58,10 @@ class Log:
     parts: tuple[FileRows, ...]
     """The files as they were read; their tables are empty, because the rows are in `columns`."""
     starts: tuple[int, ...]
-    """First row of each part, then the number of rows."""
+    """Number of the first row of each part, and then the number of all rows."""
     columns: dict[str, pa.ChunkedArray]
     uses: Counter[str]
-    """How often each column will still be taken."""
+    """The number of times that each column will still be taken."""
 
     @property
     def num_rows(self) -> int:
@@ -69,7 +69,7 @@ class Log:
 
     @property
     def num_malformed(self) -> int:
-        """Records with the wrong number of fields."""
+        """Number of records with the wrong number of fields."""
         return sum(len(part.malformed) for part in self.parts)
 
     @property
@@ -79,7 +79,7 @@ class Log:
 
     @property
     def typed(self) -> bool:
-        """Whether the columns have types: in Parquet they do, in CSV all are text."""
+        """Whether the columns have types. Parquet columns do; CSV columns are all text."""
         return self.parts[0].source.format == "parquet"
 
     @property
@@ -89,26 +89,26 @@ class Log:
         return str(first) if len(self.parts) == 1 else f"{first} and {len(self.parts) - 1} more"
 
     def take(self, column: str) -> pa.ChunkedArray:
-        """A column for one of its uses. The last use removes the column from the log, which frees memory."""
+        """Returns a column for one of its uses. The last use removes the column from the log, which frees memory."""
         self.uses[column] -= 1
         return self.columns[column] if self.uses[column] > 0 else self.columns.pop(column)
 
     def place_of(self, row: int) -> str:
-        """The place of a row: `a.csv line 7`, `b.parquet row 5`."""
+        """Returns the place of a row: `a.csv line 7`, `b.parquet row 5`."""
         part = int(np.searchsorted(self.starts[1:-1], row, side="right"))
         return self.parts[part].place_of(row - self.starts[part])
 
     def malformed_places(self, limit: int) -> list[str]:
-        """The places of the first records with the wrong number of fields."""
+        """Returns the places of the first `limit` records with the wrong number of fields."""
         places = [(part.source.path, line) for part in self.parts for line in sorted(part.malformed.tolist())]
         return [f"{path} line {line}" for path, line in places[:limit]]
 
 
 def read_log(files: Sequence[Path], wanted: Mapping[str, str], fields: Mapping[str, str]) -> Log:
-    """Reads the columns of `wanted` (option → column) and `fields` (name → column) of every file.
+    """Reads the columns of `wanted` (option → column) and `fields` (name → column) from every file.
 
-    All files must have the same format, and a column must have the same type in all files; integers of any width are
-    the same type. Otherwise raises DataError with the name of the file.
+    All files must have the same format, and a column must have the same type in all files. Integers of different widths
+    count as the same type, except uint64. Raises DataError, which names the file, if the files differ.
     """
     sources = [inspect(file) for file in files]
     for source in sources:
@@ -161,7 +161,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _common_type(sources: Sequence[TableFile], column: str) -> pa.DataType:
-    """The common type of a column in all files."""
+    """Returns the common type of a column in all files."""
     first = sources[0]
     formats = {"csv": "CSV", "parquet": "Parquet"}
     types = [source.type_of(column) for source in sources]

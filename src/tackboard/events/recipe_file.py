@@ -1,4 +1,4 @@
-"""The recipe that `init` writes: the path and the size of a dataset in, a short Python file out."""
+"""The recipe that `init` writes: a short Python file with the path and the size of a dataset."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def recipe() -> RunConfig:
     )
 '''
 MAX_NAMED_ACTIONS = 20
-"""A log with more actions than this gets `()`, which means all actions."""
+"""If a log has more actions than this, the recipe says `()`, which means all actions."""
 
 
 def recipe_text(path: Path, dataset: str, name: str, statistics: Mapping[str, Any]) -> str:
-    """The text of a recipe at `path` for the dataset in the folder `dataset`, which holds `latest`."""
+    """Returns the text of a recipe at `path`. `dataset` is the dataset's folder, which holds `latest`."""
     actions = sorted(statistics["actions"])
     named = "".join(f"{json.dumps(action, ensure_ascii=False)}, " for action in actions)
     return _TEMPLATE.format(
@@ -54,7 +54,7 @@ def recipe_text(path: Path, dataset: str, name: str, statistics: Mapping[str, An
 
 
 def check_recipe_path(path: Path, *, force: bool) -> None:
-    """Raises UsageError if no recipe can be written to `path`; called before any work is done."""
+    """Raises UsageError if no recipe can be written to `path`. Call this before any work is done."""
     if path.suffix != ".py":
         raise UsageError(f"--recipe {path} is not a Python file", allowed="allowed: a path that ends in .py")
     if not path.parent.is_dir():
@@ -64,5 +64,5 @@ def check_recipe_path(path: Path, *, force: bool) -> None:
 
 
 def write_recipe(path: Path, text: str) -> None:
-    """Writes the recipe, whole or not at all."""
+    """Writes the recipe atomically."""
     write_text_atomic(path, text)

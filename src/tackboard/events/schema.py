@@ -1,9 +1,9 @@
-"""The canonical event: every log is converted to this table before anything else reads the log.
+"""The canonical event table: every log is converted to this table before anything else reads the log.
 
-An Arrow table with the columns below goes in. `complete_events` adds int64 ids and sorts the events as they lie on
-disk, by (user_id, time_ms, order). Decided: an int64 id is used as it is, and a string id becomes the first 8 bytes of
-its BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same id are refused, never
-merged. Further columns of a log, its fields, follow the canonical columns under their own names.
+The table is an Arrow table with the columns below. `complete_events` adds int64 ids and sorts the events as they are
+stored on disk, by (user_id, time_ms, order). Decided: an int64 id is used as it is, and a string id becomes its 8-byte
+BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same id are refused, never merged.
+Further columns of a log are called fields. They follow the canonical columns under their own names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVENT_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "received_ms": (pa.int64(),),
     "order": (pa.int64(),),
 }
-"""Required columns and the types that each may have. None of them holds nulls. Times are ms UTC."""
+"""Required columns and the types that each may have. No required column has nulls. Times are ms UTC."""
 OPTIONAL_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "request": (pa.int64(), pa.string()),
     "position": (pa.int32(),),
@@ -49,7 +49,7 @@ FIELD_KINDS: dict[pa.DataType, str] = {
 }
 """Types that a field may have, and the name of each type. Nulls are allowed."""
 RESERVED_NAMES = frozenset({*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id", "id", "time", "received"})
-"""Names that no field may have: the canonical columns, and the names that the feature language gives them."""
+"""Names that no field may have: the names of the canonical columns, and their names in the feature language."""
 FIELD_NAME_RULE = "lower-case letters, digits and `_`, starting with a letter, not a Python keyword"
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -81,9 +81,10 @@ def check_events(events: pa.Table) -> None:
 
 
 def complete_events(events: pa.Table) -> pa.Table:
-    """`events` checked, with user_id and item_id added, sorted by (user_id, time_ms, order), in schema order.
+    """Checks `events`, adds user_id and item_id, and sorts the rows by (user_id, time_ms, order).
 
-    Fields come last, in the order given. Fields of text are dictionary-encoded.
+    The canonical columns come in the order of the schema. Fields come last, in the given order, and fields of text are
+    dictionary-encoded.
     """
     check_events(events)
     user_id, item_id = ids_of(events["user"], "user"), ids_of(events["item"], "item")
@@ -92,7 +93,7 @@ def complete_events(events: pa.Table) -> pa.Table:
     table = table.append_column("user_id", pa.array(user_id)).append_column("item_id", pa.array(item_id))
     for name in field_names(events):
         field = events[name]
-        # By way of plain text: a dictionary from outside may hold a string twice, or a null.
+        # The text is decoded first, because a dictionary from outside may hold a string twice, or a null.
         is_text = FIELD_KINDS[field.type] == "string"
         table = table.append_column(name, encode(field.cast(pa.string())) if is_text else field.combine_chunks())
     order = np.lexsort((numpy_column(events, "order"), numpy_column(events, "time_ms"), user_id))
@@ -100,18 +101,18 @@ def complete_events(events: pa.Table) -> pa.Table:
 
 
 def field_names(events: pa.Table) -> list[str]:
-    """The columns of `events`, whether completed or not, that are fields."""
+    """Returns the columns of `events` that are fields. The events may be completed or not."""
     ours = {*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id"}
     return [name for name in events.column_names if name not in ours]
 
 
 def is_field_name(name: str) -> bool:
-    """Whether a field may have this name. Reserved names are checked elsewhere."""
+    """Returns whether a field may have this name. Reserved names are checked elsewhere."""
     return bool(_FIELD_NAME.fullmatch(name)) and not keyword.iskeyword(name)
 
 
 def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
-    """int64 ids of an id column: int64 values stay, strings are hashed. Two strings with one id raise DataError."""
+    """Returns int64 ids. Integers stay as they are, strings are hashed. Two strings with one id raise DataError."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     array = encode(column)
@@ -126,7 +127,7 @@ def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
 
 
 def encode(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
-    """A string column as one dictionary array. Its dictionary holds each string once."""
+    """Returns a string column as one dictionary array. Its dictionary holds each string once."""
     if isinstance(column, pa.ChunkedArray):
         if pa.types.is_dictionary(column.type):
             column = column.unify_dictionaries()
@@ -137,16 +138,16 @@ def encode(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
 
 
 def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
-    """The names of codes 0, 1, … as a dictionary array."""
+    """Replaces codes 0, 1, … by `names`, as a dictionary array."""
     indices = pa.array(codes.astype(np.int32, copy=False))
     return pa.DictionaryArray.from_arrays(indices, pa.array(list(names), pa.string()))
 
 
 def without_unused_names(table: pa.Table, larger_than: int = 0) -> pa.Table:
-    """`table` whose dictionaries hold only the strings of its rows; dictionaries of up to `larger_than` strings stay.
+    """Removes strings that no row uses from the dictionaries that have more than `larger_than` strings.
 
-    A filter leaves dictionaries as they are, and Parquet writes whole dictionaries: the names of users who were
-    filtered out would stay in the file.
+    A filter leaves dictionaries as they are, and Parquet writes complete dictionaries. Without this function, the names
+    of users who were filtered out would stay in the file.
     """
     for place, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type):
@@ -159,17 +160,17 @@ def without_unused_names(table: pa.Table, larger_than: int = 0) -> pa.Table:
 
 
 def numpy_column(table: pa.Table, name: str) -> NDArray[Any]:
-    """A numeric column without nulls as one NumPy array."""
+    """Returns a numeric column without nulls as one NumPy array."""
     return np.asarray(table[name].to_numpy())
 
 
 def starts_of_users(user_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each user begins among sorted `user_ids`."""
+    """Returns the index at which each user begins in sorted `user_ids`."""
     return np.flatnonzero(np.append(True, user_ids[1:] != user_ids[:-1]))[: len(user_ids)]
 
 
 def id_type(column_type: pa.DataType) -> str:
-    """`int64` or `string`: the type of ids in requests and in answers, given the type of the id column."""
+    """Returns `int64` or `string`: the type of ids in requests and answers, given the type of the id column."""
     return "int64" if pa.types.is_integer(column_type) else "string"
 
 

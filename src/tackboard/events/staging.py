@@ -1,9 +1,10 @@
-"""A new snapshot made from the newest one: takes over its files, adds or replaces some, and becomes `latest`.
+"""Makes a new snapshot from the newest one: keeps its files, adds or replaces some, and points `latest` at the result.
 
-The new snapshot is made beside the old one under a temporary name, with hard links to the files that stay, and becomes
-`latest` in one rename at the very end. A kill at any instant leaves the old snapshot or the whole new one. If the new
-snapshot was complete but not yet `latest`, the next run uses it instead of making it again. Forgotten users are not
-copied: if the old snapshot holds forgotten users, only a writer that leaves them out may continue.
+The new snapshot is made beside the old one under a temporary name, with hard links to the files that stay. It becomes
+`latest` in one rename at the very end, so a kill at any instant leaves the old snapshot or the complete new one. If a
+run is killed after its snapshot was complete but before it became `latest`, the next run uses that snapshot instead of
+making it again. Forgotten users are never copied: if the old snapshot holds forgotten users, only a writer that
+replaces users.parquet may continue.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OWN_KEYS = ("kind", "format_version", "files", "sha256_of_the_above")
 
 
 def check_newest(dataset: Dataset) -> None:
-    """Raises UsageError for an older snapshot: with a snapshot made from it, `latest` would go back to older events."""
+    """Raises UsageError for an older snapshot, because a snapshot made from it would move `latest` to older events."""
     snapshot = dataset.path.resolve()
     latest = snapshot.parent / LATEST
     if not latest.is_symlink() or latest.resolve() != snapshot:
@@ -43,12 +44,12 @@ def check_newest(dataset: Dataset) -> None:
 def derive_snapshot(
     dataset: Dataset, note: str, what: Any, *, replaced: Collection[str], fill: Callable[[Path], Collection[str]]
 ) -> Path:
-    """Makes a snapshot with the files of `dataset`, except `replaced`, and with the files that `fill` writes.
+    """Makes a snapshot from the files of `dataset` except `replaced`, and from the files that `fill` writes.
 
-    `dataset` is the newest snapshot. `fill` returns the names of the files it wrote. `what` is JSON; `what` and the old
-    snapshot together decide the content of these files. The digest of both goes into the manifest under `note`. If
-    `fill` raises, the old snapshot stays in use. Returns the path of the new snapshot. A snapshot with forgotten users
-    raises DataError, unless `fill` writes users.parquet.
+    `dataset` must be the newest snapshot. `fill` writes files into the given folder and returns their names. `what` is
+    JSON. The content of these files must depend only on `what` and on the old snapshot. The digest of both goes into
+    the manifest under `note`. If `fill` raises, the old snapshot stays in use. Returns the path of the new snapshot. If
+    the old snapshot holds forgotten users, raises DataError, unless `replaced` contains users.parquet.
     """
     check_newest(dataset)
     source = dataset.path.resolve()
@@ -63,7 +64,7 @@ def derive_snapshot(
         final = source.with_name(f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{identity[:8]}")
         with new_directory(final) as staging:
             meant = {*_link_files(dataset, staging, replaced), *fill(staging)}
-            # Taken from the manifest, so that notes of another tackboard stay.
+            # All notes of the old manifest are taken over, so that those of another tackboard version stay.
             noted = {key: value for key, value in dataset.manifest.items() if key not in _OWN_KEYS}
             noted |= {note: {"identity": identity, "from": source.name}}
             write_manifest(staging, KIND, noted, meant=meant)
@@ -78,7 +79,7 @@ def derive_snapshot(
 
 
 def _made_before(folder: Path, note: str, identity: str) -> Path | None:
-    """The complete snapshot of a command that was killed before it could move `latest`, or None."""
+    """Returns the complete snapshot of a command that was killed before it could move `latest`, or None."""
     for path in sorted(folder.glob(f"*-{identity[:8]}")):
         noted = read_manifest(path).get(note) if (path / MANIFEST).is_file() else None
         if isinstance(noted, dict) and noted.get("identity") == identity:

@@ -1,7 +1,7 @@
-"""Counts and distributions of a dataset: completed events and the items in, one JSON object out.
+"""Counts and distributions of a dataset: computed from completed events and the table of items, as one JSON object.
 
-`init` prints the statistics, recipes take their sizes from them, and docs/synthetic-world.md compares worlds and real
-logs by them. Everything is computed with sorts over NumPy columns.
+`init` prints the statistics, recipes take their sizes from them, and docs/synthetic-world.md uses them to compare
+worlds with real logs. Everything is computed with sorts over NumPy columns.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from tackboard.events.schema import FIELD_KINDS, encode, field_names, id_type, numpy_column
 
 SESSION_GAP_MS = 30 * 60 * 1000
-"""Two events of a user further apart than this belong to different sessions."""
+"""If two successive events of a user lie further apart than this, a new session begins."""
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 FIELDS = {
     **dict.fromkeys(("num_events", "num_users", "num_items", "num_items_listed", "first_ms", "last_ms"), int),
     **dict.fromkeys(("user_type", "item_type"), Literal["int64", "string"]),
     **dict.fromkeys(("actions", "surfaces"), dict[str, float]),
 }
-"""Fields of statistics.json, with types, that are needed to read a dataset; the other fields are for people."""
+"""Fields of statistics.json, with their types, that are needed to read a dataset. Other fields are for people."""
 OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
-"""The Zipf exponent is fitted over this share of the items, the most popular ones."""
+"""The Zipf exponent is fitted to the most popular items, which are this share of all items."""
 
 
 def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
-    """Statistics of completed events (sorted by user and time) and their item table. Shares lie in [0, 1]."""
+    """Returns the statistics of completed events (sorted by user and time) and their items. Shares lie in [0, 1]."""
     user_id, item_id = numpy_column(events, "user_id"), numpy_column(events, "item_id")
     time_ms = numpy_column(events, "time_ms")
     same_user = user_id[1:] == user_id[:-1]
@@ -68,7 +68,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
 
 
 def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
-    """Share of the events that have each name, most frequent first."""
+    """Returns the share of the events that have each name, the most frequent name first."""
     array = encode(column)
     counts = np.bincount(array.indices.to_numpy(), minlength=len(array.dictionary))
     pairs = zip(array.dictionary.to_pylist(), counts.tolist(), strict=True)
@@ -77,7 +77,7 @@ def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
 
 
 def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, float]:
-    """Mean and quantiles. With `disposable`, `values` may be reordered, which saves a copy of the whole column."""
+    """Returns mean and quantiles. With `disposable`, `values` may be reordered, which saves a copy of the column."""
     if not len(values):
         return {}
     mean = float(values.mean())
@@ -87,7 +87,7 @@ def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, floa
 
 
 def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
-    """How far the events concentrate on few items; `per_item` is sorted, largest first."""
+    """Measures how far the events concentrate on few items. `per_item` is sorted, largest first."""
     count, total = len(per_item), int(per_item.sum())
     rank = np.arange(count, 0, -1)
     gini = float((2 * rank - count - 1) @ np.sort(per_item)[::-1]) / (count * total)
@@ -105,7 +105,10 @@ def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
 def _repeats(
     per_user: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_], known_items: NDArray[Any]
 ) -> dict[str, float]:
-    """Share of the events whose user had the item before, or had it just before; `known_items` is sorted."""
+    """Returns the shares of events whose item the user had in any earlier event, and in the event just before.
+
+    `known_items` holds the ids of the items, sorted.
+    """
     first, last = int(item_id.min()), int(item_id.max())
     # One int64 key per (user, item). Ids that lie far apart, such as hashed strings, are numbered from 0 first.
     if (last - first + 1) * len(per_user) < 1 << 62:
@@ -120,7 +123,7 @@ def _repeats(
 
 
 def _births(items: pa.Table, first_ms: int, last_ms: int) -> dict[str, float]:
-    """When items appear, as a share of the time span: by birth_ms if the column exists, else by their first event."""
+    """Returns when items appear, as shares of the time span: by birth_ms if the column exists, else by first event."""
     column = items["birth_ms"] if "birth_ms" in items.column_names else items["first_ms"]
     births = column.drop_null().to_numpy().astype(np.float64)
     if not len(births):

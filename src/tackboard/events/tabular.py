@@ -1,9 +1,9 @@
-"""A user's file as a table: CSV, gzipped CSV or Parquet in, the wanted columns out.
+"""Reads the wanted columns of a user's file, which is CSV, gzipped CSV or Parquet, as a table.
 
 The first bytes of a file decide its format, not its name. Decided: CSV columns are read as text and never as a guessed
 type, because a guess turns the id `007` into 7, and one stray letter changes the type of a column. Rows with the wrong
-number of fields are left out and remembered; the caller decides whether there are too many. A file that changes while
-it is read is refused.
+number of fields are left out and their line numbers kept; the caller decides whether there are too many such rows. A
+file that changes while it is read is refused.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ DELIMITERS = (",", "\t", ";", "|")
 ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
-"""A column's name begins with a letter. Some programs write an index column with an empty name."""
+"""Matches a name that begins with a letter, or an empty name, because some programs write an unnamed index column."""
 _HEADER_BYTES = 1 << 20
 MAX_COLUMNS = 10_000
-"""Of one file. A log with more columns is a matrix, or its lines do not end where they should."""
+"""Largest number of columns in a file. A file with more is a matrix, or its lines do not end where they should."""
 _BLOCK_BYTES = 8 << 20
 
 
@@ -52,9 +52,9 @@ class TableFile:
     """`csv` or `parquet`."""
     columns: tuple[str, ...]
     state: tuple[int, ...]
-    """Device, inode, size and time of the last change in ns, by which a changed file is noticed."""
+    """Device, inode, size and time of the last change in ns. If any of these differs later, the file was changed."""
     types: tuple[pa.DataType, ...] = ()
-    """One type per column of Parquet; empty for CSV, which is text."""
+    """One type per column for Parquet. Empty for CSV, where every column is text."""
     delimiter: str = ","
     gzipped: bool = False
 
@@ -67,7 +67,7 @@ class TableFile:
 
     @property
     def is_named(self) -> bool:
-        """Whether the columns seem to have names; in a CSV without a header, data stands in their place."""
+        """Whether the columns seem to have names. In a CSV without a header, data stands in place of the names."""
         return self.format == "parquet" or all(_NAME.fullmatch(name) for name in self.columns)
 
     def check_unchanged(self) -> None:
@@ -86,26 +86,26 @@ class TableFile:
 
 @dataclasses.dataclass(frozen=True)
 class FileRows:
-    """Chosen columns of a file, and the lines of its rows."""
+    """The wanted columns of a file, and where each row stands in the file."""
 
     source: TableFile
     table: pa.Table
     malformed: NDArray[np.int64]
-    """Numbers of the left-out records, which had the wrong number of fields; the header is record 1."""
+    """Numbers of the records that were left out because of a wrong number of fields. The header is record 1."""
 
     @property
     def unit(self) -> str:
         return "line" if self.source.format == "csv" else "row"
 
     def line_of(self, row: int) -> int:
-        """The record number in the file of a row of `table`, counted from 1 with the header and left-out records."""
+        """Returns the record number of a row of `table`, counted from 1 with the header and the left-out records."""
         line = row + 1 + (self.source.format == "csv")
         for left_out in np.sort(self.malformed).tolist():
             line += left_out <= line
         return line
 
     def place_of(self, row: int) -> str:
-        """The place of a row of `table`, in words."""
+        """Returns the place of a row of `table` in words: `a.csv line 7`."""
         return f"{self.source.path} {self.unit} {self.line_of(row)}"
 
 
@@ -154,7 +154,7 @@ def require_columns(source: TableFile, wanted: dict[str, str]) -> None:
 
 
 def _no_names(path: Path, lack: str) -> DataError:
-    """The error does not quote a first line that looks like data, because the line may hold the id of a user."""
+    """Returns an error that does not quote the first line, because data in it may include the id of a user."""
     return DataError(
         f"{path} has {lack}, and its first line looks like data",
         allowed="allowed: CSV whose first line names the columns, each beginning with a letter",
@@ -172,8 +172,8 @@ def read(
     """Reads `columns` (by default all). Parquet columns keep their types, CSV columns are strings.
 
     With `as_text`, only these CSV columns are strings, and the others get the type that fits all their values.
-    `progress` counts bytes of the file. A file that cannot be read, or that changes meanwhile, raises DataError, which
-    names the row if there is one.
+    `progress` counts bytes of the file. A file that cannot be read, or that changes meanwhile, raises DataError. The
+    error names the row if the row is known.
     """
     names = list(dict.fromkeys(columns if columns is not None else source.columns))
     progress = progress if progress is not None else Progress("", quiet=True)
@@ -183,7 +183,7 @@ def read(
         else:
             rows = _read_csv(source, names, as_text, progress)
     except DataError:
-        source.check_unchanged()  # A changed file is the better explanation.
+        source.check_unchanged()  # If the file has changed, this is the better explanation.
         raise
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         source.check_unchanged()
@@ -199,7 +199,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 
 def _reason(error: BaseException) -> str:
-    """The text of an error of the system or of Arrow, without the path, which our message names already."""
+    """Returns the text of a system or Arrow error. A system error's text omits the path, which our message names."""
     if isinstance(error, OSError) and error.errno and error.strerror:
         return error.strerror
     return str(error)[:200] or type(error).__name__
@@ -222,7 +222,7 @@ def _unreadable(source: TableFile, error: BaseException) -> DataError:
 def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> TableFile:
     header_bytes = start.split(b"\n", 1)[0].rstrip(b"\r")
     try:
-        # A cut line may end within a letter.
+        # A cut line may end in the middle of a character of several bytes.
         is_cut = len(start) == _HEADER_BYTES and b"\n" not in start
         header = codecs.getincrementaldecoder("utf-8-sig")().decode(header_bytes, final=not is_cut)
     except UnicodeDecodeError:
@@ -230,7 +230,7 @@ def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: b
     if not header.strip() or "\x00" in header:
         raise DataError(f"{path} has no header line", allowed="allowed: CSV whose first line names the columns")
     delimiter = max(DELIMITERS, key=header.count)
-    # Checked before the line is parsed, because the last name of a cut line is incomplete.
+    # The width is checked before the line is parsed, because the last name of a cut line is incomplete.
     _check_width(path, header.count(delimiter) + 1, is_cut=is_cut)
     if is_cut:
         raise DataError(
@@ -261,7 +261,7 @@ def _check_width(path: Path, num_columns: int, *, is_cut: bool = False) -> None:
 
 
 def _check_columns(path: Path, names: tuple[str, ...]) -> None:
-    """Raises DataError if there are too many columns, or two of the same name."""
+    """Raises DataError if there are too many columns, or two columns of the same name."""
     _check_width(path, len(names))
     doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles:
@@ -277,7 +277,7 @@ def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> Fi
             end = start + file.metadata.row_group(group).num_rows
             try:
                 table = file.read_row_group(group, columns=names)
-                # Arrow does not check text in Parquet; bytes that are not UTF-8 would cause an error much later.
+                # Arrow does not check text in Parquet. Bytes that are not UTF-8 would cause an error much later.
                 table.validate(full=True)
             except (OSError, pa.ArrowException) as error:
                 if "Expected all lists to be of size" in str(error):
@@ -298,8 +298,8 @@ def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> Fi
 def _undecodable_rows(source: TableFile) -> Iterator[None]:
     """Raises DataError if a row with the wrong number of fields is not UTF-8 either.
 
-    Arrow fails before it can pass on this row, in a place from which nothing can be raised. Python then calls
-    `sys.unraisablehook`, which would print a traceback.
+    Arrow fails before it can hand this row to the callback, in a place from which no exception can be raised. Python
+    then calls `sys.unraisablehook`, which would print a traceback. This context manager replaces the hook meanwhile.
     """
     failed: list[object] = []
     usual, sys.unraisablehook = sys.unraisablehook, lambda problem: failed.append(problem.exc_type)
@@ -319,7 +319,7 @@ def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress
     with pyarrow.csv.open_csv(stream, **options) as reader:
         for batch in reader:
             batches.append(batch)
-            # Read once, because Arrow continues to read meanwhile.
+            # `tell` is called only once, because Arrow reads ahead in the background and the position may change.
             place = file.tell()
             progress.advance(place - position)
             position = place
@@ -338,7 +338,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
         return "skip"
 
     texts = dict.fromkeys(names if as_text is None else as_text, pa.string())
-    # With one thread only, because otherwise pyarrow does not number the records that it cannot parse.
+    # One thread, because otherwise pyarrow does not number the records that it cannot parse.
     options = {
         "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
         "parse_options": pyarrow.csv.ParseOptions(
@@ -360,7 +360,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
                 raise
             table = pa.table({name: pa.array([], pa.string()) for name in names})  # A header without a line break.
     if torn:
-        # The quote would swallow every line up to the next quote, and count as one bad row.
+        # The open quote swallows every line up to the next quote, and all these lines would count as one bad row.
         raise DataError(
             f"{source.path} line {torn[0]} opens a quote and does not close it",
             fix="close the quote, or double the quotes inside a value",

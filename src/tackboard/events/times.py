@@ -1,9 +1,9 @@
-"""Times in any usual form in, milliseconds UTC out.
+"""This module takes times in any usual form and returns milliseconds UTC.
 
 The rules are also in docs/events.md. The magnitude of a number decides whether it means seconds, milliseconds,
-microseconds or nanoseconds. Text is ISO 8601, with a zone or else UTC. A time at or before 1970-01-01 is unusable,
-because logs write zero for a missing time. A time after the year 5138 is unusable, because its seconds would be read
-as milliseconds. A column that mixes units is refused, because nobody can know which unit is right.
+microseconds or nanoseconds. Text is ISO 8601; without a zone, it means UTC. A time at or before 1970-01-01 is unusable,
+because logs write zero for a missing time. A time from late 5138 on is unusable, because its number of seconds would be
+read as milliseconds. A column that mixes units is refused, because nobody can know which unit is right.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tackboard.core.errors import DataError
 from tackboard.events.columns import Place, as_int64, in_row, is_text, plain, refuse_control, trimmed
 
 UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
-"""Unit, and the magnitude below which a number has this unit: 1e11 s is the year 5138, 1e11 ms is March 1973."""
+"""Units, each with the bound below which a number has this unit. 1e11 s is in the year 5138, 1e11 ms in March 1973."""
 LATEST_MS = 10**14
-"""A time at or above this many ms (the year 5138) is unusable."""
+"""A time of this many ms (in the year 5138) or more is unusable."""
 _LARGEST_NUMBER = float(1 << 63)
 _NUMBER = r"^\s*\+?\d{1,19}(\.\d+)?\s*$"
 _ISO = r"^\s*\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?)?\s*(Z|z|UTC|[+-]\d\d(:?\d\d)?)?\s*$"
@@ -32,17 +32,17 @@ _ZONE = r"\d\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """One value per row."""
+    """The parsed times of a column. Each array has one value per row."""
 
     ms: NDArray[np.int64]
-    """Milliseconds since 1970 UTC; 0 where `good` is False."""
+    """Milliseconds since 1970 UTC. The value is 0 for rows whose `good` is False."""
     good: NDArray[np.bool_]
     unit: str
     """The unit or format of the column, in words."""
 
 
 def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
-    """Milliseconds of a column of numbers, text, dates or timestamps.
+    """Parses a column of numbers, text, dates or timestamps.
 
     Mixed units and other types raise DataError, which names the `place` of a row.
     """
@@ -56,7 +56,7 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
         good = raw.is_valid().to_numpy()
         values = raw.fill_null(0).to_numpy()
         if per_ms < 1:
-            # Clipped first, because an overflow could give a plausible time.
+            # The values are clipped first, because an overflow could give a plausible time.
             return _checked(np.clip(values, 0, LATEST_MS) * 1000, good, "timestamps")
         return _checked(values if per_ms == 1 else values // per_ms, good, "timestamps")
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -70,7 +70,10 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
 
 
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
-    """A column of milliseconds: whole numbers stay as they are, even 0 and less; other types go to `parse_times`."""
+    """Parses a column of milliseconds. Whole numbers, even 0 and less, stay as they are, and other text is unusable.
+
+    A column that is neither integers nor text goes to `parse_times`.
+    """
     column = plain(column)
     if is_text(column.type):
         text = trimmed(column.cast(pa.string()))
@@ -87,7 +90,7 @@ def _from_text(column: pa.ChunkedArray, name: str, place: Place) -> Times:
     is_iso = pc.match_substring_regex(column, _ISO).to_numpy()
     neither = ~(is_number | is_iso)
     if neither.any():
-        # A text with a line break is one bad row, but it may hold all the rows that follow.
+        # A text with a line break would count as one bad row, although it may have swallowed all the rows that follow.
         refuse_control(column.filter(pa.array(neither)), name, _place_of(place, neither))
     if is_number.any() and is_iso.any():
         raise _mixed(name, place, {"numbers": int(is_number.argmax()), "ISO 8601 text": int(is_iso.argmax())})
@@ -112,25 +115,25 @@ def _from_text(column: pa.ChunkedArray, name: str, place: Place) -> Times:
 
 
 def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
-    """The places of the rows of a mask, numbered among themselves."""
+    """Returns the function that gives the place of the n-th row of those that `chosen` marks."""
     rows = np.flatnonzero(chosen)
     return lambda row: place(int(rows[row]))
 
 
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
-    """Numbers of numeric texts: int64 if all are whole and fit, else float64."""
+    """Converts numeric texts to int64 if all are whole numbers that fit, else to float64."""
     if not pc.any(pc.match_substring(text, ".")).as_py():
-        # Nineteen digits above 2^63 are nanoseconds after the year 2262: a float is exact enough.
+        # A number of nineteen digits above 2^63 means nanoseconds after the year 2262. A float is exact enough for it.
         with contextlib.suppress(pa.ArrowInvalid):
             return np.asarray(text.cast(pa.int64()).to_numpy())
     return np.asarray(text.cast(pa.float64()).to_numpy())
 
 
 def _cast_text(text: pa.Array, type_: pa.DataType) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """ms and validity of ISO texts.
+    """Returns the ms of ISO texts, and which of the texts are valid.
 
-    A text that looks right but is not a date (31 February) fails the whole cast, so a failing block is halved until
-    each bad text stands alone.
+    One text that looks right but is not a date (31 February) makes Arrow's cast of the whole block fail. A failing
+    block is halved until each bad text stands alone.
     """
     if not len(text):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
@@ -161,7 +164,7 @@ def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_], name: str, plac
         raise _mixed(name, place, {UNITS[unit][0]: int(row) for unit, row in zip(found, rows, strict=True)})
     whole = np.issubdtype(values.dtype, np.integer)
     if highest == 0:
-        # Converted to 64 bits first: seconds fit into 32 bits, but their milliseconds do not.
+        # Seconds are converted to 64 bits first, because they fit into 32 bits, but their milliseconds do not.
         in_ms = usable.astype(np.int64) * 1000 if whole else np.round(usable * 1000.0)
     else:
         in_ms = usable if highest == 1 and whole else usable // 1000 ** (highest - 1)
@@ -179,7 +182,7 @@ def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
 
 
 def _mixed(name: str, place: Place, first_rows: dict[str, int]) -> DataError:
-    """The error for a column that mixes units; `first_rows` gives the first row of each unit."""
+    """Returns the error for a column that mixes units. `first_rows` gives the first row of each unit."""
     where = ", ".join(f"{unit} from {place(row)}" for unit, row in first_rows.items())
     return DataError(
         f"the time column {name!r} mixes {' and '.join(first_rows)}: {where}",

@@ -1,7 +1,7 @@
-"""Vectors among attributes: lists of floats in, fixed-width vectors of float32 out, and their form in Parquet.
+"""Vectors among attributes: converts lists of floats to fixed-width vectors of float32, and to their form in Parquet.
 
 Decided: on disk a vector is a list, and the column's metadata holds its width. Parquet has no lists of fixed width, and
-pyarrow cannot read back a fixed-width column that holds a null, as every item without attributes does.
+pyarrow cannot read back a fixed-width column with nulls. Such nulls are usual: an item without attributes has one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from tackboard.core.errors import DataError
 
 WIDTH = b"vector_width"
-"""Key of the width in the metadata of a stored column."""
+"""The key under which the metadata of a stored column holds the width."""
 
 
 def with_vectors(table: pa.Table) -> pa.Table:
-    """`table` with its lists of floats as fixed_size_list<float32>, if all rows except nulls have the same length.
+    """Converts each column of lists of floats to fixed_size_list<float32> if all its lists have the same length.
 
-    Other lists stay as they are. Lists of integers always stay, because they are usually ids and float32 would merge
-    large ids. A null inside a vector raises DataError.
+    Other lists stay as they are. Lists of integers always stay, because they are usually ids, and float32 would make
+    large ids equal. Nulls instead of a list stay. A null inside a list of a converted column raises DataError.
     """
     for place, name in enumerate(table.column_names):
         width = _width_of(table[name])
@@ -30,7 +30,7 @@ def with_vectors(table: pa.Table) -> pa.Table:
 
 
 def to_stored(table: pa.Table) -> pa.Table:
-    """`table` for Parquet: vectors become lists whose width is in the metadata, other fixed-size lists become lists."""
+    """Prepares `table` for Parquet: fixed-size lists become lists. For vectors, the metadata holds the width."""
     for place, field in enumerate(table.schema):
         if pa.types.is_fixed_size_list(field.type):
             stored = table[field.name].cast(pa.list_(field.type.value_type))
@@ -40,7 +40,7 @@ def to_stored(table: pa.Table) -> pa.Table:
 
 
 def from_stored(table: pa.Table) -> pa.Table:
-    """The table that `to_stored` was given, with its vectors restored."""
+    """Undoes `to_stored`: lists that were vectors become vectors again."""
     for place, field in enumerate(table.schema):
         if field.metadata and WIDTH in field.metadata:
             vectors = _vectors_of(table[field.name], field.name, int(field.metadata[WIDTH]))
@@ -49,7 +49,7 @@ def from_stored(table: pa.Table) -> pa.Table:
 
 
 def _width_of(column: pa.ChunkedArray) -> int:
-    """The width of the vectors in a column, 0 if the column holds no vectors."""
+    """Returns the width of the vectors in a column, or 0 if the column holds no vectors."""
     kind = column.type
     is_fixed = pa.types.is_fixed_size_list(kind)
     is_list = is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)

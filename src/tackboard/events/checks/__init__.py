@@ -1,1 +1,1 @@
-"""What is wrong with a snapshot, what is in it, and how far two snapshots lie apart."""
+"""Checks of a snapshot for errors, statistics of its events, and measures of how far two snapshots differ."""

@@ -1,10 +1,11 @@
-"""How far two snapshots, or two ranges of time, differ: old and new events in, one distance per column out.
+"""Measures how far two snapshots, or two ranges of time, differ: one distance per column of old and new events.
 
 Every column becomes two lists of shares over the same values. For names (actions, surfaces, hours, items, fields of
-text) the values are the most frequent names of the old side, and `other`. Numbers (gaps, lateness, events per user,
-fields) are cut into bins at the quantiles of the old side. There are two distances: L∞, the largest difference of a
-share, and the Jensen–Shannon divergence to base 2, in bits: 0 for equal shares, 1 if no value occurs on both sides, the
-same in both directions. Decided: bins come from the old side alone, so that every new snapshot is measured alike.
+text or booleans) the values are the most frequent names of the old side, and `other`. Numbers (gaps, lateness, events
+per user, fields) are cut into bins at the quantiles of the old side. There are two distances. L∞ is the largest
+difference of a share. The Jensen–Shannon divergence is in bits (logarithm to base 2): 0 for equal shares, 1 if no value
+occurs on both sides. It does not change if the sides are swapped. Decided: names and bins come from the old side alone,
+so that every new snapshot is measured alike.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tackboard.events.checks.measures import (
 from tackboard.events.schema import numpy_column
 
 NUM_NAMES = 100
-"""This many of the most frequent names of the old side are counted; all other names are `other`."""
+"""The number of names of the old side, the most frequent ones, that are counted. All other names are `other`."""
 NUM_BINS = 20
 OTHER = "(other)"
 ITEM = "item"
@@ -39,7 +40,7 @@ ITEM = "item"
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """How far one column moved. Shares lie in [0, 1]; `moved` is the value whose share changed most."""
+    """How far one column moved. Shares lie in [0, 1]. `moved` is the value whose share changed most."""
 
     column: str
     kind: str
@@ -52,7 +53,10 @@ class Distance:
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """Distances, the largest Jensen–Shannon divergence first, and the fields that only one side has."""
+    """Distances, the largest Jensen–Shannon divergence first, and the fields that were not compared.
+
+    A field is not compared if one side lacks it, or if it holds names on one side and numbers on the other.
+    """
 
     num_old: int
     num_new: int
@@ -62,18 +66,18 @@ class Drift:
 
 
 def l_infinity(old: NDArray[np.float64], new: NDArray[np.float64]) -> float:
-    """The largest difference between two lists of shares."""
+    """Returns the largest difference between two lists of shares."""
     return float(np.abs(old - new).max(initial=0.0))
 
 
 def jensen_shannon(old: NDArray[np.float64], new: NDArray[np.float64]) -> float:
-    """The Jensen–Shannon divergence of two lists of shares, in bits, in [0, 1]."""
+    """Returns the Jensen–Shannon divergence of two lists of shares, in bits, in [0, 1]."""
     middle = (old + new) / 2
     total = 0.0
     for shares in (old, new):
         some = shares > 0
         total += 0.5 * float((shares[some] * np.log2(shares[some] / middle[some])).sum())
-    # Rounding may leave the sum slightly outside.
+    # Rounding may leave the sum slightly outside [0, 1].
     return min(max(total, 0.0), 1.0)
 
 
@@ -98,7 +102,7 @@ def measure_drift(old: Slice, new: Slice) -> Drift:
 
 
 class _Scale:
-    """The values whose shares are compared, learnt from the old side."""
+    """The values whose shares are compared. They are learnt from the old side."""
 
     def __init__(self, names: list[str], numbers: list[str]) -> None:
         self._names, self._numbers = names, numbers
@@ -130,7 +134,7 @@ class _Scale:
         self._item_names = [str(text) for text in listed["item"].take(place).to_pylist()]
 
     def count(self, part: Slice) -> dict[str, NDArray[np.int64]]:
-        """How often each value of each column occurs in a slice."""
+        """Counts how often each value of each column occurs in a slice."""
         values = {ITEM: np.zeros(len(self._items) + 1, dtype=np.int64)}
         values |= {name: np.zeros(len(self._labels[name]) + 1, dtype=np.int64) for name in self._names}
         # Numbers have one more bin than bounds, and one more place for missing values.
@@ -151,7 +155,7 @@ class _Scale:
         return values
 
     def label(self, column: str, place: int) -> str:
-        """The text for a value."""
+        """Returns the text for a value of a column."""
         if column not in self._bounds:
             labels = self._item_names if column == ITEM else list(self._labels[column])
             return labels[place] if place < len(labels) else OTHER
@@ -165,13 +169,13 @@ class _Scale:
         return f"{bounds[place - 1]:.4g} to {bounds[place]:.4g}"
 
     def kind(self, column: str) -> str:
-        """`names` or `numbers`."""
+        """Returns `names` or `numbers`."""
         return "numbers" if column in self._bounds else "names"
 
 
 def _count_numbers(numbers: Floats, bounds: Floats, values: NDArray[np.int64]) -> None:
     missing = np.isnan(numbers)
-    # A number that equals a bound lies below it: in a column of few values, each value should end a bin.
+    # A number that equals a bound counts into the lower bin. So if a column has few values, each value ends a bin.
     values[: len(bounds) + 1] += np.bincount(
         np.searchsorted(bounds, numbers[~missing], side="left"), minlength=len(bounds) + 1
     )

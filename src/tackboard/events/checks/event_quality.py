@@ -1,4 +1,4 @@
-"""The rules of events.parquet: row groups in order in, findings out. See findings.py for the rules."""
+"""Checks events.parquet, one row group after the other, and reports findings. findings.py has the rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tackboard.events.schema import EVENT_COLUMNS, FIELD_KINDS, OPTIONAL_COLUMNS
 
 EVENTS = "events.parquet"
 MAX_HISTORY = 16_000
-"""Of a user's events, at most this many are read."""
+"""The largest number of events that is read for one user."""
 NUM_NEIGHBOURS = 7
 """A day is compared with this many days on each side."""
 SMALL_SHARE = 0.1
@@ -22,14 +22,14 @@ SMALL_SHARE = 0.1
 USUAL_SHARE = 0.5
 """A day is a usual day if it has at least this share of the median."""
 USUAL_EVENTS = 50
-"""If the median is below this, a day without events is not a gap."""
+"""If the median of its neighbours is below this, a day is never a gap."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has at least this many times the average number of events: in a small log, every share is large."""
+"""A heavy user has more than this many times the average number of events. In a small log, every share is large."""
 
 
 class EventCheck(TableCheck):
-    """Checks the events of a snapshot; `users` and `items` count them."""
+    """Checks the events of a snapshot. `users` and `items` count the events of each user and item."""
 
     def __init__(self, findings: Findings, known: KnownIds, *, now_ms: int) -> None:
         super().__init__(EVENTS, findings, {})
@@ -60,7 +60,7 @@ class EventCheck(TableCheck):
             self._check_items(table)
 
     def finish(self, max_user_share: float) -> None:
-        """Checks the rules about all events together."""
+        """Checks the rules about all events together, after the last row group."""
         counts = self.users.result()[1]
         if len(counts):
             share = counts.max() / counts.sum()
@@ -75,12 +75,12 @@ class EventCheck(TableCheck):
             self._findings.add("day-gap", EVENTS, ", ".join(days) + more, count=len(gaps))
 
     def row_groups(self) -> tuple[list[int], list[int], list[int]]:
-        """First row, first user and last user of each row group."""
+        """Returns the first row, the first user and the last user of each row group, as three lists."""
         starts, firsts, lasts = zip(*self._groups, strict=True) if self._groups else ((), (), ())
         return list(starts), list(firsts), list(lasts)
 
     def begin(self, table: pa.Table) -> bool:
-        """Checks the columns of `table`, which has no rows. The rows of correct columns are checked in any case."""
+        """Checks the columns of `table`, which has no rows. Returns True: rows of good columns are always checked."""
         wanted = {**EVENT_COLUMNS, "user_id": (pa.int64(),), "item_id": (pa.int64(),)}
         fields = {name: tuple(FIELD_KINDS) for name in field_names(table)}
         for name, types in {**wanted, **OPTIONAL_COLUMNS, **fields}.items():
@@ -122,7 +122,7 @@ class EventCheck(TableCheck):
                 self._note("not-finite", not_finite(table[name]), name)
 
     def _check_duplicates(self, table: pa.Table) -> None:
-        """Notes events with the same user, item, action and time. The last rows are kept for the next row group."""
+        """Notes repeated events. Keeps rows with the last user and time, because the next row group may repeat them."""
         names = encode(table["action"].fill_null("") if table["action"].null_count else table["action"])
         codes = [self._actions.setdefault(name or "", len(self._actions)) for name in names.dictionary.to_pylist()]
         action = np.array(codes, dtype=np.int64)[names.indices.to_numpy()]
@@ -149,9 +149,9 @@ class EventCheck(TableCheck):
 
 
 def day_gaps(days: dict[int, int]) -> list[int]:
-    """Days (since 1970) with far fewer events than the days around them, if usual days come before and after.
+    """Returns the days (since 1970) that have far fewer events than the days around them.
 
-    Few events at the beginning or at the end of a log are not a gap.
+    A gap needs usual days before and after it, so few events at the beginning or at the end of a log are not a gap.
     """
     if len(days) < 2:
         return []

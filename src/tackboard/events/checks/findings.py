@@ -1,8 +1,8 @@
-"""What can be wrong with a snapshot: rows that break a rule go in, one finding per rule and place comes out.
+"""The rules for a snapshot, and the findings: one finding for all rows that break the same rule in the same place.
 
-RULES holds every rule of `tackboard data check`, with what to do about it. Decided: an error stops training or serving
-or makes their results wrong; a warning may be true of the world, and somebody should look at the data. A finding names
-files, columns, items, row numbers and counts, never a user.
+RULES holds every rule of `tackboard data check`, with what to do about it. Decided: an error stops training or serving,
+or makes their results wrong. A warning may concern correct data, but somebody should look. A finding names files,
+columns, items, row numbers and counts, never a user.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 Severity = Literal["error", "warning"]
 COUNTED = {"rows": "row", "events": "event", "users": "user", "days": "day"}
-"""The count stands before a sentence that begins with one of these words; the second word is the singular."""
+"""If a rule's sentence begins with one of these words, the count is put before it. The second word is the singular."""
 OF_ONE = {"have": "has", "repeat": "repeats", "name": "names", "lie": "lies", "were": "was", "are": "is"}
 OF_ONE |= {"them": "it", "they": "it", "their": "its"}
-"""The other words of these sentences, and their form for a count of one."""
+"""Other words of these sentences, and their form for a count of one."""
 ROWS_NAMED = 5
-"""A finding names at most this many rows, the first ones."""
+"""A finding names the first rows, at most this many."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The severity, what is wrong in words ({} stands for a column or another name), and what to do."""
+    """The severity, a sentence that says what is wrong ({} stands for a column or another name), and what to do."""
 
     severity: Severity
     wrong: str
@@ -96,7 +96,7 @@ RULES: dict[str, Rule] = {
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: the rule, the file, how often, the first rows (counted from 0), and what to do."""
+    """One problem: the rule, the file, the number of cases, the first rows (counted from 0), and what to do."""
 
     rule: str
     severity: Severity
@@ -116,13 +116,13 @@ class Finding:
 
 
 class Findings:
-    """Collects what is wrong. Findings of the same rule about the same file and name are one finding with a count."""
+    """Collects problems. Problems of the same rule, file and name become one finding with a count."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], list[Any]] = {}
 
     def add(self, rule: str, file: str, about: str = "", count: int = 1) -> None:
-        """Adds something that is not about rows; `about` fills the rule's sentence."""
+        """Adds a problem that is not about rows. `about` replaces {} in the rule's sentence."""
         self._found.setdefault((rule, file, about), [0, []])[0] += count
 
     def add_rows(self, rule: str, file: str, rows: NDArray[np.int64], about: str = "") -> None:
@@ -133,7 +133,7 @@ class Findings:
             entry[1].extend(int(row) for row in rows[: ROWS_NAMED - len(entry[1])])
 
     def sorted(self) -> list[Finding]:
-        """Errors first, otherwise in the order in which they were found."""
+        """Returns the findings: errors first, otherwise in the order in which they were found."""
         found = []
         for (name, file, about), (count, rows) in self._found.items():
             rule = RULES[name]
@@ -142,12 +142,12 @@ class Findings:
         return sorted(found, key=lambda finding: finding.severity)
 
     def has(self, rule: str, file: str) -> bool:
-        """Whether `file` broke `rule`."""
+        """Returns whether `file` broke `rule`."""
         return any((rule, file) == (broken, where) for broken, where, _ in self._found)
 
 
 def _sentence(wrong: str, count: int) -> str:
-    """A rule's sentence, in the singular for a count of one."""
+    """Returns a rule's sentence, in the singular for a count of one."""
     first, _, rest = wrong.partition(" ")
     if count == 1 and first in COUNTED:
         return COUNTED[first] + " " + re.sub(r"\w+", lambda word: OF_ONE.get(word[0], word[0]), rest)

@@ -1,7 +1,7 @@
-"""Measures of events, one bucket at a time: a dataset in, columns of names and of numbers out, and ways to count them.
+"""Measures of events: reads names and numbers from a dataset one bucket at a time, and counts them.
 
 `data stats` and `data drift` both use this module, so a gap or an hour means the same in both. They need memory for one
-bucket and for one count per item and per user; samples and counts of names are bounded.
+bucket and for one count per item and per user. Samples and counts of names are bounded.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tackboard.events.schema import encode, numpy_column, starts_of_users
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 TOLERANCE_MS = DAY_MS
-"""A time may lie this far in the future, because clocks run fast and time zones are confused."""
+"""A time up to this far in the future is accepted, because clocks run fast and time zones are confused."""
 SAMPLE_SIZE = 65_536
 MAX_NAMES = 100_000
-"""Beyond this many names of a column, the rarest half is dropped."""
+"""If a column has more different names than this, only the most frequent half of this number is kept."""
 MERGE_AT = 1 << 22
-"""Beyond this many ids, the collected counts are merged."""
+"""When more ids than this have been collected, their counts are merged."""
 MISSING = "(missing)"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -47,7 +47,7 @@ class Slice:
     until_ms: int | None = None
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """user_id, time_ms and `columns` of whole users, one bucket at a time; buckets without events are left out."""
+        """Yields user_id, time_ms and `columns`, one bucket of whole users at a time. Skips buckets without events."""
         for table in self.dataset.event_chunks(list(dict.fromkeys(["time_ms", *columns]))):
             times = numpy_column(table, "time_ms")
             kept = np.ones(len(times), dtype=bool)
@@ -61,7 +61,7 @@ class Slice:
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """`2026-01-01..2026-01-31` as ms UTC [from, until). Both days are included, and either may be left out."""
+    """Parses `2026-01-01..2026-01-31` to ms UTC [from, until). Both days are included, and either may be left out."""
     if text is None:
         return None, None
     found = _RANGE.fullmatch(text.strip())
@@ -81,23 +81,23 @@ def parse_range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def columns_of(dataset: Dataset) -> list[str]:
-    """The columns of events.parquet that the measures read."""
+    """Returns the columns of events.parquet that the measures read."""
     return ["time_ms", "received_ms", "action", "surface", "item_id", *dataset.fields]
 
 
 def name_columns(dataset: Dataset) -> list[str]:
-    """The measures that are names: action, surface, hour of day, and the fields of text and booleans."""
+    """Returns the measures that are names: action, surface, hour of day, and the fields of text and booleans."""
     return ["action", "surface", "hour", *(name for name, kind in dataset.fields.items() if kind in ("string", "bool"))]
 
 
 def number_columns(dataset: Dataset) -> list[str]:
-    """The measures that are numbers: gap_s, lateness_s, events_per_user, and the fields of numbers."""
+    """Returns the measures that are numbers: gap_s, lateness_s, events_per_user, and the fields of numbers."""
     numeric = (name for name, kind in dataset.fields.items() if kind in ("int", "float"))
     return ["gap_s", "lateness_s", "events_per_user", *numeric]
 
 
 def names_in(table: pa.Table, name: str) -> dict[str, int]:
-    """How often each name occurs in a table; `hour` is the hour of the day in UTC."""
+    """Counts how often each name occurs in a table. The measure `hour` is the hour of the day in UTC."""
     if name == "hour":
         counts = np.bincount(hours_in(table), minlength=24)
         return {f"{hour:02d}": int(count) for hour, count in enumerate(counts) if count}
@@ -110,7 +110,7 @@ def names_in(table: pa.Table, name: str) -> dict[str, int]:
 
 
 def numbers_in(table: pa.Table, name: str) -> Floats:
-    """The values of a measure in a table: seconds for gaps and lateness, NaN where a field is missing or not finite."""
+    """Returns the values of a measure in a table. Gaps and lateness are in seconds. NaN means missing or not finite."""
     if name == "gap_s":
         users, times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
         return np.asarray(np.diff(times)[users[1:] == users[:-1]] / 1000.0)
@@ -123,18 +123,18 @@ def numbers_in(table: pa.Table, name: str) -> Floats:
 
 
 def user_counts_in(table: pa.Table) -> Ints:
-    """The number of events of each user of a table, in the order of the users."""
+    """Returns the number of events of each user of a table, in the order of the users."""
     users = numpy_column(table, "user_id")
     return np.diff(np.append(starts_of_users(users), len(users)))
 
 
 def hours_in(table: pa.Table) -> Ints:
-    """The hour of the day, UTC, of each event."""
+    """Returns the hour of the day, UTC, of each event."""
     return np.asarray(numpy_column(table, "time_ms") % DAY_MS // HOUR_MS)
 
 
 class Sample:
-    """At most `SAMPLE_SIZE` of the added values, drawn with equal chances and the same way every time."""
+    """A uniform sample of at most `SAMPLE_SIZE` of the added values. Every run draws the same sample."""
 
     def __init__(self) -> None:
         self.num_seen = 0
@@ -143,7 +143,7 @@ class Sample:
         self._keys: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def add(self, values: Floats) -> None:
-        """Adds values; NaN is left out."""
+        """Adds values. NaN is left out."""
         values = values[~np.isnan(values)]
         keys = mix64(np.arange(self.num_seen, self.num_seen + len(values)), 1) if len(values) else self._keys[:0]
         self.num_seen += len(values)
@@ -161,12 +161,12 @@ class Sample:
         return len(self._values) == self.num_seen
 
     def quantiles(self, shares: Sequence[float]) -> Floats:
-        """Quantiles of the sample; an empty array without values."""
+        """Returns quantiles of the sample, or an empty array if the sample is empty."""
         return np.quantile(self._values, shares) if len(self._values) else np.zeros(0)
 
 
 class NameCounts:
-    """Counts of names. Exact up to `MAX_NAMES` different names; beyond, the rarest names are dropped."""
+    """Counts names exactly for up to `MAX_NAMES` different names. If there are more, the rarest names are dropped."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -177,12 +177,12 @@ class NameCounts:
             self.counts = Counter(dict(self.counts.most_common(MAX_NAMES // 2)))
 
     def top(self, number: int) -> list[str]:
-        """The most frequent names; names of equal count are sorted by name."""
+        """Returns the most frequent names. Names with the same count are sorted by name."""
         return sorted(self.counts, key=lambda name: (-self.counts[name], name))[:number]
 
 
 class IdCounts:
-    """Counts of int64 ids: one number per id that occurs."""
+    """Counts int64 ids, with one number per id that occurs."""
 
     def __init__(self) -> None:
         self._ids: list[Ints] = []
@@ -199,7 +199,7 @@ class IdCounts:
             self._merge()
 
     def result(self) -> tuple[Ints, Ints]:
-        """The ids, sorted, and how often each was added."""
+        """Returns the ids, sorted, and the number of times that each was added."""
         self._merge()
         return self._ids[0], self._counts[0]
 
@@ -212,9 +212,9 @@ class IdCounts:
 
 
 def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> tuple[int, int]:
-    """The newest time of a column that does not lie in the future, and how many events lie in the future.
+    """Returns the newest time of a column that does not lie in the future, and the number of events in the future.
 
-    The future begins a day after `now_ms` (by default the clock's time). If all times lie there, raises DataError.
+    The future begins a day after `now_ms` (by default the clock's time). If all times lie in it, raises DataError.
     """
     last = (int(time.time() * 1000) if now_ms is None else now_ms) + TOLERANCE_MS
     newest, num_future = -1, 0

@@ -1,7 +1,7 @@
-"""`tackboard data check`: a snapshot on disk in, everything that is wrong with it out.
+"""`tackboard data check`: finds everything that is wrong with a snapshot on disk.
 
-The check compares every file with the manifest, then reads each Parquet file one row group at a time: it needs memory
-for one row group and for the ids of items and users, however many events there are. A damaged file does not keep the
+The check compares every file with the manifest, then reads each Parquet file one row group at a time. It needs memory
+for one row group and for the ids of items and users, whatever the number of events. A damaged file does not keep the
 other files from being checked. Decided: a check never repairs, and never stops at the first mistake.
 """
 
@@ -60,15 +60,15 @@ class QualityReport:
 def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | None = None) -> QualityReport:
     """Checks a snapshot, or the newest snapshot of a dataset. A path without a dataset raises DataError.
 
-    A user with more than `max_user_share` of the events is a heavy user. Events after `now_ms`, by default the clock's
-    time, lie in the future.
+    A user is reported as heavy if they have more than `max_user_share` of the events and more than 10 times the
+    average. Events more than a day after `now_ms` (by default the clock's time) lie in the future.
     """
     folder = snapshot_folder(path)
     findings = Findings()
     if not _check_manifest(folder, findings):
         return QualityReport(folder, 0, 0, 0, findings.sorted())
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
-    # Only plain files are opened: a link may lead anywhere, and reading a pipe would wait for ever.
+    # Only plain files are opened, because a link may lead anywhere, and reading a pipe would wait for ever.
     plain = [file for file in sorted(folder.glob("*.parquet")) if file.is_file() and not file.is_symlink()]
     files = {file.name: file for file in plain}
     for name in REQUIRED:
@@ -101,7 +101,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Compares every file with the manifest. Returns False for a kind or version that cannot be checked further."""
+    """Compares every file with the manifest. Returns False if its kind or version cannot be checked further."""
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:
@@ -136,7 +136,7 @@ def _check_manifest(folder: Path, findings: Findings) -> bool:
 
 @contextlib.contextmanager
 def _noting(name: str, findings: Findings) -> Iterator[None]:
-    """Around the reading of a Parquet file: an error becomes a finding."""
+    """Turns an error inside the `with` block, which reads a Parquet file, into a finding."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -201,7 +201,7 @@ def _check_layout(folder: Path, events: EventCheck, findings: Findings) -> None:
 
 
 def _check_forgotten(parent: Path, known: KnownIds, findings: Findings) -> None:
-    """Checks the list of forgotten users, and whether the snapshot holds users of this list."""
+    """Checks the list of forgotten users, and whether the snapshot holds any user on this list."""
     try:
         forgotten = read_forgotten(parent)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""`tackboard data stats`: a profile in, one self-contained HTML page or the lines for a terminal out."""
+"""`tackboard data stats`: shows a profile as one self-contained HTML page, or as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tackboard.report.page import Figure, Page, Section
 from tackboard.report.svg import Bars, Line, bar_chart, format_number, line_chart
 
 MAX_DAYS = 4000
-"""Of a longer span, only the days with events are drawn: the span is so long because the times have a wrong unit."""
+"""If a log spans more days, only days with events are drawn. The usual reason for such a span is a wrong time unit."""
 NUM_BARS = 20
 """At most this many actions, surfaces or columns are drawn."""
 
 
 def render(profile: Mapping[str, Any]) -> str:
-    """The page as HTML."""
+    """Returns the page as HTML."""
     page = Page(
         f"Dataset {profile['dataset']}",
         f"What the {profile['num_events']:,} events of snapshot {profile['snapshot']} look like.",
@@ -46,7 +46,7 @@ def render(profile: Mapping[str, Any]) -> str:
 
 
 def lines(profile: Mapping[str, Any]) -> list[str]:
-    """The figures for a terminal, one per line."""
+    """Returns the figures for a terminal, one per line."""
     per_user, gap, lateness = profile["events_per_user"], profile["gap_s"], profile["lateness_s"]
     rows = [
         ("dataset", f"{profile['dataset']}, snapshot {profile['snapshot']}"),
@@ -222,7 +222,7 @@ def _bars(
 
 
 def _bins(section: Section, caption: str, bins: Mapping[str, int], title: str, unit: str) -> None:
-    """Draws the bins from the first to the last that is not empty."""
+    """Draws the bins from the first non-empty one to the last non-empty one."""
     filled = [place for place, count in enumerate(bins.values()) if count]
     shown = list(bins.items())[filled[0] : filled[-1] + 1] if filled else list(bins.items())[:1]
     total = max(sum(bins.values()), 1)

@@ -1,4 +1,4 @@
-"""The rules of a snapshot's other files: items, users, their histories, impressions and requests. See findings.py."""
+"""Checks items, users, their histories, impressions and requests of a snapshot. findings.py has the rules."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tackboard.events.dataset import LABEL
 from tackboard.events.layout import out_of_order
 
 FIRST_MS = 631_152_000_000
-"""1990-01-01: an earlier time nearly always has a wrong unit."""
+"""1990-01-01 UTC. A time before this nearly always has a wrong unit."""
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
 class KnownIds:
-    """Ids of items and users, sorted, or None if their file is unreadable; births in ms, the least int64 if unknown."""
+    """Sorted ids of items and users, or None if the file is unreadable. Unknown births (ms) are the least int64."""
 
     items: Ints | None
     users: Ints | None
@@ -33,15 +33,15 @@ class KnownIds:
 
 
 class TableCheck(abc.ABC):
-    """Checks one file: `begin` gets the columns, then `look` gets the row groups in order.
+    """Checks one file. `begin` gets the columns, then `look` gets the row groups in order.
 
-    `columns` are the columns to read (None: all). `is_whole` is set by the caller once all row groups could be read.
+    `columns` are the columns to read (None means all). The caller sets `is_whole` once all row groups have been read.
     """
 
     columns: tuple[str, ...] | None = None
 
     def __init__(self, file: str, findings: Findings, wanted: Mapping[str, pa.DataType | None]) -> None:
-        """`wanted` gives the columns that must exist and their types (None: any type)."""
+        """Prepares the check. `wanted` gives the columns that must exist and their types (None means any type)."""
         self.file, self.is_whole, self.num_rows = file, False, 0
         self._findings, self._wanted = findings, wanted
         self._last: tuple[int, ...] | None = None
@@ -67,7 +67,7 @@ class TableCheck(abc.ABC):
     def _check(self, table: pa.Table) -> None: ...
 
     def _note_rows(self, rule: str, rows: Ints, about: str = "") -> None:
-        """Adds a finding about rows of the current row group, counted from its first row."""
+        """Adds a finding about rows of the current row group. `rows` counts from the first row of the group."""
         self._findings.add_rows(rule, self.file, self.num_rows + rows, about)
 
     def _note(self, rule: str, wrong: Bools, about: str = "") -> None:
@@ -79,13 +79,13 @@ class TableCheck(abc.ABC):
         self._last = tuple(int(key[-1]) for key in keys)
 
     def _check_known(self, rule: str, column: pa.ChunkedArray, known: Ints | None, *, nulls: bool = False) -> None:
-        """Notes ids that are not in `known`; with `nulls`, a null counts as such an id."""
+        """Notes ids that are not in `known`. With `nulls`, a null counts as an unknown id."""
         if known is not None:
             ids, valid = integers(column)
             self._note(rule, (valid | nulls) & ~is_known(ids, known))
 
     def _check_times(self, table: pa.Table, name: str, now_ms: int) -> Ints:
-        """Notes times before 1990 or more than a day after `now_ms`; returns the other times."""
+        """Notes times before 1990 or more than a day after `now_ms`. Returns the other times."""
         times, valid = integers(table[name])
         good = (times >= FIRST_MS) & (times <= now_ms + TOLERANCE_MS)
         self._note("time-range", valid & ~good, name)
@@ -97,7 +97,7 @@ class TableCheck(abc.ABC):
 
 
 class EntityCheck(TableCheck):
-    """items.parquet or users.parquet: one row per id, in order."""
+    """Checks items.parquet or users.parquet, which have one row per id, in order of the ids."""
 
     def __init__(self, kind: str, findings: Findings) -> None:
         super().__init__(f"{kind}s.parquet", findings, {f"{kind}_id": pa.int64(), "num_events": pa.int64()})
@@ -120,17 +120,17 @@ class EntityCheck(TableCheck):
             self._births.append(np.where(known, births, np.iinfo(np.int64).min))
 
     def ids(self) -> Ints | None:
-        """The ids, sorted; None if not the whole file could be read."""
+        """Returns the sorted ids, or None if part of the file could not be read."""
         return np.sort(_joined(self._ids)) if self.is_whole else None
 
     def births(self) -> Ints | None:
-        """birth_ms in the order of `ids`; None if there are no births."""
+        """Returns birth_ms in the order of `ids`. None without births, or if part of the file could not be read."""
         if not self.is_whole or not self._births:
             return None
         return _joined(self._births)[np.argsort(_joined(self._ids), kind="stable")]
 
     def compare_counts(self, counted: tuple[Ints, Ints]) -> None:
-        """Compares num_events with the counted events: ids, sorted, and the number of events of each."""
+        """Compares num_events with `counted`: the sorted ids of the events, and the number of events of each id."""
         if not self.is_whole:
             return
         ids, said = _joined(self._ids), _joined(self._counts)
@@ -141,7 +141,7 @@ class EntityCheck(TableCheck):
 
 
 class HistoryCheck(TableCheck):
-    """item_history.parquet or user_history.parquet: versions by id and valid_from_ms."""
+    """Checks item_history.parquet or user_history.parquet, which hold versions by id and valid_from_ms."""
 
     def __init__(self, kind: str, known: KnownIds, findings: Findings) -> None:
         super().__init__(f"{kind}_history.parquet", findings, {f"{kind}_id": pa.int64(), VALID_FROM: pa.int64()})
@@ -154,7 +154,7 @@ class HistoryCheck(TableCheck):
 
 
 class ImpressionCheck(TableCheck):
-    """impressions.parquet: what each request showed."""
+    """Checks impressions.parquet, which holds the items that each request showed."""
 
     def __init__(self, known: KnownIds, findings: Findings) -> None:
         super().__init__("impressions.parquet", findings, {"request": None, "item_id": pa.int64()})
@@ -169,7 +169,7 @@ class ImpressionCheck(TableCheck):
 
 
 class RequestCheck(TableCheck):
-    """requests.parquet: one row per request, its candidates in lists of the same length."""
+    """Checks requests.parquet, which has one row per request, with its candidates in lists of the same length."""
 
     def __init__(self, known: KnownIds, findings: Findings, now_ms: int) -> None:
         wanted = {"request": None, "user_id": pa.int64(), "time_ms": pa.int64(), "item_id": pa.list_(pa.int64())}
@@ -202,13 +202,13 @@ class RequestCheck(TableCheck):
             self._note_values("label-value", lengths, valid & (values != 0) & (values != 1), name)
 
     def _note_values(self, rule: str, lengths: Ints, wrong: Bools, about: str = "") -> None:
-        """Adds a finding about values of lists: `wrong` marks the values, `lengths` are those of the lists."""
+        """Adds a finding about values in lists. `wrong` marks the values; `lengths` holds the length of each list."""
         rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
         self._note_rows(rule, np.unique(rows[wrong]), about)
 
 
 def integers(column: pa.ChunkedArray | pa.Array) -> tuple[Ints, Bools]:
-    """A column of integers, 0 where it is null, and which rows are not null."""
+    """Returns a column of integers, with 0 for nulls, and a mask of the rows that are not null."""
     if isinstance(column, pa.Array):
         column = pa.chunked_array([column])
     valid = column.is_valid().to_numpy() if column.null_count else np.ones(len(column), dtype=bool)
@@ -216,13 +216,13 @@ def integers(column: pa.ChunkedArray | pa.Array) -> tuple[Ints, Bools]:
 
 
 def not_finite(column: pa.ChunkedArray | pa.Array) -> Bools:
-    """Which numbers of a column are NaN or infinite; nulls are not."""
+    """Returns a mask of the numbers that are NaN or infinite. Nulls are False."""
     wrong = pc.invert(pc.is_finite(column)).fill_null(False)
     return np.asarray(wrong.to_numpy() if isinstance(wrong, pa.ChunkedArray) else wrong.to_numpy(zero_copy_only=False))
 
 
 def is_known(ids: Ints, known: Ints) -> Bools:
-    """Which of `ids` are in `known`, which is sorted."""
+    """Returns, for each of `ids`, whether it is in `known`, which is sorted."""
     if not len(known):
         return np.zeros(len(ids), dtype=bool)
     found = known[np.clip(np.searchsorted(known, ids), 0, len(known) - 1)]

@@ -1,1 +1,1 @@
-"""Users who asked to be forgotten, and events that are too old."""
+"""Removes users who asked to be forgotten, and events that are too old."""

@@ -1,12 +1,12 @@
-"""The list of forgotten users: a sealed file beside the snapshots of a dataset, and tables without these users.
+"""The list of forgotten users, a sealed file beside the snapshots of a dataset. Removes these users from tables.
 
     datasets/<name>/forgotten.json    {"kind": "forgotten users", "format_version": 1, "user_ids": [...], seal}
 
-Every writer of a snapshot reads the list first, leaves these users out and calls `promote` at the end. `promote` fails
-if the list has grown since, so an import cannot bring back a user who was forgotten while the import ran.
-Decided: the list holds 64-bit ids and no names; an integer id is its own name. A user whose name is a whole number has
-two entries, the number and the hash of its text, because the next import may read the column of users as text. The list
-only grows. A damaged list stops every writer, because without the list nobody knows which users to leave out.
+Every writer of a snapshot reads the list first, leaves the listed users out and calls `promote` at the end. `promote`
+fails if the list has grown meanwhile, so an import cannot bring back a user who was forgotten while the import ran.
+Decided: the list holds 64-bit ids and no names, although an integer id is its own name. A user whose name is a whole
+number has two entries, the number and the hash of its text, because the next import may read the user column as text.
+The list only grows. A damaged list stops every writer, because without it nobody knows which users to leave out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KIND = "forgotten users"
 FORMAT_VERSION = 1
 LATEST = "latest"
 LOCK = ".lock"
-"""The list and `latest` of a folder change only under this lock."""
+"""The list of forgotten users and the link `latest` change only while this file is locked."""
 WITH_USERS = ("impressions.parquet", "requests.parquet")
 """Files that may hold users who are not in users.parquet, because these users saw impressions and did nothing."""
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,18}")
@@ -44,7 +44,7 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclasses.dataclass(frozen=True)
 class Forgotten:
-    """The list as it was read: `user_ids` is sorted and holds each id once."""
+    """The list as it was read. `user_ids` is sorted and holds each id once."""
 
     user_ids: NDArray[np.int64]
 
@@ -52,13 +52,13 @@ class Forgotten:
         return len(self.user_ids)
 
     def holds(self, user_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of `user_ids` are on the list."""
+        """Returns, for each of `user_ids`, whether it is on the list."""
         return np.isin(user_ids, self.user_ids) if len(self) else np.zeros(len(user_ids), dtype=bool)
 
 
 @dataclasses.dataclass(frozen=True)
 class Remains:
-    """The users of the list that a snapshot still holds, sorted, and the number of their events."""
+    """The forgotten users that a snapshot still holds (`user_ids`, sorted), and the number of their events."""
 
     snapshot: Path
     user_ids: NDArray[np.int64]
@@ -70,7 +70,7 @@ class Remains:
 
 
 def user_ids_of(name: str) -> list[int]:
-    """The 64-bit ids that a user of this name can have: one in a dataset with text ids, one with integer ids."""
+    """Returns the 64-bit ids that a user of this name can have: as text and, if it is a whole number, as an integer."""
     text = name.strip()
     if not text:
         raise UsageError("the name of a user is empty", allowed="allowed: the user's id as it stands in the log")
@@ -81,7 +81,7 @@ def user_ids_of(name: str) -> list[int]:
 
 
 def dataset_folder(path: Path) -> Path:
-    """The folder of a dataset's snapshots, given this folder or one of the snapshots. Other paths raise DataError."""
+    """Returns the folder of a dataset, given this folder or one of its snapshots. Other paths raise DataError."""
     resolved = path.resolve()
     for folder in (resolved, resolved.parent):
         if (folder / LATEST).is_symlink() and (folder / LATEST / MANIFEST).is_file():
@@ -95,7 +95,7 @@ def dataset_folder(path: Path) -> Path:
 
 
 def refuse_dangling(path: Path) -> None:
-    """Raises CorruptFileError if `path` is or holds a link `latest` whose target does not exist."""
+    """Raises CorruptFileError if `path` is, or contains, a link `latest` whose target does not exist."""
     for link in (path / LATEST, path):
         if link.is_symlink() and link.name == LATEST and not link.exists():
             left = [snapshot.name for snapshot in snapshots_of(link.parent)]
@@ -107,7 +107,7 @@ def refuse_dangling(path: Path) -> None:
 
 
 def read_forgotten(folder: Path) -> Forgotten:
-    """The list in a dataset's folder; empty if there is no list. A damaged list raises CorruptFileError."""
+    """Reads the list in a dataset's folder; it is empty without a file. A damaged list raises CorruptFileError."""
     path = folder / FILE_NAME
     try:
         content = unseal(path.read_bytes())
@@ -128,7 +128,7 @@ def read_forgotten(folder: Path) -> Forgotten:
 
 
 def add_forgotten(folder: Path, user_ids: Iterable[int]) -> Forgotten:
-    """Adds users to the list of a dataset's folder, durably; returns the whole list. Concurrent calls lose no user."""
+    """Adds users to the list of a dataset's folder, durably. Returns the new list. Concurrent calls lose no user."""
     with wait_for_lock(folder / LOCK):
         remove_leftovers(folder, FILE_NAME)
         known = read_forgotten(folder)
@@ -140,7 +140,7 @@ def add_forgotten(folder: Path, user_ids: Iterable[int]) -> Forgotten:
 
 
 def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """`table` without the rows of forgotten users, found by the column user_id, or by user if there is no user_id."""
+    """Returns `table` without the rows of forgotten users. Reads the column user_id or, if there is none, user."""
     if not len(forgotten) or not table.num_rows:
         return table
     has_ids = "user_id" in table.column_names
@@ -150,7 +150,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """`impressions` without those of forgotten users, found by user_id or else by the requests of their `events`."""
+    """Removes forgotten users' impressions, found by user_id or else by the requests of these users in `events`."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:
@@ -160,7 +160,7 @@ def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotte
 
 
 def without_values(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
-    """The rows of `table` whose `column` is not in `values`; rows with a null stay."""
+    """Returns the rows of `table` whose `column` is not in `values`. Rows with a null stay."""
     is_gone = pc.is_in(table[column], value_set=values.cast(table[column].type))
     return table.filter(pc.invert(is_gone))
 
@@ -168,7 +168,7 @@ def without_values(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
 def promote(snapshot: Path, forgotten: Forgotten) -> None:
     """Points `latest` at a snapshot that was written without the users of `forgotten`.
 
-    Raises DataError if more users were forgotten since the list was read; `latest` then stays as it was.
+    Raises DataError if the list has grown since `forgotten` was read. `latest` then stays as it was.
     """
     folder = snapshot.parent
     with wait_for_lock(folder / LOCK):
@@ -182,7 +182,7 @@ def promote(snapshot: Path, forgotten: Forgotten) -> None:
 
 
 def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
-    """Raises DataError if a snapshot holds forgotten users: a snapshot made from it would hold these users too."""
+    """Raises DataError if a snapshot holds forgotten users, because new snapshots made from it would hold them too."""
     remains = remains_in(snapshot, forgotten)
     if remains.num_users:
         raise DataError(
@@ -193,7 +193,7 @@ def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
 
 
 def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
-    """The forgotten users that a snapshot still holds."""
+    """Finds the forgotten users that a snapshot still holds."""
     if not len(forgotten):
         return Remains(snapshot, forgotten.user_ids, 0)
     path = snapshot / "users.parquet"
@@ -207,7 +207,7 @@ def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
 
 
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
-    """Forgotten users in a Parquet file with or without user_id. Skips row groups that cannot hold such a user."""
+    """Returns the forgotten users in a Parquet file (none without user_id). Skips row groups that cannot hold any."""
     found = [np.zeros(0, dtype=np.int64)]
     with reading(path), pq.ParquetFile(path) as file:
         if "user_id" not in file.schema_arrow.names:
@@ -226,21 +226,21 @@ def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
 
 
 def snapshots_of(folder: Path) -> list[Path]:
-    """The complete snapshots of a dataset's folder, oldest first."""
+    """Returns the complete snapshots of a dataset's folder, oldest first."""
     found = (path for path in folder.iterdir() if not path.is_symlink() and not path.name.startswith("."))
     return sorted(path for path in found if (path / MANIFEST).is_file())
 
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """The given ids that occur in a snapshot of a dataset, and its snapshots that still hold any forgotten user."""
+    """The given ids that occur in any snapshot of a dataset, and the snapshots that still hold any forgotten user."""
 
     found: frozenset[int]
     remains: list[Remains]
 
 
 def forget_users(names: Sequence[str], folders: Sequence[Path]) -> list[Listed]:
-    """Adds users to the lists of some datasets; returns, for each dataset, which of the users it holds and where."""
+    """Adds users to the lists of some datasets. Returns one result per dataset, in the order of `folders`."""
     ids = [user_id for name in names for user_id in user_ids_of(name)]
     listed = []
     for folder in folders:

@@ -1,12 +1,12 @@
 """Retention: makes the next snapshot of a dataset, without old events and without forgotten users.
 
-All data about a user is left out together: events and their features, users and the versions of their attributes,
-impressions and requests. Items stay. Events are read and written one bucket at a time; small buckets are joined, and
-users are never split. Decided: a user who keeps no event, no impression and no request is removed completely; a user
+A forgotten user disappears from every file: events and their features, users and the versions of their attributes,
+impressions and requests. Items stay. Events are read and written one bucket at a time. Small buckets are joined, and a
+user is never split. Decided: a user who keeps no event, no impression and no request is removed completely, but a user
 who appears only in the file of attributes stays. The features of a remaining event keep their values.
 
-Older snapshots hold the removed data until they are removed too. `prune` removes the snapshots that no unfinished run
-needs, and refuses if it cannot find out what a run needs.
+Older snapshots still hold the removed data until they are removed too. `prune` removes the snapshots that no unfinished
+run needs. It refuses to remove any if it cannot find out what a run needs.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ WITHOUT_USERS = ("item_history.parquet", "features.json", "labels.json", TRUTH)
 MAX_DAYS = 36_500
 Ints = NDArray[np.int64]
 Spans = tuple[Ints, Ints, Ints, Ints]
-"""Each id once, sorted; the number of its events, its first and its last time."""
+"""Four parallel arrays: the distinct ids, sorted; the number of events of each id; its first time; its last time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Retained:
-    """The snapshot that is `latest` now, and what was left out. If nothing was left out, this is the old snapshot."""
+    """The snapshot that is now `latest`, and what was removed. If nothing was removed, `path` is the old snapshot."""
 
     path: Path
     cutoff_ms: int | None
@@ -65,16 +65,17 @@ class Retained:
     num_users_removed: int
     num_forgotten_removed: int
     num_future: int = 0
-    """Events more than a day in the future. They stay, and do not count as the newest event."""
+    """Number of events that lie more than a day in the future. They stay, but do not count as the newest event."""
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
-    """Makes the next snapshot from `dataset`, which is the newest, and points `latest` at it.
+    """Makes the next snapshot from `dataset`, which must be the newest one, and points `latest` at the new snapshot.
 
-    Leaves out the users on the dataset's list of forgotten users and, with `days`, the events that happened more than
-    `days` before the newest event. Events more than a day after `now_ms` (by default the clock's time) do not count as
-    the newest, because one wrong clock must not cost the whole log. If nothing would change, the snapshot stays.
-    Raises DataError if no event would remain, or if a file of unknown content might hold users.
+    Leaves out the users on the dataset's list of forgotten users. With `days`, also leaves out the events, impressions
+    and requests that are more than `days` older than the newest event. Events more than a day after `now_ms` (by
+    default the clock's time) do not count as the newest, because otherwise one wrong clock could remove the entire log.
+    If nothing would change, the old snapshot stays. Raises DataError if no event would remain, or if a file of unknown
+    content might hold users.
     """
     cutoff_ms, num_future = None, 0
     if days is not None:
@@ -90,7 +91,7 @@ def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = 
     _refuse_unknown(dataset)
     writer = _Writer(dataset, forgotten, cutoff_ms if is_old else None)
     digest = hashlib.sha256(forgotten.user_ids.tobytes()).hexdigest()
-    # The truth of a synthetic world counts a user's events from the first, so it does not fit once events are gone.
+    # The truth of a synthetic world numbers a user's events from the first, so it is wrong once old events are gone.
     replaced = (*REWRITTEN, TRUTH) if is_old else REWRITTEN
     path = derive_snapshot(
         dataset, "retention", {"cutoff_ms": cutoff_ms, "forgotten": digest}, replaced=replaced, fill=writer.fill
@@ -104,7 +105,7 @@ def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = 
 
 
 def _first_ms(dataset: Dataset) -> int:
-    """The oldest time in the snapshot; impressions and requests may be older than all events."""
+    """Returns the oldest time in the snapshot. Impressions and requests may be older than all events."""
     first = int(dataset.statistics["first_ms"])
     for path in (dataset.path / IMPRESSIONS, dataset.path / REQUESTS):
         if path.is_file() and "time_ms" in pq.read_schema(path).names:
@@ -137,7 +138,7 @@ class _Writer:
         self._num_rows: list[int] = []
 
     def fill(self, staging: Path) -> list[str]:
-        """Writes a layout and the files of `REWRITTEN` that the old snapshot has; returns the names of the files."""
+        """Writes a layout and those files of `REWRITTEN` that the old snapshot has. Returns the names of the files."""
         self._write_events(staging)
         if not self._num_rows:
             raise DataError(
@@ -161,7 +162,7 @@ class _Writer:
         return (self._dataset.path / name).is_file()
 
     def _kept(self, table: pa.Table) -> NDArray[np.bool_]:
-        """The rows of a table with user_id and time_ms that stay; notes which users keep rows and which lose rows."""
+        """Returns a mask of the rows that stay. Notes which users keep rows and which lose rows."""
         users = numpy_column(table, "user_id")
         kept = ~self._forgotten.holds(users)
         if self._cutoff_ms is not None:
@@ -207,7 +208,7 @@ class _Writer:
                 self._items.append(_spans_of(numpy_column(table, "item_id"), times))
 
     def _note_gone(self, events: pa.Table, kept: NDArray[np.bool_]) -> None:
-        """Remembers the requests whose events all go, because impressions without users are found only by request."""
+        """Remembers requests that lose all their events. Impressions without a user can be found only by request."""
         if "request" in events.column_names and self._has(IMPRESSIONS) and not kept.all():
             gone = pc.unique(events["request"].filter(pa.array(~kept))).drop_null()
             # All events of a request lie in this bucket, because a request belongs to one user; some events may stay.
@@ -226,7 +227,7 @@ class _Writer:
             ids = numpy_column(history, "user_id")
             stays = np.isin(ids, numpy_column(users, "user_id"))
             if self._cutoff_ms is not None:
-                # No remaining event can see a version that was replaced before the cutoff.
+                # No remaining event can see a version that was replaced at or before the cutoff.
                 since = numpy_column(history, VALID_FROM)
                 stays[:-1] &= (ids[1:] != ids[:-1]) | (since[1:] > self._cutoff_ms)
             _write(history.filter(pa.array(stays)), staging / USER_HISTORY)
@@ -236,7 +237,7 @@ class _Writer:
             return pq.read_table(self._dataset.path / name)
 
     def _with_spans(self, name: str, id_name: str, parts: list[Spans]) -> pa.Table:
-        """A table of items or users whose num_events, first_ms and last_ms are those of the events that stay."""
+        """Reads a table of items or users. Sets num_events, first_ms and last_ms to those of the remaining events."""
         table = self._read(name)
         ids, counts, first, last = _merged(parts)
         wanted = numpy_column(table, id_name)
@@ -267,7 +268,7 @@ class _Writer:
         reach(f"{IMPRESSIONS}:after-write")
 
     def _write_requests(self, path: Path, layout: Layout) -> Layout:
-        """Writes requests.parquet in the buckets of `layout`; returns `layout` with the rows of requests.parquet."""
+        """Writes requests.parquet in the buckets of `layout`. Returns `layout` with the offsets of the new file."""
         old, offsets = self._dataset.path / REQUESTS, [0]
         schema = pq.read_schema(old)
         with pq.ParquetWriter(path, schema) as out:
@@ -281,7 +282,7 @@ class _Writer:
 
 
 def _cut(tables: Iterator[pa.Table], bounds: Ints, nothing: pa.Table) -> Iterator[pa.Table]:
-    """Cuts tables that are sorted by user_id: one table for the users below each bound, and one for the rest."""
+    """Cuts tables that are sorted by user_id at each of `bounds`. Yields one table per bucket, `nothing` if empty."""
     held: list[pa.Table] = [nothing]
     bucket = 0
     for table in tables:
@@ -326,14 +327,14 @@ def _write(table: pa.Table, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """The removed snapshots, and the snapshots that stay besides `latest`, each with the run that needs it."""
+    """The removed snapshots, and the older snapshots that stay, each with the run that needs it."""
 
     removed: list[str]
     kept: dict[str, str]
 
 
 def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
-    """The snapshots of a dataset's folder that unfinished runs under `runs` need, and the run that needs each.
+    """Returns the snapshots of a dataset's folder that unfinished runs under `runs` need: snapshot → run.
 
     An unfinished run can be resumed, so it needs the snapshot on which it started. Raises UsageError if `runs` is not a
     folder, or if a run does not say which snapshot it needs and may have been started on this dataset.
@@ -364,7 +365,7 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
 
 
 def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
-    """Whether a run may have been started on the dataset in `folder`, as far as its config says."""
+    """Returns whether, judging by its config, a run may have been started on the dataset in `folder`."""
     try:
         data = read_json(run / "config.json")["data"]
         named = [Path(str(data["dataset"])), *([Path(str(data["judged_on"]))] if data.get("judged_on") else [])]
@@ -375,7 +376,10 @@ def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
 
 
 def prune(folder: Path, runs: Path) -> Pruned:
-    """Removes every snapshot of a dataset's folder except `latest` and the snapshots that unfinished runs need."""
+    """Removes every snapshot of a dataset's folder except `latest` and the snapshots that unfinished runs need.
+
+    Also removes the results under `index` that belong to removed snapshots.
+    """
     folder = folder.resolve()
     needed = snapshots_in_use(folder, runs)
     latest = (folder / LATEST).resolve()

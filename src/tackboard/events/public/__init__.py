@@ -1,1 +1,1 @@
-"""Public datasets as their publishers ship them: files that a user downloaded in, datasets out."""
+"""Public datasets as their publishers ship them: reads files that a user downloaded, and writes datasets."""

@@ -1,7 +1,7 @@
-"""Downloaded files: zip archives, folders and single files in, the bytes of a named file out.
+"""Downloaded files: finds a file by name in zip archives, folders and single files, and returns its bytes.
 
 Decided: a file is found by the publisher's name, wherever it lies in the archive or folder, so it makes no difference
-whether the user unpacked the download first. `.gz` and `.zst` are decompressed.
+whether the user unpacked the download first. Files that end in `.gz` or `.zst` are decompressed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PACKED = (".gz", ".zst")
 
 
 class Download:
-    """What one or more paths hold, as files by name."""
+    """The files that one or more paths contain, by name."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         if not paths:
@@ -52,19 +52,19 @@ class Download:
         return ", ".join(str(path) for path in self.paths)
 
     def names(self) -> list[str]:
-        """Names of all files, with their folders, compression endings removed."""
+        """Returns the names of all files, with their folders and without `.gz` and `.zst`."""
         return [_unpacked(name) for name, _, _ in self._places]
 
     def find(self, name: str) -> Path | None:
-        """The path of a file that is neither packed nor in an archive; None if there is no such file."""
+        """Returns the path of a file that is neither compressed nor in an archive, or None if there is no such file."""
         return next((path for full, path, member in self._places if member is None and _is(full, name)), None)
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name: `u.data`, or `bts/all/all.csv` with its folders."""
+        """Returns whether there is a file of this name. A name may include folders: `u.data`, `bts/all/all.csv`."""
         return any(_is(_unpacked(full), name) for full, _, _ in self._places)
 
     def read(self, name: str) -> bytes:
-        """The content of a file. A missing file, two files of the name and a torn file raise DataError."""
+        """Reads a file. Raises DataError if the file is missing or torn, or if two files have this name."""
         found = [place for place in self._places if _is(_unpacked(place[0]), name)]
         if len(found) != 1:
             have = ", ".join(self.names()[:8]) or "nothing"
@@ -81,7 +81,7 @@ class Download:
             raise DataError(f"{where} cannot be read: {str(error)[:200]}", fix="download the file again") from None
 
     def text(self, name: str, encoding: str = "utf-8") -> str:
-        """The content of a text file. Bytes that are not text in `encoding` raise DataError."""
+        """Reads a text file. Bytes that are not text in `encoding` raise DataError."""
         try:
             return self.read(name).decode(encoding)
         except UnicodeDecodeError as error:
@@ -90,7 +90,7 @@ class Download:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether a file is a zip archive, even a torn one: a torn archive lacks the list that `is_zipfile` looks for."""
+    """Returns whether a file is a zip archive, even a torn one, which lacks the list that `is_zipfile` looks for."""
     with path.open("rb") as file:
         begins = file.read(4) == b"PK\x03\x04"
     return begins or path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)

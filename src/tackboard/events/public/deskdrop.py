@@ -1,8 +1,8 @@
 """Deskdrop: what employees of CI&T did with shared articles, in twelve months of 2016 and 2017.
 
-Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow); times are seconds. A
-session is not a request, so it is a field: `session`, beside `user_agent`, `region` and `country`, missing where they
-are empty. Tie rule: the order of the file.
+Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow). Times are seconds. A
+session is not a request, so it becomes a field `session`. The other fields are `user_agent`, `region` and `country`,
+where empty text means missing. Tie rule: the order of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = {
 
 
 def read_deskdrop(download: Download) -> PublicData:
-    """users_interactions.csv."""
+    """Reads users_interactions.csv."""
     table = table_of(download.read("users_interactions.csv"), _COLUMNS, ",", header=True)
     texts = {
         field: encode(pc.if_else(pc.equal(table[column], ""), pa.scalar(None, pa.string()), table[column]))

@@ -1,10 +1,10 @@
 """Sequences of items as four papers published them: Amazon reviews 2014 (5-core) and Last.fm.
 
-Rules: one action, `event`. S3-Rec and TiCoSeRec ship one line per user, `user item item …`, in order; SASRec and
-BERT4Rec one line per event, `user item`. Only TiCoSeRec ships times (seconds, whole days), in a second file of the same
-shape; the others have an order only, and their times are made up. S3-Rec ships item attributes as numbers: they become
-a list `attributes`. Tie rule: the order of the line. The papers numbered items each in their own way, so item 7 of one
-set is not item 7 of another.
+Rules: there is one action, `event`. S3-Rec and TiCoSeRec ship one line per user, `user item item …`, with the items in
+order. SASRec and BERT4Rec ship one line per event, `user item`. Only TiCoSeRec ships times (seconds, whole days), in a
+second file of the same shape. The others ship only an order, and their times are made up. S3-Rec ships item attributes
+as numbers, which become a list `attributes`. Tie rule: the order of the line. Each paper numbered its items in its own
+way, so item 7 of one dataset is not item 7 of another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AMAZON_TERMS = "Amazon review data (McAuley): research use; the repository stat
 
 
 def read_s3rec(stem: str) -> Callable[[Download], PublicData]:
-    """A reader of `stem`.txt and `stem`_item2attributes.json."""
+    """Returns a reader of `stem`.txt and `stem`_item2attributes.json."""
 
     def read(download: Download) -> PublicData:
         lines = _lines(download, f"{stem}.txt")
@@ -45,7 +45,7 @@ def read_s3rec(stem: str) -> Callable[[Download], PublicData]:
 
 
 def read_ticoserec(stem: str) -> Callable[[Download], PublicData]:
-    """A reader of `stem`_item.txt and `stem`_time.txt."""
+    """Returns a reader of `stem`_item.txt and `stem`_time.txt."""
 
     def read(download: Download) -> PublicData:
         lines, times = _lines(download, f"{stem}_item.txt"), _lines(download, f"{stem}_time.txt")
@@ -59,7 +59,7 @@ def read_ticoserec(stem: str) -> Callable[[Download], PublicData]:
 
 
 def read_pairs(name: str) -> Callable[[Download], PublicData]:
-    """A reader of a file of lines `user item`, all lines of a user together."""
+    """Returns a reader of a file of lines `user item`. All lines of a user stand together."""
 
     def read(download: Download) -> PublicData:
         pairs = np.array([line.split() for line in download.text(name).splitlines()], dtype=np.int64)

@@ -1,10 +1,11 @@
-"""Kakao Brunch: who read which article, in which hour, from October 2018 to February 2019.
+"""Kakao Brunch: which users read which articles, by hour, from October 2018 to February 2019.
 
-Rules: one action, `read`; times are the beginning of the hour, Korean time (UTC+9). Two forms are read. The competition
-ships a folder `read` with one file per hour, `2018100100_2018100101`, whose lines are `user article article …` in the
-order of reading; ids are text then. The compact form is reads.parquet (user, item, hour since 2018-10-01) with
-items.txt.zst, whose n-th line names item n - 1; ids are integers then, and an item's attributes are its `article` and
-`author`. Tie rule: the publisher's order inside the hour. One read in five repeats the one before: all are kept.
+Rules: there is one action, `read`. A time is the beginning of the hour, in Korean time (UTC+9). Two forms can be read.
+The competition ships a folder `read` with one file per hour, `2018100100_2018100101`. A line has a user and then the
+articles in the order of reading, and ids are text. The compact form is reads.parquet (user, item, hour since
+2018-10-01) with items.txt.zst, whose n-th line names item n - 1. Its ids are integers, and an item's attributes are
+`article` and `author`. Tie rule: the publisher's order inside the hour. One read in five repeats the read before it.
+All reads are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HOURLY = re.compile(r"(\d{10})_\d{10}")
 
 
 def read_brunch(download: Download) -> PublicData:
-    """The compact form where reads.parquet is given, else the hourly files."""
+    """Reads the compact form if reads.parquet is given, else the hourly files."""
     if (path := download.find("reads.parquet")) is not None:
         return _read_compact(download, pq.read_table(path, columns=["user", "item", "hour"]))
     hourly = sorted(name for name in download.names() if _HOURLY.fullmatch(name.rpartition("/")[2]))
@@ -77,7 +78,7 @@ def _read_hourly(download: Download, names: list[str]) -> PublicData:
 
 
 def _time_of(name: str) -> int:
-    """ms UTC of an hourly file, whose name begins with its hour in Korea."""
+    """Returns the ms UTC of an hourly file, whose name begins with its hour in Korea."""
     match = _HOURLY.fullmatch(name.rpartition("/")[2])
     assert match is not None
     korea = datetime.timezone(datetime.timedelta(hours=9))

@@ -1,9 +1,9 @@
-"""KuaiRand-27K, the sample of liked and hated videos with at least 15 events per user and video.
+"""KuaiRand-27K, the sample of liked and hated videos with at least 15 events per user and per video.
 
-Rules: the action is `like` (label 1) or `hate` (label 0); times are ms. The other signals are fields, 0 or 1:
-`is_click`, `is_follow`, `is_comment`, `is_forward`, `is_profile_enter`, `long_view`; and in ms `play_time_ms`,
-`duration_ms` and `comment_stay_ms`. The sample lacks the tab, which is the surface of KuaiRand. Tie rule: the order of
-the file.
+Rules: the action is `like` (label 1) or `hate` (label 0). Times are ms. The other signals are fields. `is_click`,
+`is_follow`, `is_comment`, `is_forward`, `is_profile_enter` and `long_view` are 0 or 1. `play_time_ms`, `duration_ms`
+and `comment_stay_ms` are in ms. The sample has no surface, because it lacks KuaiRand's column `tab`. Tie rule: the
+order of the file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tackboard.events.schema import numpy_column
 FILE = "processed_standard_kcore_15"
 _SIGNALS = ("is_click", "is_follow", "is_comment", "is_forward", "is_profile_enter", "long_view")
 _FIELDS = {name: name for name in (*_SIGNALS, "play_time_ms", "duration_ms")} | {"comment_stay_ms": "comment_stay_time"}
-"""The name of each field → the publisher's column."""
+"""Maps the name of each field to the publisher's column."""
 
 
 def read_kuairand(download: Download) -> PublicData:
-    """processed_standard_kcore_15, comma- or tab-separated."""
+    """Reads processed_standard_kcore_15, which is comma- or tab-separated."""
     ending = "tsv" if download.has(f"{FILE}.tsv") else "csv"
     names = ("user_id", "video_id", "time_ms", "label", *_FIELDS.values())
     data = download.read(f"{FILE}.{ending}")

@@ -1,6 +1,6 @@
 """The public datasets that can be imported, by name.
 
-Left out: Census-Income (KDD), which is not a log of events: it has no users, no items and no times.
+Census-Income (KDD) is left out, because it is not a log of events: it has no users, no items and no times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DATASETS = {
 
 
 def find_public(name: str) -> PublicDataset:
-    """The dataset of this name. An unknown name raises UsageError with the closest name."""
+    """Returns the dataset of this name. An unknown name raises UsageError, which suggests the closest name."""
     if name not in DATASETS:
         raise UsageError(
             f"there is no public dataset named {name!r}",

@@ -1,8 +1,8 @@
-"""MovieLens 100K and 1M: who rated which film, and when.
+"""MovieLens 100K and 1M: which users rated which films, and when.
 
-Rules: the action is the rating, `rating_1` to `rating_5`, and a field `rating` holds it as a number; times are seconds.
-Tie rule: ratings of one user and one second keep the order of the file. That matters: in the 1M set three ratings of
-four share their second with another of the same user, so the tie rule decides which film is a user's last.
+Rules: the action is the rating, `rating_1` to `rating_5`, and a field `rating` holds the rating as a number. Times are
+seconds. Tie rule: ratings of one user in the same second keep the order of the file. The tie rule decides which film is
+a user's last, because in the 1M set three ratings of four have the same user and second as another rating.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RATING_COLUMNS = {"user": pa.int64(), "item": pa.int64(), "rating": pa.int64(),
 
 
 def read_ml_1m(download: Download) -> PublicData:
-    """ratings.dat, movies.dat and users.dat: fields between `::`, in Latin-1."""
+    """Reads ratings.dat, movies.dat and users.dat. Fields are separated by `::`, and text is Latin-1."""
     users = table_of(
         _tabbed(download, "users.dat"),
         {"user": pa.int64(), "gender": pa.string(), "age": pa.int64(), "occupation": pa.int64(), "zip": pa.string()},
@@ -46,7 +46,7 @@ def read_ml_1m(download: Download) -> PublicData:
 
 
 def read_ml_100k(download: Download) -> PublicData:
-    """u.data, u.item, u.user and u.genre: fields between tabs or `|`, in Latin-1; genres are flags there."""
+    """Reads u.data, u.item, u.user and u.genre. Fields are separated by tabs or `|`. Genres are flags in u.item."""
     genres = [line.split("|")[0] for line in download.text("u.genre").splitlines() if line.strip()]
     rows = [line.split("|") for line in download.text("u.item", "latin-1").splitlines() if line]
     lists = [[genre for genre, flag in zip(genres, row[5:], strict=True) if flag == "1"] for row in rows]

@@ -1,12 +1,12 @@
-"""Open Bandit, small version: which fashion item was shown at which place, why, and whether it was clicked.
+"""Open Bandit, small version: which fashion item a policy showed at which position, and whether it was clicked.
 
-Rules: the publisher gives no user ids, so every impression is a user of its own, with its four hashed features as
-attributes. The action is `click` or `impression`; the surface is the campaign (all, men, women); the request is the
-impression; position 1 to 3 becomes 0 to 2. Items are numbered per campaign: item 3 of `men` is `men-3`. Fields:
-`policy` (bts or random), `propensity`, and `affinity`, the user-item affinity of the item shown; the affinities of the
-items that were not shown are left out. Of item features the number is kept, as `feature_0`; the hashed ones differ
-between the folders of the two policies and are left out. Times are those of the impression, in µs. Tie rule: policy,
-campaign, order of the file.
+Rules: the publisher gives no user ids, so every impression is a user of its own, with four hashed features as
+attributes. The action is `click` or `impression`. The surface is the campaign (all, men, women). The request is the
+impression. Positions 1 to 3 become 0 to 2. Items are numbered per campaign: item 3 of `men` is `men-3`. The fields are
+`policy` (bts or random), `propensity`, and `affinity`, the user-item affinity of the item shown. Affinities of other
+items are left out. Of the item features, only the numeric one is kept, as `feature_0`. The hashed item features are
+left out, because they differ between the folders of the two policies. Times are those of the impressions, in µs in the
+files. Tie rule: policy, campaign, order of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FEATURES = tuple(f"user_feature_{number}" for number in range(4))
 
 
 def read_open_bandit(download: Download) -> PublicData:
-    """POLICY/CAMPAIGN/CAMPAIGN.csv and item_context.csv of two policies and three campaigns."""
+    """Reads POLICY/CAMPAIGN/CAMPAIGN.csv of two policies and three campaigns, and item_context.csv of one policy."""
     parts = [_read_part(download, policy, campaign) for policy in POLICIES for campaign in CAMPAIGNS]
     table = pa.concat_tables(parts)
     num_rows = table.num_rows

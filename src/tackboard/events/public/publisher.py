@@ -1,8 +1,8 @@
-"""What all public datasets share: the publisher's files in, canonical events checked against known counts out.
+"""What all public datasets share: reads the publisher's files as canonical events, and compares them with known counts.
 
-Decided: every row of the publisher is kept, even exact repeats, because published results count them. The counts of
-users, items and events are known, and files with other counts are refused, because a dataset must deserve its name. The
-tie rule is the same for all: rows of the same user and time keep the publisher's order.
+Decided: every row of the publisher is kept, even exact repeats, because published results count them. The numbers of
+users, items and events are known, and files with other numbers are refused, so that a dataset's name stays true. The
+tie rule is the same for all datasets: rows of the same user and time keep the publisher's order.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tackboard.events.public.archive import Download
 from tackboard.events.schema import NAMES, encode
 
 ORDER_ONLY_START_MS = 946_684_800_000
-"""2000-01-01 UTC: the time of every user's first event if a dataset has an order but no times."""
+"""2000-01-01 UTC, the time of every user's first event in datasets that have an order but no times."""
 ORDER_ONLY_STEP_MS = 60_000
-"""The time between two events of a user if a dataset has an order but no times."""
+"""The time between two successive events of a user in datasets that have an order but no times."""
 ORDER_ONLY_NOTE = "times are made up: the publisher gives only the order; the n-th event of a user is n minutes in 2000"
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedCounts:
-    """How many users, items and events the publisher's files hold."""
+    """The numbers of users, items and events in the publisher's files."""
 
     users: int
     items: int
@@ -44,7 +44,7 @@ class PublishedCounts:
 
 @dataclasses.dataclass(frozen=True)
 class PublicData:
-    """Canonical events (see `canonical_events`), and attributes with a column `item` or `user`."""
+    """Canonical events (see `canonical_events`), and tables of attributes with a column `item` or `user`."""
 
     events: pa.Table
     items: pa.Table | None = None
@@ -58,11 +58,11 @@ class PublicDataset:
     name: str
     title: str
     files: str
-    """The files to download, by the publisher's names."""
+    """The files to download, with the publisher's names."""
     source: str
     """Where to download the files."""
     terms: str
-    """The terms of use, in short; the publisher's own words count."""
+    """A summary of the terms of use. Only the publisher's own text is binding."""
     counts: PublishedCounts
     read: Callable[[Download], PublicData]
     note: str = ""
@@ -72,9 +72,9 @@ class PublicDataset:
 def import_public(
     dataset: PublicDataset, paths: Sequence[Path], root: Path, name: str | None = None
 ) -> tuple[Path, PublicData]:
-    """Imports downloaded files as dataset `name` under `root`; returns the snapshot's path and the data.
+    """Imports downloaded files as dataset `name` under `root`. Returns the snapshot's path and the data.
 
-    Other files raise DataError; then nothing is written.
+    If the files are not this dataset, raises DataError and writes nothing.
     """
     check_name(name or dataset.name)
     data = read_public(dataset, paths)
@@ -86,7 +86,7 @@ def import_public(
 
 
 def read_public(dataset: PublicDataset, paths: Sequence[Path]) -> PublicData:
-    """The data in downloaded files. Torn files, and files that are not this dataset, raise DataError."""
+    """Reads downloaded files. Torn files, and files that are not this dataset, raise DataError."""
     try:
         data = dataset.read(Download(paths))
         users, items = (pc.count_distinct(_codes(data.events[kind])).as_py() for kind in ("user", "item"))
@@ -112,7 +112,7 @@ def read_public(dataset: PublicDataset, paths: Sequence[Path]) -> PublicData:
 def canonical_events(
     user: Any, item: Any, time_ms: Any, *, action: Any = None, surface: Any = None, **more: Any
 ) -> pa.Table:
-    """A canonical table of columns in the publisher's order. Ids are integers or text; times are ms UTC."""
+    """Makes a canonical table from columns in the publisher's order. Ids are integers or text; times are ms UTC."""
     times = np.asarray(time_ms, dtype=np.int64)
     zeros = np.zeros(len(times), dtype=np.int32)
     columns = {
@@ -128,14 +128,14 @@ def canonical_events(
 
 
 def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
-    """The names of codes 0, 1, …; a code without a name raises DataError."""
+    """Replaces codes 0, 1, … by `names`. A code without a name raises DataError."""
     if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
         raise DataError(f"the code {int(codes.max())} has no name", allowed=f"allowed: 0 to {len(names) - 1}")
     return schema.named(codes, names)
 
 
 def order_only_times(lengths: Any) -> NDArray[np.int64]:
-    """Made-up times of the events of users, one user after the other; `lengths` gives the events per user."""
+    """Makes up times for events, one user after the other. `lengths` holds the number of events of each user."""
     counts: NDArray[np.int64] = np.asarray(lengths, dtype=np.int64)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     places: NDArray[np.int64] = np.arange(int(counts.sum()), dtype=np.int64) - starts
@@ -143,7 +143,10 @@ def order_only_times(lengths: Any) -> NDArray[np.int64]:
 
 
 def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *, header: bool = False) -> pa.Table:
-    """A publisher's CSV as a table: `columns` in order or, with a header, by name. Other shapes raise ArrowInvalid."""
+    """Reads a publisher's CSV. `columns` are in file order or, with a header, found by name.
+
+    Other shapes raise ArrowInvalid.
+    """
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),
         read_options=pyarrow.csv.ReadOptions(column_names=None if header else list(columns)),

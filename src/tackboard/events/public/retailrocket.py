@@ -1,9 +1,10 @@
-"""RetailRocket, several behaviours, as the authors of MB-IMN published it in the format of MBHT.
+"""RetailRocket, with several kinds of actions, as the authors of MB-IMN published it in the format of MBHT.
 
 Rules: a line is a history and the item that is bought next. Each line becomes its own user, `train-7` or `test-7`,
 because the publisher does not say which lines belong together. A long history comes as several lines, each longer than
-the one before, so events repeat between users. Actions: 0 is `buy`, 1 `cart`, 2 `view`, and 3, which is not documented,
-`type_3`. The last event is the bought item, a `buy`. There are no times, only an order: times are made up.
+the one before, so events repeat between users. The action 0 is `buy`, 1 is `cart`, 2 is `view`. The action 3 is not
+documented and becomes `type_3`. The last event of a user is a `buy` of the bought item. The publisher gives an order
+but no times, so times are made up.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HEADER = "session_id:token\titem_id_list:token_seq\titem_type_list:token_seq\tit
 
 
 def read_retailrocket(download: Download) -> PublicData:
-    """retail_beh.train.inter and retail_beh.test.inter."""
+    """Reads retail_beh.train.inter and retail_beh.test.inter."""
     users: list[str] = []
     items: list[int] = []
     actions: list[int] = []

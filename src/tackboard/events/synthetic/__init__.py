@@ -1,1 +1,1 @@
-"""Synthetic worlds with known ground truth: parameters in, a dataset and its exact oracle out."""
+"""Synthetic worlds with known ground truth: makes a dataset and its exact oracle from a few parameters."""

@@ -1,9 +1,9 @@
-"""The best possible next-item prediction in a synthetic world: its config in, exact probabilities out.
+"""The best possible next-item prediction in a synthetic world: computes exact probabilities from the world's config.
 
-The oracle knows the latent state just before an event (interests, the session's topic so far, whether a session
-starts, the moment, what was seen) and the world's rules, but none of the draws that follow. Its probabilities are the
-closed form of `world.draw_items`, summed over the topics that the session may get. A model sees only events, so no
-model can be expected to beat the oracle. Evaluation reports how close a model comes to it.
+The oracle knows the world's rules and the latent state just before an event: the interests, the session's topic so far,
+whether a session starts, the time, and the recent items. It knows none of the draws that follow. Its probabilities are
+the closed form of `world.draw_items`, summed over the topics that the session may get. A model sees only events, so no
+model can be expected to beat the oracle. Evaluation reports how close a model comes to the oracle.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tackboard.events.synthetic.world_config import FIRST_USER_ID, HIDE, WorldCo
 from tackboard.events.synthetic.world_items import Floats, Ints, WorldItems
 
 ROWS_PER_CHUNK = 1024
-"""Users scored at once; bounds the memory beside the result to a few arrays of this many rows."""
+"""Number of users scored at once. In addition to the result, memory holds only a few arrays of this many rows."""
 
 
 def oracle_item_ids(config: WorldConfig) -> Ints:
-    """Item ids in the order of the columns of `oracle_scores`."""
+    """Returns item ids in the order of the columns of `oracle_scores`."""
     return WorldItems(config).ids
 
 
 def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, *, given_kept: bool = False) -> Floats:
-    """P(item of event `event_index` | latent state before it): float64 [U, num_items], rows sum to 1.
+    """Returns P(item of event `event_index` | latent state before the event): float64 [U, num_items], rows sum to 1.
 
-    `event_index` counts a user's events in order of time from 0, with hides; one index per user or one for all users.
-    `given_kept` conditions on the event not being a hide, for an evaluation that leaves out hides as targets.
-    A user or event that does not exist raises UsageError.
+    `event_index` counts a user's events in order of time from 0, including hides. It is one index per user or one for
+    all users. `given_kept` conditions on the event not being a hide, for an evaluation that leaves out hides as
+    targets. A user or event that does not exist raises UsageError.
     """
     users = np.atleast_1d(np.asarray(user_ids, dtype=np.int64)) - FIRST_USER_ID
     index = np.broadcast_to(np.asarray(event_index, dtype=np.int64), users.shape)
@@ -58,9 +58,9 @@ def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, 
 def latent_states(
     config: WorldConfig, catalogue: WorldItems, users: Ints, index: Ints
 ) -> list[tuple[Ints, LatentState]]:
-    """The states before event `index[i]` of user number `users[i]`, as (rows of the input, their states) groups.
+    """Returns the states before event `index[i]` of user `users[i]`, in groups (rows of the input, their states).
 
-    A group holds rows of one event index, because their windows of recent items are equally long.
+    All rows of a group have the same event index, because their windows of recent items must be equally long.
     """
     groups: list[tuple[Ints, LatentState]] = []
     distinct = np.unique(users)
@@ -79,7 +79,7 @@ def latent_states(
 
 
 def score_state(config: WorldConfig, catalogue: WorldItems, state: LatentState, *, given_kept: bool = False) -> Floats:
-    """P(item | state): float64 [U, num_items], the closed form of one draw."""
+    """Returns P(item | state): float64 [U, num_items], the closed form of one draw."""
     num_rows, rows = len(state.user), np.arange(len(state.user))
     alive = catalogue.birth[None, :] <= state.time[:, None]
     popularity = np.where(alive, catalogue.weight, 0.0)
@@ -118,7 +118,7 @@ def score_state(config: WorldConfig, catalogue: WorldItems, state: LatentState, 
 
 
 def topic_probabilities(config: WorldConfig, state: LatentState) -> Floats:
-    """P(topic of the session at this event | state) [U, num_topics], over drift, switch and the choice of a slot."""
+    """Returns P(topic of the session at this event | state) [U, num_topics], over drift, switch and slot choice."""
     num_rows, rows = len(state.user), np.arange(len(state.user))
     kept = np.zeros((num_rows, config.num_topics))
     drifted = np.zeros((num_rows, config.num_topics))

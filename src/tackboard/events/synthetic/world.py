@@ -1,10 +1,10 @@
-"""A synthetic world with known ground truth: a world config in, events with requests and candidates out.
+"""A synthetic world with known ground truth: generates events with requests and candidates from a world config.
 
-Users have interests that drift, a taste for styles and their own pace; items have topics, styles, popularity, births
-and links. docs/synthetic-world.md describes the process; `oracle.py` gives its exact next-item probabilities.
-Decided: every draw is keyed by (seed, user, event index, purpose). So a user's events depend on nobody else, users can
-be generated in any chunks or alone, and the same config gives the same bytes forever. The code runs over event
-indices and, inside each, over all users at once.
+Users have interests that drift, a taste for styles and their own pace. Items have topics, styles, popularity, births
+and links. docs/synthetic-world.md describes the process, and `oracle.py` computes its exact next-item probabilities.
+Decided: every draw is keyed by (seed, user, event index, purpose). So a user's events depend on no other user, users
+can be generated in any chunks or alone, and the same config gives the same bytes forever. The code loops over event
+indices, and draws each event index for all users at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tackboard.events.synthetic.world_items import DAY_MS, Floats, Ints, WorldIt
 
 USERS_PER_CHUNK = 32_768
 SESSION_GAP_MS = 30 * 60 * 1000
-"""A gap above this starts a session; gaps inside a session stay under 25 minutes."""
+"""A gap above this starts a new session. Gaps inside a session are at most 25 minutes."""
 REPEAT, LINK, TOPIC, EXPLORE = range(4)
 
 _USER_EVENTS, _USER_START, _USER_SPAN, _USER_TOPIC, _USER_STYLE, _EVENT = range(100, 106)
@@ -31,27 +31,27 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Uniforms per item: mechanism, choice, and two for the draw from the topic, to which other mechanisms fall back."""
+"""Number of uniforms per item: one for the mechanism, one for its choice, two for the topic, which is the fallback."""
 
 
 @dataclass
 class LatentState:
-    """The state just before a user's next event is drawn; one row per user. Times are ms after the start."""
+    """The state just before a user's next event is drawn. Each row is a user. Times are ms after the world's start."""
 
     user: Ints
-    """User number, 0-based."""
+    """User numbers, from 0."""
     time: Ints
-    """When the event happens."""
+    """Time of the event."""
     new_session: np.ndarray
     """Whether the event opens a session."""
     slots: Ints
-    """Topic of each interest slot, before a drift."""
+    """Topic of each of the user's interests (slots), before a drift."""
     session_topic: Ints
-    """The session's topic before a switch; has no meaning where new_session is true."""
+    """Topic of the session before a switch. It has no meaning if new_session is true."""
     affinity: Floats
     """Affinity to each style."""
     recent: Ints
-    """The last repeat_window items, oldest first; fewer columns at the beginning."""
+    """The last repeat_window items, oldest first. There are fewer columns at the beginning."""
     recent_hidden: np.ndarray
     """Which of the recent items were hidden."""
 
@@ -61,7 +61,7 @@ class LatentState:
 
 @dataclass
 class WorldEvents:
-    """Events of whole users, ordered by (user, event index). Items are numbers, times ms after the start."""
+    """Events of whole users, ordered by (user, event index). Items count from 0, and times are ms after the start."""
 
     user: Ints
     index: Ints
@@ -73,18 +73,18 @@ class WorldEvents:
     received: Ints
     position: Ints
     candidates: Ints
-    """The items drawn beside the engaged item [num_events, num_candidates - 1], with duplicates."""
+    """The items drawn in addition to the engaged item [num_events, num_candidates - 1], with duplicates."""
 
 
 def num_events_of(config: WorldConfig, users: Ints) -> Ints:
-    """The number of events of each user."""
+    """Returns the number of events of each user."""
     spread = config.events_spread * normal(config.seed, _USER_EVENTS, users)
     count = np.floor(config.median_events * np.exp(spread)).astype(np.int64)
     return np.clip(count, config.min_events, config.max_events)
 
 
 def generate(config: WorldConfig, catalogue: WorldItems | None = None, *, quiet: bool = True) -> WorldEvents:
-    """All events of a world, generated for one chunk of users after the other."""
+    """Generates all events of a world, one chunk of users after the other."""
     catalogue = catalogue or WorldItems(config)
     users = np.arange(config.num_users, dtype=np.int64)
     chunks = []
@@ -104,13 +104,13 @@ def simulate(
     num_events: Ints | None = None,
     observe: Callable[[int, LatentState], None] | None = None,
 ) -> WorldEvents:
-    """The events of `users`; of each user the first `num_events` (by default all).
+    """Generates the first `num_events` events (by default all) of each of `users`.
 
-    `observe(event_index, state)` is called before each event index is drawn, with the users who have an event of this
-    index. The state is a view that the next step changes.
+    `observe(event_index, state)` is called before the events of each index are drawn, with the users who have an event
+    of this index. The state is a view, which the next step changes.
     """
     limit = num_events_of(config, users) if num_events is None else num_events
-    # Longest first: the users who still have events are then always a prefix, which is a slice and not a copy.
+    # Users with the most events come first. So the users who still have events are a prefix: a slice and not a copy.
     order = np.argsort(-limit, kind="stable")
     walk = _Walk(config, catalogue, users[order], limit[order])
     for index in range(int(limit.max(initial=0))):
@@ -119,7 +119,7 @@ def simulate(
 
 
 class _Walk:
-    """The state of the users and their events so far. Rows are users, those with the most events first."""
+    """The state of the users and their events so far. Rows are users, and users with the most events come first."""
 
     def __init__(self, config: WorldConfig, catalogue: WorldItems, users: Ints, limit: Ints) -> None:
         self.config, self.catalogue, self.users, self.limit = config, catalogue, users, limit
@@ -163,7 +163,7 @@ class _Walk:
         self._react(index, row, draws, item, mechanism)
 
     def _arrive(self, index: int, row: slice, draws: Floats) -> LatentState:
-        """Moves the clock to the event and returns the state there."""
+        """Moves the clock to the event. Returns the state at this time."""
         config = self.config
         new_session = draws[:, _COLUMN["session"]] < 1.0 / config.mean_session_events
         if index == 0:
@@ -187,7 +187,7 @@ class _Walk:
         )
 
     def _settle_topic(self, index: int, row: slice, state: LatentState, draws: Floats) -> None:
-        """Drifts interests at session starts; draws the session's topic there and where it switches."""
+        """Lets interests drift at session starts. Draws a new topic for sessions that start or switch."""
         config = self.config
         drifting = np.flatnonzero(state.new_session & (draws[:, _COLUMN["drift"]] < config.drift_probability))
         slot = (draws[drifting, _COLUMN["drift_slot"]] * len(config.slot_weights)).astype(np.int64)
@@ -225,14 +225,14 @@ class _Walk:
             self.log[name][row, index] = values
 
     def _position(self, index: int, row: slice, item: Ints, draw: Floats) -> Ints:
-        """Where the engaged item stood: position p with weight 1 / (p + 1) among the distinct items shown."""
+        """Draws the position of the engaged item: p with weight 1 / (p + 1) among the distinct items shown."""
         shown = keep_distinct(item, self.candidates[row, index]).sum(axis=1) + 1
         places = np.arange(self.config.num_candidates)
         weights = np.where(places < shown[:, None], 1.0 / (places + 1.0), 0.0)
         return pick(weights, draw)
 
     def events(self) -> WorldEvents:
-        """All events, ordered by (user, event index)."""
+        """Returns all events, ordered by (user, event index)."""
         users_in_order = np.argsort(self.users, kind="stable")
         reached = np.arange(self.log["item"].shape[1]) < self.limit[users_in_order, None]
         user_row, index = np.nonzero(reached)
@@ -249,10 +249,10 @@ _LOGGED = ("item", "mechanism", "action", "surface", "time", "received", "positi
 def draw_items(
     config: WorldConfig, catalogue: WorldItems, state: LatentState, topic: Ints, draws: Floats
 ) -> tuple[Ints, Ints]:
-    """One item per row and the mechanism that gave it, from uniforms [M, 4].
+    """Draws one item per row. Returns the items and the mechanisms that gave them. `draws` holds uniforms [M, 4].
 
-    A repeat without anything to repeat, a link at a session start, after a hide or to an unborn item all fall back to
-    the session's topic.
+    A repeat falls back to the session's topic if there is nothing to repeat. A link does so at a session start, after a
+    hide, and if the linked item is not yet born.
     """
     mechanism = np.full(len(topic), TOPIC, dtype=np.int64)
     wanted = draws[:, 0]
@@ -283,20 +283,20 @@ def draw_items(
 
 
 def repeat_weights(config: WorldConfig, state: LatentState) -> Floats:
-    """Weight [M, window] with which a repeat picks each recent event; hidden ones weigh 0."""
+    """Returns the weights [M, window] with which a repeat picks each recent event. Hidden items have weight 0."""
     ages = np.arange(state.recent.shape[1], 0, -1)
     return np.where(state.recent_hidden, 0.0, config.repeat_decay**ages)
 
 
 def link_open(state: LatentState) -> np.ndarray:
-    """Whether a link can be followed: inside a session, and the previous item was not hidden."""
+    """Returns whether a link can be followed: inside a session, if the previous item was not hidden."""
     if state.recent.shape[1] == 0:
         return np.zeros(len(state.user), dtype=bool)
     return np.asarray(~state.new_session & ~state.recent_hidden[:, -1])
 
 
 def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
-    """Chance that the session's topic is drawn anew before this event, for rows inside a session."""
+    """Returns the chance that the session's topic is drawn anew before this event, for rows inside a session."""
     if state.recent.shape[1] == 0:
         return np.ones(len(state.user))
     hidden = state.recent_hidden[:, -1]
@@ -304,7 +304,7 @@ def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
 
 
 def keep_distinct(item: Ints, candidates: np.ndarray) -> np.ndarray:
-    """Which candidates [M, C] are shown: not the engaged item, and not a repeat of an earlier candidate."""
+    """Returns a mask of the candidates [M, C] that are shown: not the engaged item, and not an earlier candidate."""
     keep = candidates != item[:, None]
     for column in range(1, candidates.shape[1]):
         keep[:, column] &= (candidates[:, :column] != candidates[:, column : column + 1]).all(axis=1)

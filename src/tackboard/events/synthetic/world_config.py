@@ -1,7 +1,7 @@
-"""The parameters of a synthetic world: a JSON file or a dict in, one checked config out.
+"""The parameters of a synthetic world, as a checked config that can be read from a JSON file.
 
-`worlds/demo.json` holds the demo's parameters. They were chosen and frozen before any model was compared on that world;
-a change needs an entry in docs/log.md with the old and the new figures.
+`worlds/demo.json` holds the demo's parameters. They were chosen and frozen before any model was compared on that world.
+A change needs an entry in docs/log.md with the old and the new figures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HIDE = ACTIONS.index("hide")
 FIRST_USER_ID = 1
 FIRST_ITEM_ID = 100_000
 REQUESTS_PER_USER = 10_000
-"""A request id is user id × this + event index, so a user has fewer events than this."""
+"""A request id is user id × this number + event index, so a user has fewer events than this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,86 +31,86 @@ class WorldConfig:
     seed: int = 1
     """Key of every draw."""
     num_users: int = 3000
-    """Users in the world; their ids are 1 to num_users."""
+    """Number of users. Their ids are 1 to num_users."""
     num_items: int = 2000
-    """Items in the world; their ids count up from 100000."""
+    """Number of items. Their ids count up from 100000."""
     num_topics: int = 20
-    """Topics, arranged on a ring; every item belongs to one."""
+    """Number of topics, which are arranged on a ring. Every item belongs to one topic."""
     num_styles: int = 4
-    """Styles; every item has one, every user an affinity to each."""
+    """Number of styles. Every item has one style, and every user has an affinity to each style."""
 
     start_ms: int = 1_736_121_600_000
     """Start of the world's period, ms UTC."""
     period_days: float = 60.0
-    """Length of the period in days; users arrive in its first 60%, items are born in its first 90%."""
+    """Length of the period in days. Users arrive in its first 60%, and items are born in its first 90%."""
 
     zipf_exponent: float = 1.0
-    """Base weight of the item of rank r is (r + zipf_offset) ** -zipf_exponent."""
+    """The base weight of the item of rank r (from 0) is (r + zipf_offset) ** -zipf_exponent."""
     zipf_offset: float = 20.0
     """Flattens the head of the popularity curve."""
     topic_exponent: float = 0.4
-    """An interest falls on the topic of rank r with probability proportional to (r + 1) ** -topic_exponent."""
+    """An interest falls on the topic of rank r (from 0) with probability proportional to (r + 1) ** -topic_exponent."""
     born_later_share: float = 0.25
     """Share of items born during the period instead of at its start."""
     link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
-    """Probability of each linked successor of an item; sums to 1."""
+    """Probability of each linked successor of an item. The probabilities sum to 1."""
 
     slot_weights: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
-    """Weight of each interest slot of a user; sums to 1."""
+    """Weight of each of a user's interests, which are called slots. The weights sum to 1."""
     style_spread: float = 1.2
     """A user's affinity to a style is exp(style_spread × standard normal)."""
     drift_probability: float = 0.1
     """Chance, at each session start, that one slot drifts to another topic."""
     drift_near_share: float = 0.8
-    """Share of drifts that go to a neighbouring topic on the ring; the rest go anywhere."""
+    """Share of drifts that go to a neighbouring topic on the ring. The other drifts go to any topic."""
 
     median_events: float = 38.0
     """Median number of events of a user before clipping (lognormal)."""
     events_spread: float = 0.75
     """Standard deviation of the logarithm of the number of events."""
     min_events: int = 5
-    """Fewest events of a user."""
+    """Smallest number of events of a user."""
     max_events: int = 200
-    """Most events of a user."""
+    """Largest number of events of a user."""
     mean_session_events: float = 7.0
     """Mean number of events of a session (geometric)."""
     gap_seconds: float = 60.0
     """Median gap inside a session, seconds (lognormal, clipped to 1 s to 25 min)."""
     gap_spread: float = 1.0
-    """Standard deviation of the logarithm of that gap."""
+    """Standard deviation of the logarithm of the gap inside a session."""
 
     repeat_probability: float = 0.07
     """Chance that an event repeats one of the user's recent items."""
     link_probability: float = 0.45
     """Chance, inside a session, that an event follows a link of the previous item."""
     explore_probability: float = 0.12
-    """Chance that an event falls on a popular item of any topic. What is left draws from the session's topic."""
+    """Chance that an event falls on a popular item of any topic. The remaining chance goes to the session's topic."""
     repeat_window: int = 20
-    """Events a repeat can reach back."""
+    """Number of events that a repeat can reach back."""
     repeat_decay: float = 0.9
-    """A repeat picks the event of age a (1 = the previous) with weight repeat_decay ** a; hidden items weigh 0."""
+    """A repeat picks the event of age a (1 is the previous event) with weight repeat_decay ** a, or 0 if hidden."""
     switch_probability: float = 0.25
     """Chance, before each event inside a session, that the session's topic is drawn anew from the interests."""
     switch_after_hide_probability: float = 0.6
-    """The same after a hide."""
+    """The same chance after a hide."""
 
     engaged_actions: tuple[float, ...] = (0.77, 0.14, 0.07, 0.02)
-    """Shares of click, save, share, hide on items that were not explored; sums to 1."""
+    """Shares of click, save, share and hide on items that were not explored. They sum to 1."""
     explored_actions: tuple[float, ...] = (0.62, 0.05, 0.03, 0.3)
-    """The same on explored items."""
+    """Shares of click, save, share and hide on explored items. They sum to 1."""
     repeat_surfaces: tuple[float, ...] = (0.5, 0.1, 0.4)
-    """Shares of home, related, search for repeats; sums to 1."""
+    """Shares of the surfaces home, related and search for repeats. They sum to 1."""
     link_surfaces: tuple[float, ...] = (0.05, 0.9, 0.05)
-    """The same for followed links."""
+    """Shares of the surfaces for followed links."""
     topic_surfaces: tuple[float, ...] = (0.6, 0.1, 0.3)
-    """The same for draws from the session's topic."""
+    """Shares of the surfaces for draws from the session's topic."""
     explore_surfaces: tuple[float, ...] = (0.9, 0.05, 0.05)
-    """The same for explored items."""
+    """Shares of the surfaces for explored items."""
 
     num_candidates: int = 6
-    """Items drawn per request, the engaged one among them; doubles are shown once."""
+    """Number of items drawn per request, including the engaged item. Duplicates are shown once."""
     late_share: float = 0.01
-    """Share of events received hours late instead of within seconds."""
+    """Share of events that are received hours late instead of within seconds."""
 
     def __post_init__(self) -> None:
         for name in ("num_users", "num_topics", "num_styles", "min_events", "num_candidates", "repeat_window"):
@@ -135,7 +135,7 @@ class WorldConfig:
 
 
 def load_world_config(name_or_path: str) -> WorldConfig:
-    """The config of a shipped world (`demo`) or of a JSON file. Unknown names and settings raise UsageError."""
+    """Reads the config of a shipped world (`demo`) or of a JSON file. Unknown names and settings raise UsageError."""
     if name_or_path.endswith(".json"):
         path = Path(name_or_path)
         if not path.is_file():
@@ -152,11 +152,11 @@ def load_world_config(name_or_path: str) -> WorldConfig:
 
 
 def shipped_worlds() -> list[str]:
-    """Names of the worlds that come with the package."""
+    """Returns the names of the worlds that come with the package."""
     folder = importlib.resources.files("tackboard.events.synthetic") / "worlds"
     return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
 
 
 def world_bytes(name: str) -> bytes:
-    """The content of a shipped world's file."""
+    """Returns the content of a shipped world's file."""
     return (importlib.resources.files("tackboard.events.synthetic") / "worlds" / f"{name}.json").read_bytes()

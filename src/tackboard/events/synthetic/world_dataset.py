@@ -1,7 +1,7 @@
-"""A synthetic world as a dataset: a world config in, a snapshot folder out.
+"""Writes a synthetic world as a dataset: makes a snapshot folder from a world config.
 
-Beside the canonical tables, the snapshot holds impressions.parquet (what requests showed) and truth.json (the whole
-config, from which the oracle can be computed). Item attributes are topic, style and birth_ms.
+In addition to the canonical tables, the snapshot holds impressions.parquet (what requests showed) and truth.json (the
+complete config, from which the oracle can be computed). Item attributes are topic, style and birth_ms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tackboard.events.synthetic.world_items import WorldItems
 
 
 def write_world(config: WorldConfig, root: Path, name: str, *, quiet: bool = True) -> Path:
-    """Generates the world and writes it as dataset `name` under `root`; returns the snapshot's path."""
+    """Generates the world and writes it as dataset `name` under `root`. Returns the snapshot's path."""
     catalogue = WorldItems(config)
     events = generate(config, catalogue, quiet=quiet)
     return write_dataset(
@@ -35,7 +35,7 @@ def write_world(config: WorldConfig, root: Path, name: str, *, quiet: bool = Tru
 
 
 def event_table(config: WorldConfig, catalogue: WorldItems, events: WorldEvents) -> pa.Table:
-    """The canonical columns of a world's events, ordered by (user, event index)."""
+    """Returns the canonical columns of a world's events, ordered by (user, event index)."""
     arrival = np.argsort(events.received, kind="stable")
     order = np.empty_like(arrival)
     order[arrival] = np.arange(len(arrival))
@@ -55,16 +55,16 @@ def event_table(config: WorldConfig, catalogue: WorldItems, events: WorldEvents)
 
 
 def item_table(config: WorldConfig, catalogue: WorldItems) -> pa.Table:
-    """Item, topic, style and birth_ms of every item, born or not."""
+    """Returns item, topic, style and birth_ms of every item, born or not."""
     birth_ms = config.start_ms + catalogue.birth
     return pa.table({"item": catalogue.ids, "topic": catalogue.topic, "style": catalogue.style, "birth_ms": birth_ms})
 
 
 def impression_table(catalogue: WorldItems, events: WorldEvents) -> pa.Table:
-    """The items that each request showed: (request, position, item_id), the engaged item at its event's position."""
+    """Returns the items that each request showed: (request, position, item_id). Includes the engaged item."""
     num_events, num_others = events.candidates.shape
     kept = keep_distinct(events.item, events.candidates)
-    # The others fill the places around the engaged item in the order in which they were drawn.
+    # The other items fill the positions around the engaged item in the order in which they were drawn.
     place = np.cumsum(kept, axis=1) - 1
     place += place >= events.position[:, None]
     items = np.concatenate([events.item[:, None], events.candidates], axis=1)

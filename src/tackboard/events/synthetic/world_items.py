@@ -1,8 +1,8 @@
-"""The items of a synthetic world, and exact draws among those alive at a moment.
+"""The items of a synthetic world, and exact draws among the items that are alive (already born) at a given time.
 
-A world config goes in. Out come each item's topic, style, weight, birth and successors, and inverse-CDF draws.
-Decided: items of one (topic, style) cell lie together, sorted by birth, under one cumulative weight, so the items alive
-at a moment are a prefix of their cell and a draw among them is one binary search, exact and without rejection.
+A world config decides each item's topic, style, weight, birth and successors. Items are drawn by inverse CDF. Decided:
+items of one (topic, style) cell lie together, sorted by birth, with one cumulative weight. So the items alive at a
+given time are a prefix of their cell, and a draw among them is one binary search, exact and without rejection.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Floats = NDArray[np.float64]
 
 DAY_MS = 86_400_000
 _BIRTH_BITS = 44
-"""A birth, ms after the start, fits into this many bits (550 years), the cell number above it."""
+"""A birth, in ms after the start, fits into this many bits (550 years). The bits above hold the cell number."""
 _STREAM_RANK, _STREAM_STYLE, _STREAM_BORN_LATER, _STREAM_BIRTH, _STREAM_LINK = range(5)
 
 
 class WorldItems:
-    """Items 0 to num_items - 1 in item order; times are ms after the world's start."""
+    """Items 0 to num_items - 1, in this order. Times are ms after the world's start."""
 
     def __init__(self, config: WorldConfig) -> None:
         self.num_topics, self.num_styles = config.num_topics, config.num_styles
@@ -33,7 +33,7 @@ class WorldItems:
         rank = np.empty_like(items)
         rank[permutation(config.num_items, config.seed, _STREAM_RANK)] = items
         self.ids: Ints = FIRST_ITEM_ID + items
-        # Ranks go round the topics, so that every topic has its share of the head and of the tail.
+        # Successive ranks go to successive topics, so that every topic has its share of popular and of rare items.
         self.topic: Ints = rank % config.num_topics
         self.style = _floor(uniform(config.seed, _STREAM_STYLE, items) * config.num_styles)
         self.weight: Floats = np.asarray((rank + config.zipf_offset) ** -config.zipf_exponent, dtype=np.float64)
@@ -54,23 +54,23 @@ class WorldItems:
         self._birth_cumulative = np.concatenate([[0.0], np.cumsum(self.weight[self._birth_order])])
 
     def _link(self, config: WorldConfig, rank: Ints) -> Ints:
-        """Successors [num_items, links]: distinct items of the same topic, none of them the item itself."""
+        """Returns successors [num_items, links]: distinct items of the same topic, none of them the item itself."""
         by_rank = np.argsort(rank)
         items = np.arange(config.num_items, dtype=np.int64)
         topic_size = (config.num_items - self.topic + config.num_topics - 1) // config.num_topics
         num_links = min(len(config.link_weights), int(topic_size.min()) - 1)
         place = rank // config.num_topics
-        # Distinct steps around the topic's own circle: sorted draws from a shrinking range, each pushed past the last.
+        # The steps around the topic's circle of items are distinct: sorted draws, each increased by its index plus 1.
         draws = uniform(config.seed, _STREAM_LINK, items[:, None], np.arange(num_links))
         steps = np.sort(_floor(draws * (topic_size[:, None] - num_links)), axis=1) + np.arange(num_links) + 1
-        # After the sort, the strongest link would be the nearest item; a keyed rotation changes the order of the links.
+        # After the sort, the strongest link would lead to the nearest item. A keyed rotation changes the links' order.
         turn = _floor(uniform(config.seed, _STREAM_LINK, items, num_links) * num_links)
         steps = np.take_along_axis(steps, (np.arange(num_links) + turn[:, None]) % num_links, axis=1)
         target = (place[:, None] + steps) % topic_size[:, None]
         return np.asarray(by_rank[target * config.num_topics + self.topic[:, None]], dtype=np.int64)
 
     def draw_from_topic(self, topic: Ints, affinity: Floats, time: Ints, draws: Floats) -> Ints:
-        """One alive item of `topic` [M] per row, P ∝ weight × affinity[style]; draws [M, 2] are uniforms."""
+        """Draws one alive item of `topic` [M] per row, P ∝ weight × affinity[style]. `draws` [M, 2] holds uniforms."""
         cells = topic[:, None] * self.num_styles + np.arange(self.num_styles)
         start = self._cell_start[cells]
         end = np.searchsorted(self._cell_keys, cells << _BIRTH_BITS | time[:, None], side="right")
@@ -82,17 +82,17 @@ class WorldItems:
         return np.asarray(self._cell_order[np.clip(place, start, end - 1)], dtype=np.int64)
 
     def draw_popular(self, time: Ints, draws: Floats) -> Ints:
-        """One alive item of any topic per row, P ∝ weight."""
+        """Draws one alive item of any topic per row, P ∝ weight."""
         end = np.searchsorted(self._births_sorted, time, side="right")
         place = np.searchsorted(self._birth_cumulative, draws * self._birth_cumulative[end], side="right") - 1
         return np.asarray(self._birth_order[np.clip(place, 0, end - 1)], dtype=np.int64)
 
 
 def pick(weights: Floats, draws: Floats) -> Ints:
-    """Column drawn by inverse CDF per row of `weights` [M, K]; rows must have a positive sum."""
+    """Draws one column per row of `weights` [M, K] by inverse CDF. Every row must have a positive sum."""
     cumulative = np.cumsum(weights, axis=1)
     column = (cumulative <= draws[:, None] * cumulative[:, -1:]).sum(axis=1)
-    # A draw can round up to the row's sum; the last column with a positive weight takes it.
+    # A draw can round up to the row's sum. It then goes to the last column with a positive weight.
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
     return np.asarray(np.minimum(column, last), dtype=np.int64)
 
