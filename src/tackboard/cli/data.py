@@ -171,7 +171,7 @@ def _label_lines(result: Labelled) -> list[str]:
         )
     for name, count in counts.labels.items():
         reasons = (
-            (count.actions_repeated, "again after the first"),
+            (count.actions_repeated, "repeated for the same impression"),
             (count.actions_late, "after the window"),
             (count.actions_early, "before the item was shown"),
             (count.actions_not_shown, "on an item that the request did not show"),
@@ -179,7 +179,7 @@ def _label_lines(result: Labelled) -> list[str]:
         )
         lines += [f"no label     {number:>12,}  {name} {reason}" for number, reason in reasons if number]
     left_out = (
-        (counts.negatives_left_out, "negatives, by --negatives; those kept weigh more"),
+        (counts.negatives_left_out, "negatives because of --negatives; the kept negatives have larger weights"),
         (counts.impressions_repeated, "impressions of an item that the request had shown already"),
         (counts.impressions_without_request, "impressions without a request"),
         (counts.impressions_without_user, "impressions whose request has no event, so no user"),
@@ -187,7 +187,7 @@ def _label_lines(result: Labelled) -> list[str]:
     lines += [f"left out     {number:>12,}  {what}" for number, what in left_out if number]
     if counts.events_in_future:
         lines.append(
-            f"ignored      {counts.events_in_future:>12,}  received times in the future, for the end of the log"
+            f"ignored      {counts.events_in_future:>12,}  events received in the future, to find the end of the log"
         )
     return [*lines, f"dataset      {result.path}"]
 
@@ -253,7 +253,7 @@ def data_stats(
 @app.command("drift")
 def data_drift(
     old: Path = typer.Argument(..., help="Compare with this dataset or snapshot."),
-    new: Path = typer.Argument(..., help="Measure this dataset or snapshot; with two ranges it may be OLD again."),
+    new: Path = typer.Argument(..., help="Measure this dataset or snapshot; it may be OLD if both ranges are given."),
     old_range: str | None = typer.Option(
         None, help="Take these UTC days of OLD: 2026-01-01..2026-01-31, both included."
     ),
@@ -299,7 +299,9 @@ def data_drift(
 
 @app.command("forget")
 def data_forget(
-    user: list[str] = typer.Option(..., "--user", help="Forget this user id of the log; `-`: one per line from stdin."),
+    user: list[str] = typer.Option(
+        ..., "--user", help="Forget the user with this id; `-` reads ids from stdin, one per line."
+    ),
     data: list[Path] = typer.Option([], "--data", help="Forget them in this dataset, datasets/NAME. Repeatable."),
     store: list[str] = typer.Option([], "--store", help="Forget them in this sequence store. Repeatable."),
     json_output: Json = False,
@@ -359,8 +361,8 @@ def _forget_lines(answer: dict[str, Any]) -> list[str]:
 
     num_users = answer["num_users"]
     lines = [
-        f"{one['store']}: {counted(one['num_events_removed'], 'event')} removed, "
-        f"of {one['num_found']:,} of {counted(num_users, 'user')}"
+        f"{one['store']}: removed {counted(one['num_events_removed'], 'event')}; "
+        f"found {one['num_found']:,} of {counted(num_users, 'user')}"
         for one in answer["stores"]
     ]
     for one in answer["datasets"]:
@@ -371,11 +373,13 @@ def _forget_lines(answer: dict[str, Any]) -> list[str]:
         for rest in one["snapshots"]:
             name = rest["snapshot"].rpartition("/")[2]
             lines.append(
-                f"  {name} still holds {rest['num_users']:,} forgotten, with {counted(rest['num_events'], 'event')}"
+                f"  {name} still holds {counted(rest['num_users'], 'forgotten user')} with "
+                f"{counted(rest['num_events'], 'event')}"
             )
         if one["snapshots"]:
             lines.append(
-                f"  make a snapshot without them, and remove these: tackboard data retain {one['dataset']} --prune"
+                "  to make a snapshot without these users and remove the old snapshots, run: "
+                f"tackboard data retain {one['dataset']} --prune"
             )
     return lines
 

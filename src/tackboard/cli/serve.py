@@ -24,7 +24,7 @@ def serve(
     max_body_mib: int = typer.Option(64, help="Accept request bodies up to this size, in MiB."),
     max_candidates: int = typer.Option(10_000, help="Accept at most this many candidates in a request."),
     max_connections: int = typer.Option(
-        512, help="Keep at most this many connections; one more drops an idle one or gets 429."
+        512, help="Keep at most this many connections; a further one replaces an idle one or gets 429."
     ),
     max_connections_per_address: int = typer.Option(
         256, help="Keep at most this many connections of one client; a proxy may need more."
@@ -37,7 +37,9 @@ def serve(
     token_file: Path | None = typer.Option(None, help="Read the token from this file instead of TACKBOARD_TOKEN."),
     insecure: bool = typer.Option(False, "--insecure", help="Serve other machines without a token."),
     log_features: Path | None = typer.Option(None, help="Log the model's inputs here, for `features replay`."),
-    log_key: Path | None = typer.Option(None, help="Hide users in that log by this key: 64 hexadecimal digits."),
+    log_key: Path | None = typer.Option(
+        None, help="Hide users in the log of inputs by the key in this file: 64 hex digits."
+    ),
     log_sample: float = typer.Option(1.0, help="Log this share of the requests, 0 to 1."),
 ) -> None:
     """Serve a bundle over the Open Inference Protocol (HTTP)."""

@@ -19,7 +19,7 @@ def train(
     overrides: list[str] = typer.Option([], "--set", help="Change a setting: --set training.steps=200. Repeatable."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Write the run into this folder of runs."),
     resume: str = typer.Option(
-        "never", "--resume", help="Resume auto (the newest unfinished run), never, or this run."
+        "never", "--resume", help="Resume this run, or `auto`: the newest unfinished run; `never` starts a new run."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check config, data and sizes; train nothing."),
     fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Train two steps, then evaluate and export."),
@@ -163,7 +163,7 @@ def _report(result: dict[str, Any], json_output: bool) -> None:
         return
     if "trimming" in result:
         trimming, left = result["trimming"], ", ".join(result["trimming"]["skipped"]) or "nothing"
-        saved = f"{left} left on disk, {trimming['bytes_saved'] / 1e6:.1f} MB"
+        saved = f"{left} not read, {trimming['bytes_saved'] / 1e6:.1f} MB saved"
         result = result | {"features": ", ".join(result["features"]), "trimming": saved}
     for key, value in result.items():
         shown = round(value, 4) if isinstance(value, float) else value

@@ -106,10 +106,10 @@ class ImportReport:
     unparsable_received: int = _fixed("unparsable received times: set to the event's time")
     unparsable_positions: int = _fixed("unparsable positions: left empty")
     item_attribute_rows_dropped: int = _fixed(
-        "rows of the items file without a usable, new id or a usable valid_from: dropped"
+        "rows of the items file with an unusable id, a repeated id or an unusable valid_from: dropped"
     )
     user_attribute_rows_dropped: int = _fixed(
-        "rows of the users file without a usable, new id or a usable valid_from: dropped"
+        "rows of the users file with an unusable id, a repeated id or an unusable valid_from: dropped"
     )
     unparsable_births: int = _fixed("unparsable births in the items file: left empty")
     impressions_kept: int = 0

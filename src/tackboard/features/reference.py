@@ -186,7 +186,7 @@ def _example(example: Example) -> str:
 def _about_events() -> str:
     shown: Mapping[str, Any] = EVENTS
     rows = [f"{name} {', '.join(map(str, values))}" for name, values in shown.items() if name != "time"]
-    return f"The examples: four events, one a day ({'; '.join(rows)}), and a request 1 ms after the last of them."
+    return f"The examples use four events, one per day ({'; '.join(rows)}), and a request 1 ms after the last of them."
 
 
 def _show(value: Any) -> str:

@@ -136,7 +136,9 @@ class ReplayReport:
             if result.num_mismatches:
                 lines += _feature_lines(name, result)
         if self.num_late:
-            lines.append(f"{self.num_late:,} requests arrived before an earlier event had been received:")
+            lines.append(
+                f"{self.num_late:,} requests have late events (happened before the request, received after it):"
+            )
             lines += [_late_line(late) for late in self.late_requests]
         return "\n".join(lines)
 

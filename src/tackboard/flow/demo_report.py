@@ -231,7 +231,7 @@ def _add_features(section: Section, outcome: Outcome) -> None:
         f"The server logged what it served. Computed again in batch from the dataset, seeing only what had been "
         f"received before each request: {replayed.require('num_values'):,} values of "
         f"{replayed.require('num_compared'):,} requests, of which {replayed.require('num_mismatches'):,} differ in any "
-        f"bit. {replayed.require('num_late'):,} requests arrived before an earlier event had been received."
+        f"bit. {replayed.require('num_late'):,} requests have events that were received only after the request."
     )
     section.text(
         f"Of each event, training held {', '.join(trimming['read'])} in memory ({_bytes(trimming['bytes'])}) and left "

@@ -106,7 +106,7 @@ def test_label_says_what_came_of_it(tackboard: Program, tmp_path: Path) -> None:
     assert lines[0].split() == ["requests", f"{table.num_rows:,}"]
     clicks = sum(value == 1 for values in table["label_click"].to_pylist() for value in values)
     assert lines[2].startswith(f"click        {clicks:>12,}  positive, ")
-    assert any("negatives, by --negatives; those kept weigh more" in line for line in lines)
+    assert any("negatives because of --negatives" in line for line in lines)
     assert lines[-1] == f"dataset      {(world / 'latest').resolve()}"
     content = tackboard("data", "label", world, "--label", "save=7d", "--seed", "3", "--json").json()
     assert Path(content["dataset"]) == (world / "latest").resolve()
@@ -199,7 +199,7 @@ def test_forget_lists_a_user_and_tells_what_remains(tackboard: Program, two_user
     assert answer.code == 0
     assert read_forgotten(two_users).user_ids.tolist() == [string_id(SECRET)]
     snapshot = (two_users / "latest").resolve()
-    assert f"{snapshot.name} still holds 1 forgotten, with 2 events" in answer.out
+    assert f"{snapshot.name} still holds 1 forgotten user with 2 events" in answer.out
     assert f"tackboard data retain {two_users.resolve()} --prune" in answer.out
     assert SECRET not in answer.out + answer.err
 
@@ -223,7 +223,7 @@ def test_a_store_forgets_at_once(tackboard: Program, two_users: Path, tmp_path: 
         store.append(5, [event])
     answer = tackboard("data", "forget", "--user", SECRET, "--user", "42", "--store", tmp_path / "store.db")
     assert answer.code == 0
-    assert answer.out == f"{tmp_path / 'store.db'}: 3 events removed, of 2 of 2 users\n"
+    assert answer.out == f"{tmp_path / 'store.db'}: removed 3 events; found 2 of 2 users\n"
     assert answer.err == ""
     with open_store(tmp_path / "store.db") as store:
         assert [store.read(user).num_events for user in (string_id(SECRET), 42, 5)] == [0, 0, 1]
@@ -243,7 +243,7 @@ def test_forget_tells_of_a_user_who_occurs_nowhere(tackboard: Program, two_users
         f"{two_users.resolve()}: 2 users will be left out of new snapshots; 1 found in existing snapshots\n"
         in answer.out
     )
-    assert "0 events removed, of 0 of 2 users" in answer.out
+    assert "removed 0 events; found 0 of 2 users" in answer.out
     assert answer.err == "warning: 1 of 2 users were not found; check whether the ids are right\n"
     result = tackboard("data", "forget", *names, *places, "--json").json()
     assert (result["num_users"], result["num_found"]) == (2, 1)

@@ -44,7 +44,7 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "num_before",
         "What the user did before.",
         "4,321 values of 210 requests, of which 0 differ in any bit",
-        "17 requests arrived before an earlier event",
+        "17 requests have events that were received only after",
         "item, action in memory (6.4 kB)",
         "surface on disk (3.2 kB saved)",
     ):

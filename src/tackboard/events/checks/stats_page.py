@@ -29,7 +29,7 @@ def render(profile: Mapping[str, Any]) -> str:
         ("events", f"{profile['num_events']:,}", _span(profile)),
         ("users", f"{profile['num_users']:,}", median),
         ("items with events", f"{profile['num_items']:,}", f"{profile['num_items_listed']:,} listed"),
-        ("events on 1% of the items", popular, "the most popular"),
+        ("share of the events", popular, "on the most popular 1% of the items"),
         ("on disk", size, "all files"),
     ]
     page.lead.figures([Figure(label=label, value=value, note=note) for label, value, note in figures])
@@ -55,8 +55,11 @@ def lines(profile: Mapping[str, Any]) -> list[str]:
         ("items", f"{profile['num_items']:,} with events, {profile['num_items_listed']:,} listed"),
         ("actions", _named(profile["actions"])),
         ("surfaces", _named(profile["surfaces"])),
-        ("per user", f"{_quantiles(per_user)}, most {per_user['max']:,}"),
-        ("popularity", f"{profile['items']['top_1_percent_share']:.1%} of events on 1% of the items"),
+        ("per user", f"{_quantiles(per_user)}, maximum {per_user['max']:,}"),
+        (
+            "popularity",
+            f"{profile['items']['top_1_percent_share']:.1%} of the events are on the most popular 1% of the items",
+        ),
         ("gaps, s", _quantiles(gap)),
         ("lateness, s", f"{_quantiles(lateness)}" + _negative(lateness)),
     ]
@@ -107,7 +110,9 @@ def _add_time(section: Section, profile: Mapping[str, Any]) -> None:
 
 def _add_users(section: Section, profile: Mapping[str, Any]) -> None:
     per_user, gap = profile["events_per_user"], profile["gap_s"]
-    caption = f"Users by their events. Mean {per_user['mean']:.1f}, {_quantiles(per_user)}, most {per_user['max']:,}."
+    caption = (
+        f"Users by number of events. Mean {per_user['mean']:.1f}, {_quantiles(per_user)}, maximum {per_user['max']:,}."
+    )
     _bins(section, caption, per_user["bins"], "Events per user", "users")
     caption = f"Time between one event of a user and the next. {_quantiles(gap)} seconds."
     _bins(section, caption, gap["bins"], "Gaps between a user's events", "gaps")
@@ -127,10 +132,10 @@ def _add_items(section: Section, profile: Mapping[str, Any]) -> None:
         log_y=True,
     )
     if len(growth["day"]) > 1:
-        by = "their birth" if growth["by"] == "birth_ms" else "their first event"
+        since = "birth" if growth["by"] == "birth_ms" else "first event"
         _line(
             section,
-            f"Items that existed at the end of each day, by {by}.",
+            f"Items at the end of each day. An item counts from its {since} on.",
             growth["day"],
             growth["items"],
             y_label="items",
@@ -162,7 +167,7 @@ def _add_requests(section: Section, requests: Mapping[str, Any]) -> None:
         "A label is unknown while its window is open."
     )
     section.table(
-        ["label", "positive", "negative", "unknown", "positive of the known"],
+        ["label", "positive", "negative", "unknown", "share of positives among known labels"],
         [
             [name, *(f"{one[key]:,}" for key in ("positive", "negative", "unknown")), _rate(one)]
             for name, one in requests["labels"].items()
@@ -240,7 +245,7 @@ def _quantiles(spread: Mapping[str, Any]) -> str:
     if not found:
         return "none"
     shown = {share: format_number(float(f"{found[f'q{share}']:.3g}")) for share in (10, 50, 90, 99)}
-    return ", ".join(f"{share}% at most {value}" for share, value in shown.items()) + _estimated(spread)
+    return ", ".join(f"{share}% are at most {value}" for share, value in shown.items()) + _estimated(spread)
 
 
 def _estimated(spread: Mapping[str, Any]) -> str:
@@ -249,7 +254,7 @@ def _estimated(spread: Mapping[str, Any]) -> str:
 
 def _negative(lateness: Mapping[str, Any], before: str = ", ") -> str:
     count = lateness["num_negative"]
-    return f"{before}{count:,} were received before they happened." if count else ""
+    return f"{before}{counted(count, 'event')} received before the time of the event." if count else ""
 
 
 def _named(shares: Mapping[str, float]) -> str:

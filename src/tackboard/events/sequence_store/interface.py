@@ -473,7 +473,7 @@ def check_user_id(user_id: Any) -> int:
     if isinstance(user_id, bool) or not isinstance(user_id, (int, np.integer)):
         raise DataError(
             f"the user id has type {type(user_id).__name__}",
-            allowed="allowed: int64; string_id() makes one of a string",
+            allowed="allowed: int64; string_id() turns a string into an int64",
         )
     if not INT64.min <= user_id <= INT64.max:
         raise DataError("the user id does not fit into 64 bits", allowed="allowed: int64")

@@ -197,7 +197,7 @@ class RedisStore(SequenceStore):
         if names.get("appendonly") != "yes":
             return "Redis, appendonly no: in memory, lost when the server dies"
         meaning = {
-            "always": "synced to disk before it is acknowledged",
+            "always": "every write is synced to disk before it is acknowledged",
             "everysec": "up to a second may be lost when the server's machine dies",
             "no": "what the kernel has not written may be lost when the server's machine dies",
         }[names["appendfsync"]]

@@ -53,7 +53,10 @@ BUSY_S = 30.0
 """Seconds that a writer waits for another writer before it gives up."""
 POLL_S = 0.0005
 """Seconds between two looks at the lock of another writer."""
-SYNCHRONOUS = {"full": "synced to disk before it is acknowledged", "normal": "may be lost when the machine loses power"}
+SYNCHRONOUS = {
+    "full": "every write is synced to disk before it is acknowledged",
+    "normal": "the newest writes may be lost when the machine loses power",
+}
 SCHEMA = """
 CREATE TABLE settings (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE words (kind TEXT, name BLOB, code BLOB, PRIMARY KEY (kind, name)) WITHOUT ROWID;
