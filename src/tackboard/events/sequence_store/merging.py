@@ -137,8 +137,7 @@ def duplicates(columns: Columns, codec: RowCodec) -> Mask:
 
 
 def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int] | None:
-    """Returns the change that puts `new` into the buffer, and the number of duplicates; None if `new` must be merged.
-    """
+    """Returns `append_change` for events that go into the buffer, or None if `new` must be merged with chunks."""
     head, times = state.head, new["time_ms"].values
     if not fits_buffer(head, state.load, times, config):
         return None
@@ -220,7 +219,7 @@ def _merge(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> 
 
 
 def _chunked(head: Head, columns: Columns, config: StoreConfig) -> tuple[Head, dict[tuple[str, int], bytes]]:
-    """Splits `columns` into chunks; returns `head` with these chunks behind its own, and the bytes of the new chunks."""
+    """Splits `columns` into chunks; returns `head` with these chunks added at the end, and the bytes of the chunks."""
     put: dict[tuple[str, int], bytes] = {}
     entries = []
     chunk = head.next_chunk

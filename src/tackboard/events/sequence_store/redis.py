@@ -60,7 +60,7 @@ MIGRATING = "migrating"
 DAMAGED = -2
 """The append script's answer if it finds a damaged block."""
 EXACT = 1 << 53
-"""The server's scripts count in doubles. Events with larger times are merged by the client instead."""
+"""The server's scripts use doubles, which are exact up to this number. The client merges events with larger times."""
 _APPEND = """
 local function digest(data)
     local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)
