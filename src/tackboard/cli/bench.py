@@ -81,7 +81,7 @@ def bench_feeding(
     tokens: Annotated[int, typer.Option("--tokens", min=512, help="Put at most this many tokens in a step.")] = 65_536,
     json_output: Json = False,
 ) -> None:
-    """Measure tokens per second for each number of workers and, on a GPU, the step time of three ways to feed it."""
+    """Measure tokens per second for each number of workers and, on a GPU, the step time for three ways to feed data."""
     from tackboard.bench.feeding import measure
     from tackboard.bench.turns import disturbance_lines
 

@@ -145,7 +145,7 @@ def data_label(
     seed: Annotated[int, typer.Option(help="Draw the negatives by this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Label the items that each request showed by the actions that followed; add the requests to the dataset."""
+    """Label each shown item by the actions that followed, and add the labelled requests to the dataset."""
     from tackboard.data.labels import LabelConfig, parse_label
     from tackboard.data.request_layout import label_dataset
     from tackboard.events.dataset import open_dataset

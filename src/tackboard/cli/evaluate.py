@@ -32,9 +32,9 @@ def evaluate(
 ) -> None:
     """Measure how good a trained model is, and compare it with simple baselines.
 
-    A retrieval model gets HR@k and NDCG@k over the whole catalogue. The baselines are popularity, item-to-item and, on
-    a synthetic world, the oracle. A ranker gets AUC and log-loss on requests of held-out users. The baseline is the
-    mean of each item.
+    A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, item-to-item and,
+    on a synthetic world, the oracle. A ranker gets AUC and log-loss on requests of held-out users, and is compared with
+    the mean of each item.
     """
     from tackboard.evaluation.ranking import better_baseline
 

@@ -78,7 +78,7 @@ def sequences_append(
         if str(file) != "-" and not file.is_file():
             raise UsageError(f"{file} does not exist", fix="give the path of a file with one JSON object per line")
         if is_new:
-            # The fields of a store are fixed when it is made, and the first JSON lines do not show all fields.
+            # The fields of a store are fixed when it is made, and the first JSON lines may not show all fields.
             raise UsageError(
                 f"{store} does not exist", fix=f"tackboard sequences create {store} --field dwell_ms=int …"
             )

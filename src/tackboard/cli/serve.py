@@ -86,7 +86,7 @@ def serve(
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
-    # One core is left to the event loop. With a thread on every core, kernels would wait for the loop's core.
+    # One core is left to the event loop. With a thread on every core, kernels would wait for it and be slower.
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads or max(1, usable_cores() - 1))
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
     _run(scorer, config, log, port_file)

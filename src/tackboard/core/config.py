@@ -33,7 +33,7 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
-    """Returns `did you mean BEFORE CHOICE?` with the choice closest to `word`; empty if no choice is close."""
+    """Returns `did you mean …?` with `before` and the choice closest to `word`; empty if no choice is close."""
     close = suggest(word, choices)
     return f"did you mean {before}{close}?" if close else ""
 

@@ -114,7 +114,7 @@ class DoctorFinding:
 
 
 def collect(folder: Path) -> MachineFacts:
-    """Looks at this machine. Free disk space is that of `folder`. It takes as long as importing torch."""
+    """Looks at this machine, and measures the free disk space at `folder`. It takes as long as importing torch."""
     installed, duplicates = installed_versions()
     return MachineFacts(
         python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),

@@ -208,7 +208,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` takes these signals. Outside the main thread, Python allows no change of handlers."""
+    """Within the block, `handler` takes these signals. Outside the main thread nothing changes: Python forbids it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -274,7 +274,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 def tree_rss_bytes(pid: int) -> int:
-    """Returns the resident memory of a process and its descendants, shared pages once for each. 0 without /proc."""
+    """Returns the resident memory of a process tree. Shared pages count once for each process. 0 without /proc."""
     words = (_read(member, "statm").split() for member in process_tree(pid))
     return sum(int(found[1]) for found in words if found) * os.sysconf("SC_PAGE_SIZE")
 

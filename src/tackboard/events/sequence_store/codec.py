@@ -2,8 +2,8 @@
 
 A column is a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
 smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary, so that text that
-a user typed is deleted with the user. A buffered event is packed without its times; two packed events are equal exactly
-if their bytes are equal. All numbers are little-endian. Bytes that cannot be decoded raise CorruptFileError.
+a user typed is deleted with the user. A buffered event is packed into bytes without its times; two events with the same
+time are equal exactly if these bytes are. All numbers are little-endian. Malformed bytes raise CorruptFileError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROW_TYPES = {"int": ("q", "<i8"), "float": ("d", "<f8"), "bool": ("?", "?"), "s
 
 
 def encode_column(kind: str, column: Values) -> bytes:
-    """One column of a chunk as bytes."""
+    """Returns one column of a chunk as bytes."""
     values, base, dictionary = column.values, 0, b""
     bitmap = b""
     if column.present is not None:
@@ -193,7 +193,7 @@ class Head:
         return int(self.chunks[-1, LAST_MS]) if len(self.chunks) else -1
 
     def to_bytes(self) -> bytes:
-        """The head as bytes."""
+        """Returns the head as bytes."""
         numbers = _HEAD.pack(self.num_recent, self.num_late, self.next_arrival, self.next_chunk)
         return numbers + self.chunks.astype("<i8", copy=False).tobytes()
 

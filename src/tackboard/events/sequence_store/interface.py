@@ -198,9 +198,9 @@ class SequenceStore(Engine):
     ) -> StoredSequences:
         """Returns the events of one user, oldest first, as the named columns (all by default).
 
-        `last` is the largest number of events to return; the newest are chosen. Events happened at `since_ms` or later
-        and before `until_ms`. `received_before_ms` leaves out events that a request at that time could not have seen.
-        An unknown user has no events.
+        `last` is the largest number of events to return; the newest are chosen. Only events at `since_ms` or later and
+        before `until_ms` are returned. `received_before_ms` leaves out events that a request at that time could not
+        have seen. An unknown user has no events.
         """
         return self.read_many(
             [user_id],

@@ -108,7 +108,10 @@ def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
 
 
 def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, Values], int]:
-    """Merges parts into one sequence; returns it and the number of dropped duplicates. The first duplicate stays."""
+    """Merges parts in order of time; returns all events but duplicates, and the number of dropped duplicates.
+
+    The first of several equal events stays.
+    """
     columns = join(parts)
     times = columns["time_ms"].values
     if (times[1:] < times[:-1]).any():
@@ -168,7 +171,7 @@ def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) ->
     """Returns whether events with these times can go into the buffer without a merge.
 
     There must be room, and no event in a chunk may have one of these times. If the user exceeds the cap, the buffer may
-    hold no late events, because readers skip the oldest events of the oldest chunks as the events beyond the cap.
+    hold no late events, because readers skip the events beyond the cap at the beginning of the oldest chunks.
     """
     oldest, until = int(times.min()), head.chunked_until_ms
     if head.num_recent + len(times) > config.recent_limit:
@@ -179,7 +182,7 @@ def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) ->
 
 
 def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
-    """Returns whether an event in a chunk has one of these times. Such an event may be a duplicate."""
+    """Returns whether an event in a chunk has one of these times. If so, there may be a duplicate."""
     touched = [
         int(chunk[ID]) for chunk in head.chunks if ((times >= chunk[FIRST_MS]) & (times <= chunk[LAST_MS])).any()
     ]

@@ -1,4 +1,4 @@
-"""Migrates a store of version 1 to the present version: each block gets its seal (see `sealing`), nothing else changes.
+"""Migrates a store of version 1 to the present version: each block gets its seal (see `sealing`), events do not change.
 
 The store is verified first, so that contradictory data does not get a seal. A file is rewritten in one transaction. A
 kill leaves the file as it was, and the command must begin again. On Redis, each user is rewritten all or nothing. A

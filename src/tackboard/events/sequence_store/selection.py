@@ -41,11 +41,11 @@ class Query:
     last: int | None = None
     """Largest number of events to return; the newest are chosen."""
     since_ms: int | None = None
-    """Events happened at this time or later."""
+    """Return only events that happened at this time or later."""
     until_ms: int | None = None
-    """Events happened before this time."""
+    """Return only events that happened before this time."""
     received_before_ms: int | None = None
-    """Events were received before this time, so a request at this time could have seen them."""
+    """Return only events that were received before this time: a request at this time could have seen them."""
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
@@ -71,7 +71,7 @@ def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig
         recent = None if not wanted.any() else recent if wanted.all() else take(recent, wanted)
     is_late = recent is not None and int(recent["time_ms"].values[0]) < head.chunked_until_ms
     num_recent = 0 if recent is None else num_rows(recent)
-    # Late events may be older than events in chunks, so the buffer may not supply any of the newest events.
+    # If there are late events, perhaps no event of the buffer is among the newest, so the chunks must have enough.
     num_wanted = None if query.last is None else query.last - (0 if is_late else num_recent)
     picked = yield from _pick(head, query, num_wanted, config)
     names = list(dict.fromkeys([*query.fields, *(["time_ms"] if is_late else [])]))
@@ -110,7 +110,7 @@ class _Picked:
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks with `num_wanted` events that `query` asks for; None or too few events: all chunks."""
+    """Picks the newest chunks that together have `num_wanted` events for `query`; all chunks with events if None."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]
