@@ -1,1 +1,1 @@
-"""Training state on disk: written atomically, verified on load, never half there."""
+"""Training state on disk. It is written atomically, all or nothing, and verified when it is loaded."""

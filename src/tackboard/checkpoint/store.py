@@ -1,14 +1,14 @@
-"""Checkpoints of one run: groups of named tensors and a JSON state in, the same out, or an error naming the file.
+"""Checkpoints of one run. A checkpoint stores groups of named tensors and a JSON state; damage is found on loading.
 
     checkpoints/step-00000200/   <group>.safetensors … · state.json · features.json · MANIFEST.json
     checkpoints/latest           -> step-00000200
-    checkpoints/best             -> step-00000100        where a run is judged on the way
+    checkpoints/best             -> step-00000100        if the run is validated during training
 
-A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; then `latest` is replaced. At
-whatever instant the process is killed, `latest` names a complete checkpoint, and every `step-*` is complete. The newest
-two and the best are kept; an older checkpoint is removed only after the newer one is complete. Decided: safetensors and
-JSON only. Nothing is unpickled. A `Checkpoint` proves that its bytes were verified: callers pass it on, so that a
-command hashes no file twice. Its tensors are mapped and take no memory before they are used.
+A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; then `latest` is replaced. A
+kill at any instant leaves `latest` at a complete checkpoint, and every `step-*` complete. The newest two checkpoints
+and the best are kept; older checkpoints are removed only after the new checkpoint is complete. Decided: safetensors and
+JSON only. Nothing is unpickled. A `Checkpoint` object means that its bytes were verified. Callers pass it on, so that a
+command hashes no file twice. Its tensors are memory-mapped and take no memory before they are used.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: its folder, its JSON state, its tensors by group."""
+    """A verified checkpoint: its folder, its JSON state, and its tensors by group."""
 
     path: Path
     state: dict[str, Any]
     tensors: dict[str, dict[str, torch.Tensor]]
     among: tuple[Path, ...] = ()
-    """The checkpoints of the folder when `find_latest` chose this one."""
+    """All checkpoints that were in the folder when `find_latest` chose this checkpoint."""
 
 
 class CheckpointStore:
@@ -69,14 +69,14 @@ class CheckpointStore:
         documents: Mapping[str, Mapping[str, Any]] | None = None,
         best: int | None = None,
     ) -> Path:
-        """Writes the checkpoint of `step` and points `latest` at it. An intact one of the same step is kept.
+        """Writes the checkpoint of `step` and points `latest` at it. An intact checkpoint of the same step is kept.
 
-        `documents` are further JSON files, by name. `best` is the step of the best checkpoint, where there is one.
+        `documents` holds further JSON files, by name. `best` is the step of the best checkpoint, if there is one.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{step:08d}"
         if final.exists() and not _is_intact(final):
-            # A run that skipped a damaged checkpoint has reached its step again.
+            # The run skipped this damaged checkpoint when it was resumed, and has now reached the same step again.
             remove_directory(final)
         if not final.exists():
             with new_directory(final) as temporary:
@@ -96,15 +96,15 @@ class CheckpointStore:
         return final
 
     def clean(self) -> None:
-        """Removes the files of killed writers. Call only with the run's lock."""
+        """Removes the files of killed writers. The caller must hold the run's lock."""
         remove_leftovers(self.folder)
 
     def point_latest(self, path: Path) -> None:
-        """Makes `latest` name `path`, a checkpoint of this folder."""
+        """Points `latest` at `path`, a checkpoint of this folder."""
         replace_symlink(self.folder / LATEST, path.name)
 
     def point_best(self, step: int | None) -> None:
-        """Makes `best` name the checkpoint of a step; removes `best` if there is no such checkpoint."""
+        """Points `best` at the checkpoint of a step, or removes `best` if that checkpoint does not exist."""
         path = self.folder / f"step-{step or 0:08d}"
         if step is None or not (path / MANIFEST).is_file():
             (self.folder / BEST).unlink(missing_ok=True)
@@ -112,9 +112,9 @@ class CheckpointStore:
             replace_symlink(self.folder / BEST, path.name)
 
     def find_latest(self, known: Checkpoint | None = None) -> Checkpoint | None:
-        """The newest intact checkpoint, or None. A damaged checkpoint is skipped with a warning.
+        """Returns the newest intact checkpoint, or None. A damaged checkpoint is skipped with a warning.
 
-        `known` is an earlier result; it is returned without reading a byte if the folder has the same checkpoints.
+        `known` is an earlier result. It is returned at once if the folder still has the same checkpoints.
         """
         complete = self.complete()
         if known is not None and known.among == tuple(complete):
@@ -129,11 +129,11 @@ class CheckpointStore:
         return None
 
     def complete(self) -> list[Path]:
-        """Checkpoints that were renamed into place, oldest first; not verified."""
+        """Returns the checkpoints that were renamed into place, oldest first. They are not verified."""
         return sorted(path for path in self.folder.glob("step-*") if (path / MANIFEST).is_file())
 
     def _prune(self, newest: Path) -> None:
-        # Later checkpoints are damaged and were skipped: if they counted, the newest itself would be removed.
+        # Checkpoints of later steps are damaged and were skipped. If they counted, `newest` itself could be removed.
         best = (self.folder / BEST).resolve().name
         for path in [path for path in self.complete() if path.name <= newest.name][: -self.keep]:
             if path.name != best:
@@ -141,11 +141,11 @@ class CheckpointStore:
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Writes named tensors as safetensors. A failing disk raises OSError with its number, as for every other write."""
+    """Writes named tensors as safetensors. A failing disk raises OSError with its errno, like every other write."""
     stored = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     places: set[int] = set()
     for key, tensor in stored.items():
-        # The format knows no sharing: weights that a user's model ties are written once under each name.
+        # Safetensors cannot share data between tensors, so tied weights are written once under each name.
         place = tensor.untyped_storage().data_ptr()
         stored[key] = tensor.clone() if place in places else tensor
         places.add(place)
@@ -154,7 +154,7 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
     except SafetensorError as error:
         number = re.search(r"(?:os error|code:) (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
-    # The library leaves files that only their owner can read; a server runs as somebody else.
+    # The library makes files that only their owner can read, but a server may run as another user.
     path.chmod(0o644)
 
 
@@ -167,7 +167,10 @@ def _is_intact(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """Verifies every byte of a checkpoint and reads it, or `groups` of its tensors; a verified one is returned."""
+    """Verifies every byte of a checkpoint, then reads it with all tensors or with those of `groups`.
+
+    A `Checkpoint` is already verified and is returned as it is.
+    """
     if isinstance(path, Checkpoint):
         return path
     path = path.resolve()
@@ -183,9 +186,9 @@ def _read(path: Path, manifest: Mapping[str, Any], groups: tuple[str, ...] | Non
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The best checkpoint of a run that was judged, else the newest; not verified.
+    """Returns the best checkpoint of a run if `best` exists, otherwise the newest. Nothing is verified.
 
-    `path` is the folder of a run, of its checkpoints or of one checkpoint.
+    `path` is the folder of a run, the folder of its checkpoints, or one checkpoint, which is returned itself.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist", allowed="allowed: a run or checkpoint folder", fix="ls runs/")

@@ -1,8 +1,8 @@
-"""The checkpoint of a training run: a folder in; tensors and a checked state.json out.
+"""Loads the checkpoint of a training run and checks the fields of its state.json.
 
 `store` keeps groups of tensors and any JSON. This module checks the content, for evaluation, export and the trainer.
-Decided: `lineage.dataset` may name any folder, as the recipe did, because data lies outside of runs; the folder is
-verified like any other dataset. `lineage.snapshot` is one folder inside it.
+Decided: `lineage.dataset` may name any folder, as the recipe may, because data lies outside of runs. The folder is
+verified like any other dataset. `lineage.snapshot` names a folder inside the dataset's folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OPTIONAL = {
 
 
 def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "tables")) -> Checkpoint:
-    """Verifies a checkpoint unless that was done, checks its state and reads `groups` of tensors, which must exist."""
+    """Verifies a checkpoint if necessary, checks its state and reads the tensors of `groups`, which must all exist."""
     checkpoint = load_checkpoint(path, groups)
     for group in groups:
         if group not in checkpoint.tensors:
@@ -59,7 +59,7 @@ def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "t
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """state.json of a checkpoint's folder, every field checked."""
+    """Reads state.json of a checkpoint's folder and checks every field."""
     path = folder / STATE
     state = read_document(path, FIELDS, OPTIONAL)
     if state["format_version"] > FORMAT_VERSION:

@@ -1,1 +1,1 @@
-"""`tackboard …`: one module per noun, thin commands; what a command needs is imported when it runs."""
+"""The commands `tackboard …`: one module per noun. A command imports what it needs when it runs."""

@@ -1,4 +1,4 @@
-"""`tackboard bench …`: measure what the documentation claims; a table, and on request JSON and a Markdown file."""
+"""`tackboard bench …` measures what the documentation claims. It prints a table and can write JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bench_skeleton(
 def bench_features(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
-    """Measure 40 features in batch and online, beside hand-written Polars, pandas and Feast (make rivals)."""
+    """Measure 40 features in batch and online; compare with Polars, pandas and Feast (needs `make rivals`)."""
     from tackboard.bench.features.run import measure, report
 
     with _scratch() as scratch:
@@ -81,7 +81,7 @@ def bench_feeding(
     tokens: Annotated[int, typer.Option("--tokens", min=512, help="Put at most this many tokens in a step.")] = 65_536,
     json_output: Json = False,
 ) -> None:
-    """Measure tokens per second by number of workers and, with a GPU, the time of a step fed in three ways."""
+    """Measure tokens per second for each number of workers and, on a GPU, the step time for three ways to feed data."""
     from tackboard.bench.feeding import measure
     from tackboard.bench.turns import disturbance_lines
 
@@ -100,7 +100,7 @@ def bench_feeding(
 def bench_sequences(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
-    """Measure appends and reads of user sequences: in SQLite, and in Redis where there is a redis-server."""
+    """Measure appends and reads of user sequences in SQLite, and in Redis if redis-server is installed."""
     from tackboard.bench.sequence_store import measure, report
 
     with _scratch() as scratch:
@@ -117,7 +117,7 @@ def bench_loader(
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
-    """Measure examples per CPU-second and memory of reading training batches, beside three others (make rivals)."""
+    """Measure speed and memory of reading training batches; compare with three other loaders (needs `make rivals`)."""
     from tackboard.bench.loader.run import measure, report
 
     with _scratch() as scratch:
@@ -129,7 +129,7 @@ def bench_loader(
 def bench_overload(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
-    """Measure answers within a deadline at 0.5 to 3 times the server's capacity."""
+    """Measure the answers within a deadline at 0.5 to 3 times the server's capacity."""
     from tackboard.bench.overload import measure, report
 
     with _scratch() as scratch:
@@ -167,7 +167,7 @@ def bench_quality(
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
-    """Rank the held-out events of a public dataset by PinFM, SASRec, HSTU and baselines, beside published figures."""
+    """Compare PinFM, SASRec, HSTU and baselines on held-out events of a public dataset, with published figures."""
     from tackboard.bench.quality.report import report
     from tackboard.bench.quality.run import measure
     from tackboard.bench.quality.study_plan import Options

@@ -145,7 +145,7 @@ def data_label(
     seed: Annotated[int, typer.Option(help="Draw the negatives by this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Join actions to what each request showed, and add the labelled requests to the dataset."""
+    """Label each shown item by the actions that followed, and add the labelled requests to the dataset."""
     from tackboard.data.labels import LabelConfig, parse_label
     from tackboard.data.request_layout import label_dataset
     from tackboard.events.dataset import open_dataset
@@ -200,7 +200,7 @@ def data_check(
     ),
     json_output: Json = False,
 ) -> None:
-    """Look for errors in a dataset: files, types, ranges, duplicates, times. Repairs nothing. Exit code 3: errors."""
+    """Look for errors in a dataset: files, types, ranges, duplicates, times. Change nothing. Exit code 3: errors."""
     from tackboard.core.errors import DataError, counted
     from tackboard.events.checks.quality import check_dataset
 
@@ -322,7 +322,7 @@ def data_forget(
             "no dataset and no store was named", fix="name datasets with --data, sequence stores with --store, or both"
         )
     folders = [dataset_folder(path) for path in data]
-    # The lists come first: if anything stops us later, the next snapshot is still written without these users.
+    # The lists of forgotten users are written first. If a later step fails, new snapshots still omit these users.
     listed = forget_users(names, folders)
     ids_of = {name: user_ids_of(name) for name in names}
     removed = [_forget_in_store(url, [user_id for ids in ids_of.values() for user_id in ids]) for url in store]
@@ -390,7 +390,7 @@ def _without_password(url: str) -> str:
 
 
 def _forget_in_store(url: str, user_ids: list[int]) -> dict[int, int]:
-    """User → number of removed events, for each user who had events in the store."""
+    """Returns user → number of removed events, for each user who had events in the store."""
     from tackboard.events.sequence_store import open_store
 
     opened = open_store(url)
@@ -419,7 +419,7 @@ def data_retain(
 
     folder = dataset_folder(dataset)
     if prune:
-        # Before anything is written: a user who asks for both must not get only one.
+        # This raises its errors before anything is written, so that the command does not do only half of the work.
         retention.snapshots_in_use(folder, runs)
     result = retention.retain(open_dataset(dataset), days)
     pruned = retention.prune(folder, runs) if prune else retention.Pruned([], {})

@@ -1,4 +1,4 @@
-"""`tackboard demo`: needs nothing, and ends with a served score and a report."""
+"""`tackboard demo` needs no data of your own, and ends with a served score and a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def demo(
     ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
-    """Make a world, pretrain on it, evaluate, export, serve, score, and write report.html."""
+    """Make a synthetic log, pretrain on it, evaluate, export, serve, score, and write report.html."""
     from tackboard.core.progress import say
     from tackboard.flow.demo import DemoConfig, run_demo
     from tackboard.flow.demo_report import verdict

@@ -1,4 +1,4 @@
-"""`tackboard evaluate RUN`: ranks the whole catalogue for every held-out event, beside the baselines."""
+"""`tackboard evaluate RUN` measures a trained model and the baselines on held-out events or requests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def evaluate(
     ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
-    """Measure how good a trained model is, beside baselines that need no model.
+    """Measure how good a trained model is, and compare it with simple baselines.
 
-    A model that retrieves gets HR@k and NDCG@k over the whole catalogue, beside popularity, item-to-item and, on a
-    synthetic world, the oracle. A ranker gets AUC and log-loss on requests of held-out users, beside item means.
+    A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, item-to-item and,
+    on a synthetic world, the oracle. A ranker gets AUC and log-loss on requests of held-out users, and is compared with
+    the mean of each item.
     """
     from tackboard.evaluation.ranking import better_baseline
 
@@ -87,11 +88,11 @@ def evaluate_run(
     code_file: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """The table of one checkpoint. The run's eval folder keeps it: step-N.json for every evaluated step.
+    """Evaluates one checkpoint and returns the table, which is also written to step-N.json in the run's eval folder.
 
-    metrics.json is the table of the last evaluation. A checkpoint that is loaded already is not verified again, and
-    neither is `verified`, the opened snapshot that the run was trained on. `code_file` is the file of a user's own
-    model, if the user named it.
+    metrics.json holds the table of the last evaluation. A loaded checkpoint is not verified again, and neither is
+    `verified`, the opened snapshot that the run was trained on. `code_file` is the file of a user's own model, if the
+    user named it.
     """
     import torch
 

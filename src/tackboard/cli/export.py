@@ -1,4 +1,4 @@
-"""`tackboard export RUN --out BUNDLE`: a checkpoint as a bundle that can be served."""
+"""`tackboard export RUN --out BUNDLE` writes a checkpoint as a bundle that can be served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def export(
     ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
-    """Write a bundle: safetensors and JSON with a manifest, nothing that runs."""
+    """Write a bundle: safetensors and JSON with a manifest, no code."""
     import re
 
     from tackboard.checkpoint.store import find_checkpoint

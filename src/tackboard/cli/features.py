@@ -1,6 +1,6 @@
-"""`tackboard features …`: check a feature set, show its plan, compute it, document it, compare it with what was served.
+"""`tackboard features …`: check, explain, compute and document a feature set, and compare it with served features.
 
-SPEC is a Python file of features, or anything that holds a features.json.
+SPEC is a Python file of features, a features.json, or a folder with a features.json, such as a bundle or a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tackboard init`: a log of your own in, a dataset, a recipe and a summary out."""
+"""`tackboard init` makes a dataset and a recipe from a user's own log, and prints a summary."""
 
 from __future__ import annotations
 

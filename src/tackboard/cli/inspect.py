@@ -1,4 +1,4 @@
-"""Is it sound? `tackboard verify PATH`: is this what was written? `tackboard doctor`: is this installation complete?"""
+"""`tackboard verify PATH` checks that data is undamaged; `tackboard doctor` checks that the installation works."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _verify_store(url: str, *, as_json: bool) -> None:
 
 
 def doctor(json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text.")) -> None:
-    """Report versions, pairings and devices, and how to repair what is broken. Exit code 2: something is broken."""
+    """Report versions, whether they fit together, devices, and repairs. Exit code 2: something is broken."""
     from tackboard.core.doctor import as_json, collect, examine, exit_code
 
     findings = examine(collect(Path.cwd()))

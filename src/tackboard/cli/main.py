@@ -1,6 +1,6 @@
-"""The command line: names the commands and turns errors into at most three lines and an exit code.
+"""The command line: lists the commands, and turns an error into at most three lines and an exit code.
 
-Command modules import only typer and core at the top; everything heavy is imported inside the command, so that
+Command modules import only typer and core at the top. Heavy modules are imported inside the commands, so that
 `tackboard --help` answers at once and a missing optional part breaks only the command that needs it.
 """
 
@@ -64,7 +64,7 @@ def _options(
 
 
 def run() -> None:
-    """The program: runs one command and exits with its code."""
+    """Runs one command and exits with its code. This is the entry point of the program."""
     set_thread_environment()
     code = _run_command()
     try:
@@ -75,7 +75,7 @@ def run() -> None:
 
 
 def _run_command() -> int:
-    """Runs the command that the arguments name; prints errors; returns the exit code."""
+    """Runs the command that the arguments name, prints errors, and returns the exit code."""
     try:
         code = app(prog_name="tackboard", standalone_mode=False)
     except TackboardError as error:
@@ -86,31 +86,31 @@ def _run_command() -> int:
     except BrokenPipeError:
         return _drop_output()
     except SystemExit as stopped:
-        # typer turns a broken pipe into this, with code 1.
+        # typer turns a broken pipe into SystemExit with code 1.
         if not isinstance(stopped.__context__, BrokenPipeError):
             raise
         return _drop_output()
     except OSError as error:
         return _report_os_error(error)
     except Exception as error:  # noqa: BLE001 - the last catch: whatever it is, a user gets a sentence.
-        # typer raises its own usage errors from a private module; this method identifies them.
+        # typer's own usage errors have classes in a private module, so they are recognised by this method.
         if hasattr(error, "format_message"):
             _print_usage_error(error)
             return UsageError.exit_code
         return _report_bug(error)
-    if code == INTERRUPTED:  # typer turns Ctrl-C into this number itself
+    if code == INTERRUPTED:  # typer itself also turns Ctrl-C into this number
         print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
 def _drop_output() -> int:
-    """The reader of our output has gone (`| head`): it has what it wanted, and we cannot print to it."""
+    """Discards the rest of our output, because its reader has ended (`| head`); returns exit code 0."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _print_usage_error(error: Any) -> None:
-    """Prints a mistake on the command line in typer's words; a group without a command prints its help."""
+    """Prints typer's message about a wrong command line. A group without a command prints its help."""
     message = error.format_message()
     if message.startswith("Usage:"):
         print(message)
@@ -121,7 +121,7 @@ def _print_usage_error(error: Any) -> None:
 
 
 def _report_os_error(error: OSError) -> int:
-    """A full disk or a forbidden path is a fault of the machine; any other system error is our bug."""
+    """Explains an error of the machine, such as a full disk or a forbidden path; any other system error is our bug."""
     known = storage_error(error)
     if known is None:
         return _report_bug(error)
@@ -130,7 +130,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """An unforeseen error: our bug, unless it came through a user's own file."""
+    """Reports an unexpected error: it is our bug, unless it came through a user's own file."""
     if place := line_of_user_code(error):
         _explain(error, f"{place} raised {type(error).__name__}: {one_line(str(error))[:300]}")
         if not _debugging():
@@ -145,7 +145,7 @@ def _report_bug(error: Exception) -> int:
 def _explain(error: BaseException, text: str) -> None:
     if _debugging():
         traceback.print_exception(error)
-    # A requested stop is no error.
+    # A requested stop is not an error.
     prefix = "" if isinstance(error, Preempted) else "error: "
     print(prefix + text.replace("\n", "\n  "), file=sys.stderr)
 

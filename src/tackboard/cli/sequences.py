@@ -1,4 +1,4 @@
-"""`tackboard sequences …`: keep users' histories in a store: make it, append to it, read it, correct it, shrink it."""
+"""`tackboard sequences …`: make a sequence store, append to it, read it, correct it, and delete old events."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sequences_append(
     max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows up to this share of all rows.")] = 0.01,
     json_output: Json = False,
 ) -> None:
-    """Append events; a missing store is made from the log's columns. Appending a file again changes nothing."""
+    """Append events. A missing store is made from the log's columns. Appending a file again changes nothing."""
     from tackboard.core.errors import UsageError
     from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig
@@ -78,7 +78,7 @@ def sequences_append(
         if str(file) != "-" and not file.is_file():
             raise UsageError(f"{file} does not exist", fix="give the path of a file with one JSON object per line")
         if is_new:
-            # JSON lines do not say which fields will come, and the fields of a store are fixed.
+            # The fields of a store are fixed when it is made, and the first JSON lines may not show all fields.
             raise UsageError(
                 f"{store} does not exist", fix=f"tackboard sequences create {store} --field dwell_ms=int …"
             )
@@ -144,7 +144,7 @@ def sequences_read(
     from tackboard.events.sequence_store import open_store
 
     names = None if fields is None else [name.strip() for name in fields.split(",") if name.strip()]
-    # A log of numbers and a log of text give one word two ids; the store holds one of them.
+    # The same word has one id in a log with numbers and another id in a log with text; the store has one of them.
     with open_store(store) as opened:
         found = [
             opened.read(
@@ -196,7 +196,7 @@ def sequences_correct(
     compare_only: bool = typer.Option(False, "--compare", help="Say what would change; change nothing."),
     json_output: Json = False,
 ) -> None:
-    """Replace events received before the snapshot's end by the snapshot's events; readers and writers go on."""
+    """Replace events received before the snapshot's end by the snapshot's events. Readers and writers can continue."""
     from tackboard.events.dataset import open_dataset
     from tackboard.events.sequence_store import open_store
     from tackboard.events.sequence_store.correction import compare, correct
@@ -251,7 +251,7 @@ def sequences_retain(
     days: float = typer.Option(..., "--days", help="Delete events that happened more than this many days ago."),
     json_output: Json = False,
 ) -> None:
-    """Delete old events; readers and writers go on."""
+    """Delete old events. Readers and writers can continue."""
     from tackboard.events.sequence_store import open_store
 
     with open_store(store) as opened:
@@ -264,7 +264,7 @@ def sequences_migrate(
     store: Store,
     json_output: Json = False,
 ) -> None:
-    """Rewrite an older store with checksums. Stop its readers and writers first. If it is killed, run it again."""
+    """Add checksums to an older store. Stop its readers and writers first. If the command is killed, run it again."""
     from tackboard.core.errors import counted
     from tackboard.events.sequence_store.codec import FORMAT_VERSION
     from tackboard.events.sequence_store.migration import migrate_store

@@ -88,7 +88,7 @@ def serve(
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
-    # One core is left to the event loop: kernels whose threads wait for a core it holds are slower than with one less.
+    # One core is left to the event loop. With a thread on every core, kernels would wait for it and be slower.
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads or max(1, usable_cores() - 1))
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
     _run(scorer, config, log, port_file)
@@ -107,7 +107,7 @@ def _run(scorer: Scorer, config: ServeConfig, log: FeatureLog | None, port_file:
         if port_file is not None:
             port_file.unlink(missing_ok=True)
     if not ended:
-        # The model is stuck in a computation that nobody waits for; the interpreter cannot end beneath it.
+        # The model still computes something that nobody waits for, and a normal exit would wait for its thread.
         sys.stdout.flush()
         os._exit(0)
 
@@ -117,7 +117,7 @@ def _announce(name: str, port_file: Path | None, url: str) -> None:
 
     from tackboard.core.files import write_text_atomic, writing
 
-    # What is loaded now stays. A garbage collection through all of torch would block the loop for 100 ms.
+    # Objects that are loaded now stay for ever. A garbage collection of all of torch would block the loop for 100 ms.
     gc.collect()
     gc.freeze()
     if port_file is not None:

@@ -1,4 +1,4 @@
-"""`tackboard train RECIPE`: runs a recipe, from here or from a user's file."""
+"""`tackboard train RECIPE` runs a recipe of Tackboard or a recipe in a user's file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
 
-        # A run that cannot fit is refused before anything is allocated.
+        # A run that does not fit into memory or disk is refused before anything is allocated.
         estimate = estimate_run(config, source, runs, steps)
         if dry_run:
             _report(estimate, json_output)
@@ -65,7 +65,7 @@ def train(
     run = run or RunDirectory.new(runs, config.name)
     # Impossible settings fail here, before a run directory is written.
     trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
-    del checkpoint  # Its files are mapped, and take disk space while this name holds them.
+    del checkpoint  # Its files are memory-mapped: deleted files would take disk space while this name refers to them.
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)
@@ -107,7 +107,7 @@ def _print_settings(config: RunConfig) -> None:
 
 
 def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None:
-    """The run to continue, or None for a new one. Continuing with settings that change the result is refused."""
+    """Returns the run to continue, or None for a new run. Changed settings that affect the result raise UsageError."""
     from tackboard.core.errors import UsageError
     from tackboard.core.progress import say
     from tackboard.core.rundir import RunDirectory
@@ -130,7 +130,7 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
 
 
 def _trust_own_code(config: RunConfig) -> Path | None:
-    """Records the file of a user's own model for later commands; the file, or None for a model of ours."""
+    """Records the file of a user's own model for later commands; returns the file, or None for a model of Tackboard."""
     from tackboard.core.trusted_code import trust_code
     from tackboard.models.description import describe_model
 
@@ -143,7 +143,7 @@ def _trust_own_code(config: RunConfig) -> Path | None:
 
 
 def _after_training(run: RunDirectory, dataset: Dataset, code_file: Path | None) -> dict[str, Any]:
-    """Loads, evaluates and exports the model, on a few users."""
+    """Loads the model, evaluates it on a few users, and exports it."""
     from tackboard.checkpoint.store import find_checkpoint
     from tackboard.checkpoint.trained import load_trained
     from tackboard.cli.evaluate import evaluate_run

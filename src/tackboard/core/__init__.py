@@ -1,1 +1,1 @@
-"""What every other folder stands on: errors, strict config, hashing, atomic files, run directories. No torch."""
+"""The base of all other folders: errors, strict config, hashing, atomic files, run directories. No torch."""

@@ -1,8 +1,8 @@
-"""Strict configuration: frozen dataclasses in, JSON and `a.b=c` overrides in and out.
+"""Strict configuration: converts frozen dataclasses to JSON and back, and applies overrides `a.b=c`.
 
-A config class is a frozen, keyword-only dataclass whose every field carries a docstring (a string literal under the
-field). Decided: an unknown key is always an error with the closest known key, because a typo that silently keeps a
-default costs a training run.
+A config class is a frozen, keyword-only dataclass with a docstring (a string literal) under every field. Decided: an
+unknown key is always an error that shows the closest known key, because a typo that silently keeps a default costs a
+training run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NAMES_SHOWN = 16
 
 
 def suggest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice closest to `word`, or None if nothing is near."""
+    """Returns the choice closest to `word`, or None if no choice is close."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return close[0] if close else None
 
 
 def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
-    """`did you mean …?` with the choice closest to `word`, after the text `before`; empty when nothing is near."""
+    """Returns `did you mean …?` with `before` and the choice closest to `word`; empty if no choice is close."""
     close = suggest(word, choices)
     return f"did you mean {before}{close}?" if close else ""
 
@@ -45,7 +45,7 @@ def check(condition: bool, field: str, got: object, allowed: str) -> None:  # no
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as plain JSON types; tuples become lists."""
+    """Returns a config as plain JSON types. Tuples become lists."""
     return typing.cast("dict[str, Any]", json.loads(json.dumps(dataclasses.asdict(config))))
 
 
@@ -66,11 +66,11 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
 
 
 def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
-    """`data` of an older version with its settings at their present places; settings not in `moved` stay.
+    """Moves the settings in `data`, which an older version wrote, to their present places; other settings stay.
 
-    `moved` maps an old key to its new place `a.b`. An old table joins the table at its new place. If an old key is also
-    the name of a present table, a value that is a table stays, because it comes from the present version. If a new
-    place lies in something that is no table, `data` is returned unchanged, and `from_dict` says what is wrong.
+    `moved` maps an old key to its new place `a.b`. If the value is a table, it is merged into the table at its new
+    place. If an old key is also the name of a present table, a table under this key stays, because the present version
+    wrote it. If a new place is not inside a table, `data` is returned unchanged, and `from_dict` reports the mistake.
     """
     if not isinstance(data, dict):
         return data
@@ -89,9 +89,9 @@ def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
 
 
 def apply_overrides(config: C, overrides: Sequence[str]) -> C:
-    """A copy of `config` with every `a.b=c` applied; for a repeated key the last counts. Values are JSON or bare words.
+    """Returns a copy of `config` with every `a.b=c` applied. Values are JSON or bare words; the last repeat counts.
 
-    All are applied before anything is checked, so settings that only fit together may come in any order.
+    All overrides are applied before the result is checked, so settings that depend on each other may have any order.
     """
     wanted: dict[str, str] = {}
     for override in overrides:
@@ -107,7 +107,7 @@ def apply_overrides(config: C, overrides: Sequence[str]) -> C:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring under each field of a config class, by field name; fields without one are absent."""
+    """Returns the docstring of each field of a config class, by field name. Fields without a docstring are left out."""
     docs: dict[str, str] = {}
     for parent in cls.__bases__:
         docs |= field_docs(parent) if dataclasses.is_dataclass(parent) else {}
@@ -121,7 +121,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
-    """Every leaf setting as (name, value as `--set` takes it, meaning), in declaration order."""
+    """Returns (name, value as `--set` takes it, meaning) for every single setting, in the order of declaration."""
     rows = []
     meanings = field_docs(type(config))
     for field in dataclasses.fields(config):
@@ -134,7 +134,7 @@ def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """`value` as the annotated type, or ConfigError naming `path`. Ints pass as floats, never the reverse."""
+    """Returns `value` as the annotated type, or raises ConfigError. Ints pass as floats, never the reverse."""
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint):
         if dataclasses.is_dataclass(value):
@@ -167,7 +167,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """`config`, which stands at `path`, with all settings of `wanted` replaced; its keys begin here."""
+    """Returns `config`, the table at `path`, with the settings of `wanted` replaced. Keys are relative to `path`."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))
@@ -215,7 +215,7 @@ def _parse(text: str, hint: Any) -> Any:
 
 
 def _unknown_key(before: str, key: str, after: str, known: Iterable[str]) -> ConfigError:
-    """`before` and `after` are the parts of the path around `key`, the part that does not exist."""
+    """Returns the error for a path whose part `key` does not exist; `before` and `after` are the parts around it."""
     names = list(known)
     close = suggest(key, names)
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""

@@ -1,11 +1,12 @@
-"""What is installed here, what pairs with what, and the line that repairs each problem.
+"""Checks the installed packages, whether their versions fit together, and the machine; names a repair for each problem.
 
-In: the versions of installed packages, the pins of the checkout, what torch says about itself, what the machine has.
-Out: a list of findings, each ok, absent (an optional part), note (worth knowing) or broken, with its repair line.
+It reads the versions of installed packages, the versions that the checkout pins, torch's own report, and the size of
+the machine. It returns findings. Each finding is ok, absent (an optional part), note (worth knowing) or broken, and
+has a command that repairs it, if one is known.
 
 Decided: collecting and judging are separate. `collect` looks at the machine; `examine` is a pure function of what was
-collected, so a test can plant every problem. A separate process imports torch, because a broken build may kill the
-process that imports it. An absent optional part is fine; an installed one must work.
+collected, so a test can simulate every problem. A separate process imports torch, because a broken build may kill the
+process that imports it. An optional part may be absent, but an installed part must work.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ NEEDED = (
     "torch", "numpy", "pyarrow", "safetensors", "typer", "rich", "uvicorn", "httptools", "orjson", "prometheus-client",
     "tzdata",
 )  # fmt: skip
-"""The packages without which the core does not work; the same list as in pyproject.toml."""
+"""The packages that the core needs; the same list as in pyproject.toml."""
 
 SUPPORTED_PYTHON = ((3, 11), (3, 12))
 TORCH_MINORS = range(11, 14)
 TRITON_OF_TORCH = {11: "3.6", 12: "3.7", 13: "3.7"}
-"""torch 2.N is built against this Triton."""
+"""N → the version of Triton that torch 2.N is built against."""
 
 MIN_MEMORY_BYTES = 4 * 2**30
 MIN_FREE_DISK_BYTES = 2 * 2**30
@@ -61,11 +62,11 @@ class OptionalPart:
     """Something the core works without."""
 
     packages: tuple[str, ...]
-    """Any one of these being installed means that the part is there."""
+    """The part is present if at least one of these packages is installed."""
     purpose: str
-    """What it is for, in a few words."""
+    """What the part is for, in a few words."""
     repair: str
-    """The line that installs it into this checkout."""
+    """The command that installs the part into this checkout."""
 
 
 OPTIONAL = (
@@ -85,17 +86,17 @@ OPTIONAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """What was found on the machine. Everything that `examine` judges is in here."""
+    """What was found on the machine. `examine` reads nothing else."""
 
     python: tuple[int, int, int]
     installed: Mapping[str, str]
     """Version of each installed package, by normalised name."""
     duplicates: tuple[str, ...] = ()
-    """Packages with more than one record in the environment."""
+    """Packages that are recorded in the environment with more than one version."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Pinned version of each package, by normalised name; empty outside a checkout."""
     torch: Mapping[str, Any] = field(default_factory=dict)
-    """What torch says about itself: version, cuda, threads, devices; or `error`."""
+    """What torch reports: version, cuda, threads and devices; or `error`."""
     nvidia_driver: bool = False
     cores: int = 1
     memory_bytes: int = MIN_MEMORY_BYTES
@@ -113,7 +114,7 @@ class DoctorFinding:
 
 
 def collect(folder: Path) -> MachineFacts:
-    """Looks at this machine. `folder` is where runs would be written; takes as long as importing torch does."""
+    """Looks at this machine, and measures the free disk space at `folder`. It takes as long as importing torch."""
     installed, duplicates = installed_versions()
     return MachineFacts(
         python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
@@ -129,7 +130,7 @@ def collect(folder: Path) -> MachineFacts:
 
 
 def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Version by normalised name of every package in this environment, and the names that occur twice."""
+    """Returns the version of every package in this environment, by normalised name, and names with two versions."""
     versions: dict[str, str] = {}
     duplicates = set()
     for distribution in importlib.metadata.distributions():
@@ -142,17 +143,17 @@ def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def checkout_root() -> Path | None:
-    """The checkout this package runs from, or None if it was installed as a wheel."""
+    """Returns the checkout that this package runs from, or None if the package was installed as a wheel."""
     root = Path(__file__).resolve().parents[3]
     return root if (root / "requirements" / "torch.txt").is_file() else None
 
 
 def read_pins(root: Path | None) -> dict[str, str]:
-    """The version that the locks pin for each package, by normalised name; empty without a checkout."""
+    """Returns the version that requirements/ pins for each package, by normalised name; empty without a checkout."""
     pins: dict[str, str] = {}
     for path in sorted((root / "requirements").glob("*.txt")) if root else ():
         if path.name == "rivals.txt":
-            continue  # an environment of its own, with versions of its own
+            continue  # These packages go into another environment and may have other versions.
         for line in path.read_text(encoding="utf-8").splitlines():
             package, equals, version = line.partition("#")[0].strip().partition("==")
             if equals:
@@ -161,7 +162,7 @@ def read_pins(root: Path | None) -> dict[str, str]:
 
 
 def ask_torch() -> dict[str, Any]:
-    """Version, CUDA version, threads and devices as torch reports them in a process of its own, or `error`."""
+    """Imports torch in a separate process; returns its version, CUDA version, threads and devices, or `error`."""
     try:
         done = ask([sys.executable, "-c", TORCH_PROBE], timeout_s=TORCH_TIMEOUT_S)
     except TimeoutError:
@@ -172,7 +173,7 @@ def ask_torch() -> dict[str, Any]:
 
 
 def examine(facts: MachineFacts) -> list[DoctorFinding]:
-    """All findings, in the order in which a reader wants them. A pure function."""
+    """Returns all findings, in the order of the report. A pure function."""
     return [
         _python(facts),
         *_torch(facts),
@@ -184,23 +185,23 @@ def examine(facts: MachineFacts) -> list[DoctorFinding]:
 
 
 def exit_code(findings: Iterable[DoctorFinding]) -> int:
-    """0 if nothing is broken, else 2."""
+    """Returns 0 if nothing is broken, else 2."""
     return 2 if any(finding.status == "broken" for finding in findings) else 0
 
 
 def as_json(findings: Iterable[DoctorFinding]) -> str:
-    """One JSON object: `ok` and the list of findings."""
+    """Returns one JSON object with `ok` and the list of findings."""
     rows = [asdict(finding) for finding in findings]
     return json.dumps({"ok": all(row["status"] != "broken" for row in rows), "findings": rows})
 
 
 def normalised(name: str) -> str:
-    """A package name as pip compares it."""
+    """Returns a package name in the form that pip compares."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def public(version: str) -> str:
-    """A version without its local suffix: 2.13.0+cpu becomes 2.13.0."""
+    """Returns a version without its local suffix: 2.13.0+cpu becomes 2.13.0."""
     return version.partition("+")[0]
 
 
@@ -276,7 +277,7 @@ def _optional_parts(facts: MachineFacts) -> list[DoctorFinding]:
 
 
 def _pairings(facts: MachineFacts) -> list[DoctorFinding]:
-    """Compiled extensions load only beside the torch they were built for."""
+    """Checks compiled extensions, which load only with the version of torch that they were built for."""
     torch_version = facts.installed.get("torch")
     if torch_version is None:
         return []

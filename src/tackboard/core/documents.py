@@ -1,8 +1,8 @@
-"""JSON files of sealed folders, read strictly: a path and the fields it must have in, a checked object out.
+"""Reads the JSON files of sealed folders (folders with a manifest) and checks their fields.
 
 A manifest proves that a file is unchanged, not that its content makes sense. Anybody can seal a folder with any
-content, so every document is checked before it is used, and an error names the file. Unknown fields pass, because a
-newer version may have added them.
+content, so every document is checked before it is used, and an error names the file. Unknown fields are allowed,
+because a newer version may have added them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _INT64 = 1 << 63
 
 
 def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object at `path`. `fields` gives the type of each required field, `optional` of other fields.
+    """Reads the JSON object at `path`. `fields` and `optional` give the types of its required and optional fields.
 
-    A field of an inner table is written `table.field`. A missing field, a wrong type, and a whole number of more than
-    64 bits raise CorruptFileError.
+    A field of an inner table is written `table.field`. A missing required field, a wrong type, or a whole number of
+    more than 64 bits raises CorruptFileError.
     """
     content = read_json(path)
     with blaming(path):
@@ -45,10 +45,10 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
 
 @contextlib.contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Wraps the use of a sealed file: an error that its content causes becomes a CorruptFileError with its name.
+    """Wraps the use of a sealed file: an error that its content causes becomes a CorruptFileError with its path.
 
-    A plain UsageError passes, because it is about the command (its subclasses are about settings and features). Errors
-    of a user's own code pass too.
+    A plain UsageError is not changed, because it is about the command; its subclasses are about settings and features.
+    Errors of a user's own code are not changed either.
     """
     try:
         yield

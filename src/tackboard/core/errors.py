@@ -4,12 +4,12 @@ An error says what happened, what is allowed and what to do, in at most three li
 
     TackboardError            1   our bug
     ├── UsageError            2   wrong use
-    │   └── ConfigError       2   a setting that does not exist or cannot be
+    │   └── ConfigError       2   a setting that does not exist or has a value that is not allowed
     ├── StorageError          2   the disk is full, or a path may not be read or written
-    ├── DataError             3   data invalid
+    ├── DataError             3   invalid data
     │   └── CorruptFileError  3   a file that is not what its manifest says
     ├── DivergedError         4   training diverged and could not recover
-    └── Preempted            75   stopped on request, state saved: run again to go on
+    └── Preempted            75   stopped on request with the state saved; run again to continue
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ USER_MODULE_PREFIX = "tackboard_user_code_"
 
 
 class TackboardError(Exception):
-    """An error with a remedy. `got`: what happened; `allowed`: what is allowed; `fix`: what to type or do."""
+    """An error with a remedy. `got` says what happened, `allowed` what is allowed, `fix` what to type or do."""
 
     exit_code = EXIT_BUG
 
@@ -34,7 +34,7 @@ class TackboardError(Exception):
 
 
 class UsageError(TackboardError):
-    """The command or request cannot mean anything as given."""
+    """The command or request makes no sense as given."""
 
     exit_code = 2
 
@@ -50,7 +50,7 @@ class StorageError(TackboardError):
 
 
 class DataError(TackboardError):
-    """Data breaks the stated rules; nothing was written."""
+    """Data breaks the stated rules."""
 
     exit_code = 3
 
@@ -72,7 +72,7 @@ class Preempted(TackboardError):
 
 
 def line_of_user_code(error: BaseException) -> str | None:
-    """`file.py:12`, the innermost line of a user's own file that `error` passed through, or None."""
+    """Returns the innermost line of a user's own file that `error` passed through, as `file.py:12`, or None."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__", "")).startswith(USER_MODULE_PREFIX):
@@ -81,10 +81,10 @@ def line_of_user_code(error: BaseException) -> str | None:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 user`, `2 users`, `1,000 users`."""
+    """Returns a number with its noun: `1 user`, `2 users`, `1,000 users`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def one_line(text: str) -> str:
-    """Folds `text` onto one line, so that a message never grows past its three lines."""
+    """Joins the lines of `text` into one line, so that a message never has more than three lines."""
     return " ".join(text.split())

@@ -1,17 +1,17 @@
-"""Files that are either old or new, never half.
+"""Atomic writes: a file or folder has its old content or its new content, never a part of it.
 
-Everything durable goes temp file → flush → fsync → rename → fsync of the folder. A kill at any instant leaves the old
-content or the new one. `observer` is called with the name of each point between those moves; the chaos tests set it
-to kill the process there.
+Every durable write is: temporary file → flush → fsync → rename → fsync of the folder. A kill at any instant leaves the
+old content or the new content. `observer` is called at named points between these steps; the chaos tests use it to kill
+the process there.
 
-Unfinished work has a temporary name that is unique:
+Unfinished work has a unique temporary name:
 
     .NAME.tmp-TOKEN         a file, a link, or a folder
-    .NAME.tmp-TOKEN.lock    held while that folder is being written (see locks.py)
+    .NAME.tmp-TOKEN.lock    lock file, held while that folder is being written (see locks.py)
     .NAME.gone-TOKEN        a folder that is being deleted
 
-Decided: a folder whose lock is held is left alone, whatever container its writer runs in. A temporary file or link
-needs no lock. Its writer has the content in memory and writes it again if a cleaner mistakes it for a leftover.
+Decided: a cleaner never removes a folder whose lock is held, whatever container the writer runs in. A temporary file or
+link needs no lock, because its writer has the content in memory and writes it again if a cleaner removed it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ observer: Callable[[str], None] | None = None
 
 CHUNK_BYTES = 1 << 20
 NUM_TRIES = 10
-"""Write a small file at most this often if a cleaner mistakes its temporary file for a leftover."""
+"""Number of attempts to write a small file, in case a cleaner removes its temporary file."""
 LOCK_SUFFIX = ".lock"
 UNLOCKED_DAYS = 1
-"""A temporary folder without a lock file, as older versions made, counts as left behind after this many days."""
+"""Older versions made temporary folders without lock files. Such a folder is removed after this number of days."""
 
 STORAGE_FAULTS = {
     errno.ENOSPC: "make room on that disk, then run the command again",
@@ -55,11 +55,11 @@ STORAGE_FAULTS = {
     errno.ELOOP: "that path is a symlink to itself; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
-"""Errors that the machine or a path causes, and what to do about each."""
+"""Errors that the machine or a path causes, and what to do about each error."""
 
 
 def reach(point: str) -> None:
-    """Tells the observer, if there is one, that the writer stands at `point`."""
+    """Tells the observer, if there is one, that the writer has reached `point`."""
     if observer is not None:
         observer(point)
 
@@ -74,13 +74,13 @@ def fsync_path(path: Path) -> None:
 
 
 def name_path(error: BaseException, path: Path) -> None:
-    """Puts `path` into a system error without a path. Writes and libraries raise such errors."""
+    """Adds `path` to a system error that has no path, such as an error of a write."""
     if isinstance(error, OSError) and error.filename is None:
         error.filename = str(path)
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Replaces `path` by `data`; readers see the old bytes or all of the new ones."""
+    """Replaces the content of `path` by `data`. Readers see all of the old bytes or all of the new bytes."""
     name = path.name
 
     def write(temporary: Path) -> None:
@@ -96,7 +96,7 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Renames what `write` makes under a temporary name to `path`."""
+    """Lets `write` make a file or link under a temporary name, then renames it to `path`."""
     for left in reversed(range(NUM_TRIES)):
         temporary = _temporary(path)
         try:
@@ -119,17 +119,17 @@ def _temporary(path: Path) -> Path:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """`write_bytes_atomic` for text, as UTF-8."""
+    """Does `write_bytes_atomic` for text, as UTF-8."""
     write_bytes_atomic(path, text.encode())
 
 
 def write_json_atomic(path: Path, value: Any) -> None:
-    """`write_bytes_atomic` for JSON, indented, with a final newline."""
+    """Does `write_bytes_atomic` for JSON, indented, with a final newline."""
     write_text_atomic(path, json.dumps(value, indent=2) + "\n")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a text file; a write that fails names the path."""
+    """Adds a line to a text file. If the write fails, the error names the path."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -150,7 +150,7 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextlib.contextmanager
 def staging_directory(final: Path) -> Iterator[Path]:
-    """An empty folder beside `final`. No cleaner touches it while the block runs; it is removed after the block."""
+    """Makes an empty folder beside `final`. No cleaner removes it during the block; it is removed after the block."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(final)
     with try_lock(temporary.with_name(temporary.name + LOCK_SUFFIX)):
@@ -163,10 +163,10 @@ def staging_directory(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `final` when the block ends, or is removed when the block raises.
+    """Makes a temporary folder that becomes `final` when the block ends, or is removed if the block raises.
 
-    The caller fsyncs the files it writes (`write_manifest` fsyncs all of them). An existing `final` is an error, also
-    if another process made it during the block.
+    The caller must fsync the files it writes (`write_manifest` fsyncs all of them). An existing `final` raises
+    UsageError, even if another process made it during the block.
     """
     taken = UsageError(f"{final} exists already", fix="choose another name, or remove it first")
     if final.exists():
@@ -200,7 +200,10 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> int:
-    """Deletes what killed writers left in `folder`, of `name` or of anything; returns the number of deleted entries."""
+    """Deletes temporary files and folders that killed writers left in `folder`; returns the number of deleted entries.
+
+    With `name`, only those of this file or folder are deleted.
+    """
     stem = "*" if name is None else glob.escape(name)
     removed = 0
     for lock in folder.glob(f".{stem}.tmp-*{LOCK_SUFFIX}"):
@@ -240,7 +243,7 @@ def _is_old(path: Path) -> bool:
 
 
 def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageError | None:
-    """`error` as a user should read it, or None if neither the machine nor a path caused it.
+    """Returns `error` as an error for users, or None if neither the machine nor a path caused it.
 
     `doing` says what failed; `advice` may hold `allowed` and `fix`.
     """
@@ -253,7 +256,7 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Wraps the writing of a file that a user asked for by `option`: a system error becomes an error about the path."""
+    """Wraps the writing of a file that `option` of a command names: a system error becomes an error with its path."""
     try:
         yield
     except OSError as error:
@@ -264,7 +267,7 @@ def writing(option: str, path: Path) -> Iterator[None]:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex, read in chunks."""
+    """Returns the SHA-256 of a file's bytes, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -273,7 +276,7 @@ def sha256_file(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Parses a JSON file; unreadable or malformed raises CorruptFileError naming it."""
+    """Parses a JSON file. A missing, unreadable or malformed file raises CorruptFileError with its path."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

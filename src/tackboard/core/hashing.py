@@ -1,9 +1,9 @@
-"""The one hash of the project: ids in, table rows out. NumPy uint64, the reference for every other twin.
+"""The one hash of the project maps ids to table rows. This NumPy version is the reference for all others.
 
-An id is an int64 (a string becomes one by BLAKE2b). A row id is made in two moves that int64 arithmetic can repeat
-exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the upper
-32 bits onto [0, rows) by multiply-and-shift. Decided: multiply-and-shift instead of modulo, because torch has no
-unsigned 64-bit division; it needs rows < 2^31, far above the largest published table (160 million).
+An id is an int64; BLAKE2b turns a string into an int64. A row is computed in two steps, which int64 arithmetic can
+repeat exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the
+upper 32 bits onto [0, rows) by multiply-and-shift. Decided: multiply-and-shift instead of modulo, because torch has no
+unsigned 64-bit division. It needs rows < 2^31, far above the largest published table (160 million).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MULTIPLIERS = (np.uint64(MULTIPLIER_1), np.uint64(MULTIPLIER_2))
 
 
 def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
-    """A bijection of 64-bit integers chosen by `seed`: adjacent inputs come out unrelated."""
+    """Applies a bijection of 64-bit integers, chosen by `seed`. Adjacent inputs give unrelated outputs."""
     if isinstance(values, int):
         values = np.array([values & MASK_64], dtype=np.uint64)
     x = np.atleast_1d(values)
     if x.dtype != np.uint64:
         x = x.astype(np.int64, copy=False).view(np.uint64)
     if x.size == 1:
-        # The user's side of a request: plain ints are several times faster than arrays of one.
+        # A request has one user, and for one id plain ints are several times faster than arrays.
         return np.array(_mixed_one(int(x.flat[0]), seed_offset(seed)), dtype=np.uint64).reshape(x.shape)
-    # In place from here on: for a request's thousand ids, making arrays would cost as much as mixing them.
+    # The rest works in place, because for a request's thousand ids new arrays would cost as much as the mixing.
     x = x + np.uint64(seed_offset(seed))
     mixed: NDArray[np.uint64] = x >> _SHIFTS[0]
     mixed ^= x
@@ -51,7 +51,7 @@ def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
 
 @functools.lru_cache(maxsize=1024)
 def seed_offset(seed: int) -> int:
-    """What `mix64` adds before mixing. Two rounds over the seed, so that seeds 0, 1, 2 give unrelated offsets."""
+    """Returns the number that `mix64` adds before mixing. Seeds 0, 1, 2 give unrelated numbers."""
     return _mixed_one(seed * GOLDEN_GAMMA, GOLDEN_GAMMA)
 
 
@@ -63,12 +63,12 @@ def _mixed_one(value: int, offset: int) -> int:
 
 
 def table_seed(seed: int, table: int) -> int:
-    """The seed of the `table`-th hash function under the model's seed."""
+    """Returns the seed of hash function number `table` of a model with `seed`."""
     return (seed << 16) + table + 1
 
 
 def row_ids(ids: NDArray[np.int64], num_hashes: int, num_rows: int, seed: int) -> NDArray[np.int64]:
-    """Rows of `ids` [M] in each of `num_hashes` tables of `num_rows` rows: int64 [M, num_hashes] in [0, num_rows)."""
+    """Returns the rows of `ids` [M] in each of `num_hashes` tables: int64 [M, num_hashes] in [0, num_rows)."""
     if not 0 < num_rows <= MAX_ROWS:
         raise DataError(f"a table cannot have {num_rows} rows", allowed=f"allowed: 1 to {MAX_ROWS}")
     ids = np.ascontiguousarray(ids, dtype=np.int64)
@@ -80,12 +80,12 @@ def row_ids(ids: NDArray[np.int64], num_hashes: int, num_rows: int, seed: int) -
 
 
 def string_id(text: str) -> int:
-    """The int64 of a string: the first 8 bytes of BLAKE2b over its UTF-8 form, little-endian, signed."""
+    """Returns the int64 of a string: BLAKE2b with a digest of 8 bytes, over UTF-8, little-endian, signed."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def remembered_string_id(text: str) -> int:
-    """`string_id`, remembered for texts that come again and again: categories, countries, devices."""
+    """Does `string_id` with a cache, for texts that repeat: categories, countries, devices."""
     return string_id(text)

@@ -1,14 +1,14 @@
 """Lock files: one process at a time, across containers and, if the file system allows it, across hosts.
 
-The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, ends with that process in every case,
-and is visible to everybody who opens the same file, in any PID namespace. Child processes do not inherit it, because
-they may outlive a killed parent.
+The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, always ends with this process, and is
+visible to every process that opens the same file, in any PID namespace. Child processes do not inherit the lock,
+because they may outlive a killed parent.
 
-Some file systems have no locks, and some keep them on one host (NFS mounted with `nolock`). So the file also names the
-host of its holder, and the holder touches the file every HEARTBEAT_S. If the file system has no locks, or another host
-left the file, the lock counts as held until the file has not been touched for LEASE_S. Decided: this silence is the
-difference between the file's time and this host's clock, so the clocks of hosts that share a folder must agree within a
-few seconds.
+Some file systems have no locks, and some have locks within one host only (NFS mounted with `nolock`). Therefore the
+file also names the host of its holder, and the holder touches the file every HEARTBEAT_S. If the file system has no
+locks, or the file names another host, the lock counts as held until the file has not been touched for LEASE_S.
+Decided: this time is measured from the file's modification time to this host's clock. So the clocks of hosts that share
+a folder must agree within a few seconds.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LEASE_S = 60.0
-"""Seconds of silence after which a lock without a kernel lock is free."""
+"""A lock file that has not been touched for this number of seconds is free if no kernel lock protects it."""
 HEARTBEAT_S = 10.0
-"""How often a holder touches its lock file."""
+"""Seconds between two touches of a lock file by its holder."""
 POLL_S = 0.05
-"""How often `wait_for_lock` tries again."""
+"""Seconds between two attempts of `wait_for_lock`."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-"""What a file system without locks answers."""
+"""The errors of a file system without locks."""
 
 _held: dict[str, object] = {}
-"""Lock files of this process. The kernel grants a process its own locks again and drops them when a copy is closed."""
+"""Lock files that this process holds. The kernel cannot tell: it would grant a process its own lock a second time, and
+drop the lock when the process closes either descriptor."""
 
 
 @contextlib.contextmanager
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
-    """Whether this process, and nobody else, holds the lock file `path` during the block. Does not wait.
+    """Yields whether this process holds the lock file `path` during the block. Does not wait.
 
     The file is removed at the end. Without `create`, a file that does not exist cannot be locked.
     """
@@ -56,7 +57,7 @@ def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
             with _heartbeat(descriptor):
                 yield True
         finally:
-            # Removed while it is held: nobody can lock the file between the two.
+            # The file is removed while it is locked, so no other process can lock it before it is removed.
             if _is_at(descriptor, path):
                 path.unlink()
             os.close(descriptor)
@@ -66,7 +67,7 @@ def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]:
-    """`try_lock`, tried again until the lock is free or `timeout_s` have passed."""
+    """Repeats `try_lock` until the lock is free or `timeout_s` have passed."""
     deadline = time.monotonic() + timeout_s
     while True:
         with try_lock(path) as held:
@@ -77,7 +78,7 @@ def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]
 
 
 def silence_to_wait_for(path: Path) -> float:
-    """Seconds until a lock file of another host counts as abandoned if that host stays silent; 0 for any other file."""
+    """Returns the seconds until another host's lock file is free if nobody touches it; 0 for any other file."""
     try:
         if path.read_bytes() == _host():
             return 0.0
@@ -87,7 +88,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """A descriptor that holds the lock file, or None if another process holds it."""
+    """Returns a descriptor that holds the lock, or None if another process holds the lock."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.
@@ -101,7 +102,7 @@ def _take(path: Path, *, create: bool) -> int | None:
             try:
                 descriptor, is_new = os.open(path, os.O_RDWR | os.O_CLOEXEC), False
             except FileNotFoundError:
-                continue  # Its holder has removed it: try again.
+                continue  # The holder has just removed the file, so try again.
         try:
             answer = _claim(descriptor, path, is_new=is_new)
             if answer:
@@ -119,7 +120,7 @@ def _take(path: Path, *, create: bool) -> int | None:
 
 
 def _claim(descriptor: int, path: Path, *, is_new: bool) -> bool | None:
-    """Whether the open file is ours now; None if `path` is another file by now, so the caller must try again."""
+    """Returns whether this process holds the lock now; None if `path` has become another file, so try again."""
     has_locks = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +142,10 @@ def _claim(descriptor: int, path: Path, *, is_new: bool) -> bool | None:
 
 
 def _remove_silent(descriptor: int, path: Path) -> bool | None:
-    """Removes a silent file on a file system without locks. Of several processes only one can rename it."""
+    """Removes an abandoned lock file on a file system without locks; only one process can succeed in renaming it.
+
+    Returns None if the caller must retry, False if another process holds the lock.
+    """
     aside = path.with_name(f"{path.name}-{os.urandom(6).hex()}")
     try:
         os.rename(path, aside)
@@ -149,7 +153,7 @@ def _remove_silent(descriptor: int, path: Path) -> bool | None:
         return None
     try:
         if not _is_at(descriptor, aside):
-            os.link(aside, path)  # Another process was faster, and this is its new file: put it back.
+            os.link(aside, path)  # Another process was faster, and this is its new lock file: put it back.
             return False
     finally:
         aside.unlink()

@@ -1,10 +1,10 @@
-"""MANIFEST.json: what a folder holds, provable to the last bit.
+"""MANIFEST.json lists the files of a folder, so that a single changed bit is found.
 
-Written last, it lists every file with its size and SHA-256 and ends with the SHA-256 of its own preceding bytes, so a
-flipped bit anywhere, also in the manifest, is found and the file is named. It is also the commit marker: a folder
+The manifest holds the size and SHA-256 of every file and ends with the SHA-256 of its own preceding bytes. A flipped
+bit anywhere, even in the manifest, is found, and the error names the file. The manifest is written last, so a folder
 without a manifest was never finished. safetensors, torch.save and DCP all load flipped bits silently.
-Decided: a sealed folder holds plain files and folders only. A symbolic link could lead outside the folder, and a pipe
-would block its reader, so both are refused by name, and only plain files are opened.
+Decided: a sealed folder (a folder with a manifest) may contain plain files and folders only. A symbolic link could lead
+outside the folder, and a pipe would block its reader. Both raise an error with their name and are never opened.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DIGEST = re.compile(f"[0-9a-f]{{{_HEX_DIGITS}}}")
 def write_manifest(
     folder: Path, kind: str, extra: Mapping[str, Any] | None = None, *, meant: Collection[str] | None = None
 ) -> None:
-    """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` is stored beside the list.
+    """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` is stored in the manifest too.
 
-    `meant` names the files that the caller wrote. If a file is missing or extra, StorageError is raised and nothing is
-    sealed, because another process changed the folder. None takes all files, to seal a changed folder again.
+    `meant` names the files that the caller wrote. If a file is missing or extra, another process changed the folder;
+    StorageError is raised and no manifest is written. With None, the manifest lists whatever files are there.
     """
     files: list[dict[str, Any]] = []
     for path in _listed_files(folder):
@@ -57,7 +57,7 @@ def write_manifest(
 
 
 def verify_manifest(folder: Path, kind: str) -> dict[str, Any]:
-    """The manifest of `folder` after checking all of it. Any difference raises CorruptFileError naming the file."""
+    """Checks all of `folder` and returns its manifest. Any difference raises CorruptFileError with the file's path."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", allowed=f"allowed: a {kind} folder, which holds {MANIFEST}")
     content = read_manifest(folder)
@@ -73,7 +73,7 @@ def verify_manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of `folder`: its own seal, its version and its entries are checked, the files it lists are not."""
+    """Reads the manifest of `folder` and checks its own SHA-256, version and entries, but not the listed files."""
     path = folder / MANIFEST
     _require_plain(path)
     try:
@@ -106,20 +106,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def stays_inside(name: Any) -> bool:
-    """Whether a name that a sealed file gives stays inside its folder: `a` or `a/b`, no `..`, nothing absolute."""
+    """Returns whether a relative name stays inside its folder: `a` or `a/b`, no `..`, nothing absolute."""
     if not isinstance(name, str) or "\\" in name or not name.isprintable():
         return False
     return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
-    """JSON bytes of `content` whose last entry is the SHA-256 of everything before that digest."""
+    """Returns `content` as JSON bytes, with a last entry that is the SHA-256 of everything before that digest."""
     body = json.dumps(content, indent=2).encode().removesuffix(b"\n}") + _SEAL
     return body + hashlib.sha256(body).hexdigest().encode() + _END
 
 
 def unseal(data: bytes) -> dict[str, Any] | None:
-    """The content of sealed bytes, or None if a bit differs or the content is no JSON object."""
+    """Does the inverse of `seal`; returns None if a bit has changed or the content is not a JSON object."""
     body, digest = data[: -len(_END) - _HEX_DIGITS], data[-len(_END) - _HEX_DIGITS : -len(_END)]
     intact = data.endswith(_END) and body.endswith(_SEAL) and hashlib.sha256(body).hexdigest().encode() == digest
     if not intact:
@@ -132,7 +132,7 @@ def unseal(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether an entry of the list names a file inside the folder, other than the manifest, with size and hash."""
+    """Returns whether an entry has a size, a hash, and the name of a file in the folder other than the manifest."""
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
         return False
     named = stays_inside(entry.get("name")) and entry["name"] != MANIFEST
@@ -140,9 +140,9 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _listed_files(folder: Path) -> list[Path]:
-    """Every file under `folder` except its own manifest; a MANIFEST.json further down counts like any other file.
+    """Returns every file under `folder` except its own manifest. A MANIFEST.json in a subfolder counts as a file.
 
-    Anything that is neither a plain file nor a folder raises CorruptFileError naming it.
+    Anything that is neither a plain file nor a folder raises CorruptFileError with its path.
     """
     files = []
     for place, folders, names in os.walk(folder, onerror=_raise):
@@ -159,9 +159,9 @@ def _raise(error: OSError) -> None:
 
 
 def _require_plain(path: Path, kind: int = stat.S_IFREG) -> None:
-    """Raises CorruptFileError unless `path` itself, not through a link, is a file, or a folder if `kind` says so.
+    """Raises CorruptFileError unless `path` is a plain file, or a folder if `kind` says so. Links are not followed.
 
-    The path is not opened, because opening a pipe would wait for ever.
+    The path is not opened, because opening a pipe would block for ever.
     """
     try:
         found = stat.S_IFMT(path.lstat().st_mode)

@@ -1,9 +1,9 @@
-"""Child processes: start, stop, reap and measure them; and the signals that this process gets.
+"""Starts, stops, reaps and measures child processes, and handles the signals that this process gets.
 
-A command comes in. A running `Process` goes out, or with `ask` the whole `Answer` of a short command. Decided: by
-default a process gets its own group, and the whole group ends with it, so nothing stays behind. Ctrl-C then reaches
-only this process, which passes it on. Processes are reaped by wait4, so the kernel reports what a process and its
-workers used. No other module starts a process (`tests/rules/test_processes.py`).
+`Process` is a running command; `ask` runs a short command to its end and returns an `Answer`. Decided: by default a
+command gets its own process group, and the whole group is killed when the command ends, so no worker stays behind.
+Ctrl-C then reaches only this process, which must stop its commands. Commands are reaped by wait4, so the kernel reports
+what a command and its workers used. No other module starts a process (`tests/rules/test_processes.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SAMPLE_S = 0.05
 GRACE_S = 15.0
 WATCH_EVERY_S = 0.5
 PARENT_VARIABLE = "TACKBOARD_PARENT"
-"""The variable that holds the PID of a parent whose children must end with it; see `watch_parent`."""
+"""The environment variable with the PID of a parent whose children must end when it ends; see `watch_parent`."""
 TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Process:
-    """A running command. Leaving its `with` block ends it. Methods may be called by several threads."""
+    """A running command. Leaving its `with` block ends the command. Several threads may call its methods."""
 
     def __init__(
         self,
@@ -47,13 +47,14 @@ class Process:
         sample_memory: bool = False,
         keep_open: Sequence[int] = (),
     ) -> None:
-        """`log` is appended to; `environment` is added to ours; `keep_open` are file descriptors that are inherited.
+        """Starts the command. Its output is appended to `log`, and `environment` is added to our own environment.
 
-        With `sample_memory`, `poll` also looks at the memory of the whole process tree.
+        The command inherits the file descriptors in `keep_open`. With `sample_memory`, `poll` also measures the memory
+        of the whole process tree.
         """
         self.log = log or Path(os.devnull)
         self.code: int | None = None
-        """The exit code once `poll` has seen the end; -N after death by signal N."""
+        """The exit code once `poll` has seen the end, or -N if signal N ended the command."""
         self.peak_rss_bytes = 0
         self._own_group, self._samples_memory = own_group, sample_memory
         self._seconds = self._cpu_seconds = 0.0
@@ -80,15 +81,15 @@ class Process:
 
     @property
     def seconds(self) -> float:
-        """Time on the clock since the start, until the end."""
+        """Wall-clock time from the start until now, or until the end of the command."""
         return self._seconds if self.code is not None else time.monotonic() - self._started
 
     def cpu_seconds(self) -> float:
-        """CPU time used so far, by the command and its descendants."""
+        """Returns the CPU time that the command and its descendants have used so far."""
         return self._cpu_seconds if self.code is not None else sum(map(process_cpu_seconds, process_tree(self.pid)))
 
     def poll(self) -> int | None:
-        """The exit code if the command has ended, else None."""
+        """Returns the exit code if the command has ended, else None."""
         with self._lock:
             if self.code is None:
                 if self._samples_memory:
@@ -97,7 +98,7 @@ class Process:
             return self.code
 
     def wait(self, within_s: float = math.inf) -> int | None:
-        """The exit code once the command has ended; None if that takes longer than `within_s`."""
+        """Waits for the end of the command; returns the exit code, or None if it still runs after `within_s`."""
         deadline, pause_s = time.monotonic() + within_s, 0.001
         while (code := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(pause_s)
@@ -106,29 +107,29 @@ class Process:
 
     def send(self, number: int) -> None:
         """Sends a signal to the command, if it still runs."""
-        with self._lock:  # Nobody reaps the process meanwhile, so the PID cannot belong to another process.
+        with self._lock:  # No thread reaps the process meanwhile, so the PID cannot belong to another process.
             if self.code is None:
                 os.kill(self.pid, number)
 
     def kill(self) -> int:
-        """Ends the command at once, with its group where it has its own; returns the exit code."""
+        """Ends the command at once, together with its own group if it has one; returns the exit code."""
         while (code := self.poll()) is None:
             self.send(signal.SIGKILL)
             self.wait(1.0)
         return code
 
     def stop(self, grace_s: float = GRACE_S) -> int:
-        """Asks the command to end (SIGTERM), ends it by force after `grace_s`; returns the exit code."""
+        """Asks the command to end (SIGTERM), kills it if it still runs after `grace_s`; returns the exit code."""
         try:
             self.send(signal.SIGTERM)
             self.wait(grace_s)
         finally:
-            # A second Ctrl-C also comes here: it ends the waiting, but nothing stays behind.
+            # A second Ctrl-C ends the waiting, but the command is still killed here.
             code = self.kill()
         return code
 
     def printed(self) -> str:
-        """What the command has printed so far, without what earlier ones wrote to the same log."""
+        """Returns what this command has printed so far, without the output of earlier commands in the same log."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
@@ -161,7 +162,7 @@ class Answer:
     output: str = ""
     errors: str = ""
     peak_bytes: int = 0
-    """Largest memory of the process tree, if it was sampled; shared pages count in parts."""
+    """Largest memory of the process tree, if it was sampled. A page that N processes share counts as 1/N for each."""
 
     @property
     def reason(self) -> str:
@@ -194,7 +195,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """The last line that is a JSON object. Other lines may follow it: stdout and stderr often share one log."""
+    """Returns the last line that is a JSON object, or {}. Other lines may follow, as stdout and stderr share a log."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -207,7 +208,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` takes these signals. Outside the main thread nothing changes, as Python demands."""
+    """Within the block, `handler` takes these signals. Outside the main thread nothing changes: Python forbids it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -226,9 +227,9 @@ def signals_interrupt() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def stop_is_preemption(end: float | None = None) -> Iterator[None]:
-    """Within the block, SIGTERM raises Preempted, for work that loses nothing by stopping at once.
+    """Within the block, SIGTERM raises Preempted. Use it for work that loses nothing if it stops at once.
 
-    If the block still runs at `end` (by `time.monotonic`), SIGTERM is sent.
+    If the block still runs at `end` (by `time.monotonic`), this process sends SIGTERM to itself.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -243,17 +244,17 @@ def stop_is_preemption(end: float | None = None) -> Iterator[None]:
         finally:
             timer.cancel()
             if end is not None:
-                timer.join()  # A signal on its way still finds our handler.
+                timer.join()  # If the timer has just sent the signal, our handler must still be in place.
 
 
 def watch_parent() -> None:
-    """Sends SIGTERM to this process when the process in PARENT_VARIABLE, if any, is no longer its parent."""
+    """Sends SIGTERM to this process when its parent, the process in PARENT_VARIABLE, has ended. Does not block."""
     parent = int(os.environ.get(PARENT_VARIABLE, "0"))
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(WATCH_EVERY_S)
-        _stop_myself()  # A killed parent could not ask, and nobody waits for the work of this process.
+        _stop_myself()  # A killed parent could not stop its children, and nobody waits for their work any more.
 
     if parent:
         threading.Thread(target=watch, daemon=True).start()
@@ -263,7 +264,7 @@ def watch_parent() -> None:
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and its live descendants; the process alone where there is no /proc."""
+    """Returns a process and its live descendants; only the process itself if there is no /proc."""
     found = [pid]
     for member in found:  # The list grows while the loop runs.
         for children in Path(f"/proc/{member}/task").glob("*/children"):
@@ -273,31 +274,31 @@ def process_tree(pid: int) -> list[int]:
 
 
 def tree_rss_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants; pages that they share count once for each. 0 without /proc."""
+    """Returns the resident memory of a process tree. Shared pages count once for each process. 0 without /proc."""
     words = (_read(member, "statm").split() for member in process_tree(pid))
     return sum(int(found[1]) for found in words if found) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pss_bytes(pid: int) -> int:
-    """Memory of one process; a page that N processes share counts as 1/N. 0 if the process is gone or without /proc."""
+    """Returns the memory of one process. A page that N processes share counts as 1/N. 0 if the process has ended."""
     lines = _read(pid, "smaps_rollup").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """User and system time of a process and of its ended children; 0 if the process is gone or without /proc."""
-    # The second field is the program's name in parentheses and may hold spaces; the rest follows the last ")".
+    """Returns user and system time of a process and its ended children; 0 if the process has ended or without /proc."""
+    # The second field is the program's name in parentheses and may contain spaces. Other fields follow the last ")".
     return sum(map(int, _read(pid, "stat").rpartition(")")[2].split()[11:15])) * TICK_SECONDS
 
 
 def own_cpu_seconds() -> float:
-    """User and system time of this process, of its threads, and of every process under it."""
+    """Returns user and system time of this process with its threads, and of all its descendants."""
     own = time.process_time() + sum(os.times()[2:4])
     return own + sum(map(process_cpu_seconds, process_tree(os.getpid())[1:]))
 
 
 def _read(pid: int, name: str) -> str:
-    """A file of /proc/PID; empty if the process is gone or there is no /proc."""
+    """Reads a file of /proc/PID; empty if the process has ended or there is no /proc."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:

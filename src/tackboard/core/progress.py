@@ -1,7 +1,7 @@
-"""Progress on long work: a bar on a terminal, plain lines in a log.
+"""Shows the progress of long work: a bar on a terminal, plain lines in a log.
 
-Decided: nothing is ever drawn with carriage returns where stderr is not a terminal. There, a stage prints one line
-when it ends and, while it lasts, one line every `LOG_EVERY_S` seconds.
+Decided: if stderr is not a terminal, nothing is drawn with carriage returns. Instead, one line is printed every
+`LOG_EVERY_S` seconds while the work lasts, and one line when it ends.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ LOG_EVERY_S = 15.0
 
 
 def say(line: str) -> None:
-    """One line to stderr, at once."""
+    """Prints one line to stderr and flushes it."""
     print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
-    """`with Progress("reading", total=n, unit="rows") as progress: progress.advance(k)`.
+    """Usage: `with Progress("reading", total=n, unit="rows") as progress: progress.advance(k)`.
 
-    `note` is shown behind the count (a loss, say). A total of None shows counts without an end.
+    `note` is shown after the count, for example a loss. With a total of None, only the count is shown.
     """
 
     def __init__(self, title: str, *, total: int | None = None, unit: str = "", quiet: bool = False) -> None:
@@ -43,7 +43,7 @@ class Progress:
         return self
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
-        """Adds `count` to what is done, and replaces the note if one is given."""
+        """Adds `count` to the work done, and replaces the note if one is given."""
         self.done += count
         self.note = self.note if note is None else note
         if self._bar is not None:

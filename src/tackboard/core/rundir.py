@@ -1,11 +1,10 @@
-"""The run directory: everything one run leaves behind, readable by people and by machines.
+"""The run directory holds all files of one run, readable by people and by programs.
 
     runs/<utc time>_<name>_<hash>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
     runs/latest                      -> the newest run
 
-Lines of the JSON-lines files are written whole and flushed one by one. A kill may cut the last line; `clean` removes
-such a torn line. A resumed run cuts metrics that were written after its checkpoint, so each step stands in the file
-once.
+Each line of the JSON-lines files is written and flushed by itself. A kill may cut the last line; `clean` removes a cut
+line. A resumed run removes metrics that were written after its checkpoint, so each step is in the file once.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ RECORDED_PACKAGES = ("tackboard", "torch", "numpy", "pyarrow", "safetensors")
 
 
 class RunDirectory:
-    """One run's folder. `new` names one, `write` makes it; `open` takes an existing one up again."""
+    """One run's folder. `new` chooses its name and `write` makes it; `open` opens an existing run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +47,7 @@ class RunDirectory:
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
-        """A name for a new run under `runs`; nothing is written before `write`. A file there raises UsageError."""
+        """Chooses a name for a new run under `runs` and writes nothing. If `runs` is a file, UsageError is raised."""
         if runs.exists() and not runs.is_dir():
             raise UsageError(f"{runs} is a file", allowed="allowed: a folder of runs", fix="give another --runs")
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime())
@@ -56,13 +55,13 @@ class RunDirectory:
 
     @classmethod
     def create(cls, runs: Path, name: str, config: Mapping[str, Any]) -> RunDirectory:
-        """A new run under `runs`, with its resolved config and environment written."""
+        """Makes a new run under `runs` and writes its resolved config and environment."""
         run = cls.new(runs, name)
         run.write(config)
         return run
 
     def write(self, config: Mapping[str, Any]) -> None:
-        """Makes the folder with its resolved config and environment. `latest` moves when it has a checkpoint."""
+        """Makes the folder with its resolved config and environment. `latest` is left to `make_latest`."""
         runs = self.path.parent
         remove_leftovers(runs)
         with new_directory(self.path) as folder:
@@ -72,7 +71,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """An existing run. Nothing is changed, because another process may be writing it."""
+        """Opens an existing run. Nothing is changed, because another process may be writing to the run."""
         run = cls(path.resolve())
         if not (run.path / "config.json").is_file():
             raise DataError(
@@ -81,13 +80,13 @@ class RunDirectory:
         return run
 
     def clean(self) -> None:
-        """Removes torn last lines of the JSON-lines files and other remains of a kill. Needs the run's lock."""
+        """Removes cut last lines of JSON-lines files and temporary files of a killed run. Needs the run's lock."""
         remove_leftovers(self.path)
         for name in ("metrics.jsonl", "events.jsonl"):
             _cut_torn_line(self.path / name)
 
     def make_latest(self) -> None:
-        """Points `latest` of the folder of runs at this one."""
+        """Points `latest`, in the folder of runs, at this run."""
         replace_symlink(self.path.parent / "latest", self.path.name)
 
     @property
@@ -122,13 +121,13 @@ class RunDirectory:
         append_line(self.path / "log.txt", f"{stamp} {line}")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All metric lines that can be read, in order."""
+        """Returns the metrics of all lines that can be read, in order."""
         return [metrics for _, metrics in self._metric_lines() if metrics is not None]
 
     def cut_metrics_after(self, step: int) -> None:
-        """Drops metric lines of steps past `step`, which a resumed run writes again, and damaged ones, with a warning.
+        """Drops metrics of steps after `step`, which a resumed run writes again. Damaged lines are dropped too.
 
-        Metrics are for people. A checkpoint holds all that a run needs, so a damaged line does not stop the run.
+        Metrics are for people. A checkpoint has everything that a run needs, so a damaged line only causes a warning.
         """
         lines = self._metric_lines()
         if num_damaged := sum(metrics is None for _, metrics in lines):
@@ -138,19 +137,19 @@ class RunDirectory:
             write_bytes_atomic(self.path / "metrics.jsonl", b"".join(line + b"\n" for line in kept))
 
     def _metric_lines(self) -> list[tuple[bytes, dict[str, Any] | None]]:
-        """The lines of metrics.jsonl and what each says; None where a line is damaged."""
+        """Returns each line of metrics.jsonl with its content, which is None for a damaged line."""
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [(line, _metrics_in(line)) for line in lines]
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
-        # JSON has no infinity: a figure that is not finite is written as null.
+        # JSON has no infinity and no NaN, so null is written instead.
         value = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in value.items()}
         append_line(self.path / name, json.dumps(value))
 
 
 def describe_environment() -> dict[str, Any]:
-    """Where a run ran: versions, machine, command, commit."""
+    """Describes how a run was started: versions, machine, command, commit."""
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in RECORDED_PACKAGES},
@@ -163,7 +162,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit this package's source is at, with `+` where files differ from it; None outside a checkout."""
+    """Returns the commit of this package's source, with `+` if files have changed since; None outside a checkout."""
     source = Path(__file__).parent
     try:
         answer = ask(

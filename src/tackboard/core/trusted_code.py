@@ -2,10 +2,10 @@
 
     ${XDG_STATE_HOME:-~/.local/state}/tackboard/trusted-code/<hash of path and SHA-256>.json
 
-A run names the file of its model, but a run may come from anybody, so this proves nothing. `train` keeps the path and
-the SHA-256 of the file here, outside every run. Decided: one small file per entry, so that trainings at the same time
-cannot lose an entry; folders 0700, files 0600; a folder or file that somebody else owns or may write to is refused. If
-the record cannot be kept, training continues with a warning.
+A run names the file of its model, but the run may come from anybody, so its word is not enough to run the file. `train`
+records the path and the SHA-256 of the file here, outside every run. Decided: one small file per entry, so that
+concurrent trainings cannot lose an entry. Folders have mode 0700 and files 0600; a folder or file that another user
+owns or may write to is refused. If the record cannot be written, training continues with a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tackboard.core.progress import say
 
 
 def trust_code(path: Path, sha256: str) -> None:
-    """Records that this user has trained with a file; warns if the record cannot be kept."""
+    """Records that this user has trained with a file. Prints a warning if the record cannot be written."""
     try:
         folder = _folder()
         for part in (folder.parent, folder):
@@ -38,7 +38,10 @@ def trust_code(path: Path, sha256: str) -> None:
 
 
 def check_trusted(path: Path, sha256: str) -> None:
-    """Raises UsageError unless `trust_code` recorded this file for this user, StorageError if others may write."""
+    """Raises UsageError unless `trust_code` recorded this file for this user.
+
+    If other users own or may write to the record, StorageError is raised.
+    """
     refusal = UsageError(
         f"this run names {path} as its model's code, and you have no record of training with it",
         allowed="code is run when you name it, or where your own `tackboard train` recorded it",

@@ -1,7 +1,7 @@
-"""Imports a user's own Python file: a recipe, a model, a set of features. Only files that the user names are run.
+"""Imports a user's own Python file: a recipe, a model, a set of features.
 
 The bytes of a file are read once, then hashed, compiled and run. Cached bytecode is neither read nor written. So a
-checked hash is the hash of the code that runs.
+checked hash is always the hash of the code that runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, UsageError
 def load_code(path: Path, sha256: str | None = None) -> ModuleType:
     """Imports a user's Python file under a unique name; the same content of the same file is imported once.
 
-    A file whose SHA-256 is not `sha256` is not run and raises UsageError. An error of ours that the file causes (such
-    as an impossible feature) passes unchanged. Any other error, also `sys.exit`, is a UsageError with the file's line.
+    A file whose SHA-256 is not `sha256` is not run and raises UsageError. A TackboardError that the file causes (such
+    as an impossible feature) is raised unchanged. Any other error, and `sys.exit`, becomes a UsageError with the line.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")
@@ -56,7 +56,7 @@ def load_code(path: Path, sha256: str | None = None) -> ModuleType:
 
 
 def sha256_of_code(module: ModuleType) -> str:
-    """The SHA-256 of the code that a module was made of; of its file as it is now, where Python imported it."""
+    """Returns the SHA-256 of a module's code. If Python imported the module, it is that of the present file."""
     return module.__dict__.get(_DIGEST) or hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 
@@ -64,7 +64,7 @@ _DIGEST = "__tackboard_sha256__"
 
 
 def _with_line(error: BaseException, path: Path, source: str) -> UsageError:
-    """An error of the user's code, with the line it came from and the file as the user named it."""
+    """Returns a UsageError for an error in the user's code, with its line and with the file as the user named it."""
     what = f"{type(error).__name__}: {one_line(str(error))[:300]}"
     fix = f"`python {path}` shows the same error"
     place = line_of_user_code(error)

@@ -1,7 +1,7 @@
-"""Names that data and models share: actions and surfaces as small integers, and standard features.
+"""Names that data and models share: actions and surfaces with their indices, and standard features.
 
-Index 0 is reserved for what training never saw, so a new action in production has a defined embedding instead of an
-error. The lists travel with every checkpoint and bundle; they are sorted, so that the same data gives the same
+Index 0 is reserved for names that training never saw, so a new action in production has a defined embedding instead of
+an error. The lists are part of every checkpoint and bundle. They are sorted, so that the same data gives the same
 indices.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEFAULT_READS = ("history.item", "history.action", "history.surface", "history.time")
-"""What a model reads if it does not say what it reads."""
+"""The features that a model reads if it does not name any."""
 SINCE_LAST = "since_last"
-"""The standard feature of a request: seconds since the newest event."""
+"""Standard feature of a request: the seconds since the user's newest event."""
 UNKNOWN = 0
 DEFAULT_ACTION = "event"
 """The action of an event if its log or request has no actions."""
@@ -28,33 +28,33 @@ UNKNOWN_NAME = "unknown"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The actions and surfaces a model knows; the i-th name has index i + 1."""
+    """The actions and surfaces that a model knows. Name i, counted from 0, has index i + 1."""
 
     actions: tuple[str, ...]
     surfaces: tuple[str, ...]
 
     @classmethod
     def from_names(cls, actions: Iterable[str], surfaces: Iterable[str]) -> Vocabulary:
-        """A vocabulary of the distinct names, sorted."""
+        """Makes a vocabulary of the distinct names, sorted."""
         return cls(actions=tuple(sorted(set(actions))), surfaces=tuple(sorted(set(surfaces))))
 
     @classmethod
     def from_dict(cls, names: Mapping[str, Sequence[str]]) -> Vocabulary:
-        """A vocabulary from what a checkpoint recorded: its names, in their order."""
+        """Makes a vocabulary from the names in a checkpoint, in the order of the checkpoint."""
         return cls(actions=tuple(names["actions"]), surfaces=tuple(names["surfaces"]))
 
     @property
     def num_actions(self) -> int:
-        """Rows an action embedding needs, the unknown one included."""
+        """Number of rows that an action embedding needs, including the row for unknown actions."""
         return len(self.actions) + 1
 
     @property
     def num_surfaces(self) -> int:
-        """Rows a surface embedding needs, the unknown one included."""
+        """Number of rows that a surface embedding needs, including the row for unknown surfaces."""
         return len(self.surfaces) + 1
 
     def action_indices(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Index of each action name; `UNKNOWN` for a name that training never saw."""
+        """Returns the index of each action name; `UNKNOWN` for a name that training never saw."""
         return _indices(names, self.actions)
 
     def surface_indices(self, names: Sequence[str]) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""Events on their way into a store: plain dictionaries or an Arrow table in, checked columns out.
+"""This module takes new events as plain dictionaries or an Arrow table, checks them, and returns columns.
 
-Every event has item_id, action, surface and time_ms; received_ms is now where it is not given, and a declared field
-that is not given is missing. Errors say which event of the call was wrong and never whose it was.
+A plain event needs item_id, action, surface and time_ms. The default of received_ms is the present time, and a declared
+field without a value is missing. Errors give the number of the wrong event in the call, never its user.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def now_ms() -> int:
-    """The time by this machine's clock, in ms UTC."""
+    """Returns the time of this machine's clock, in ms UTC."""
     return time.time_ns() // 1_000_000
 
 
 def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values]:
-    """Plain events as columns. A missing, unknown or ill-typed value raises DataError with the event's number."""
+    """Turns plain events into columns. A missing, unknown or ill-typed value raises DataError."""
     known = config.columns
     for number, event in enumerate(events):
         if not event.keys() <= known.keys():
@@ -67,9 +67,9 @@ def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values
 
 
 def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values]:
-    """Events of a dataset, or of an import that was given ids, as columns: item_id, times, names and the fields.
+    """Turns a table of events, which has item_id, into the store's columns.
 
-    A declared field that the table lacks, or holds as another kind, raises DataError. Other columns are left out.
+    A missing column, or a column of another kind, raises DataError. Columns that the store does not have are left out.
     """
     check_has_columns(table.column_names, config)
     columns = {name: _from_arrow(table[name], name, kind) for name, kind in config.columns.items()}
@@ -78,7 +78,7 @@ def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values
 
 
 def check_has_columns(names: Sequence[str], config: StoreConfig) -> None:
-    """Raises DataError where events with the columns `names` lack one that the store holds."""
+    """Raises DataError if a column of the store is not among `names`, the columns of some events."""
     for name in config.columns:
         if name not in names:
             raise DataError(
@@ -89,7 +89,10 @@ def check_has_columns(names: Sequence[str], config: StoreConfig) -> None:
 
 
 def check_columns(columns: Columns, num_events: int, config: StoreConfig) -> dict[str, Values]:
-    """Columns that a caller made: every one of the store's, all of the same length, of the right types."""
+    """Checks columns that a caller made, and returns the store's columns.
+
+    Every column of the store must be there, with `num_events` values of the right type.
+    """
     for name, kind in config.columns.items():
         if name not in columns:
             raise DataError(f"the events do not have the column {name}", allowed=f"needed: {', '.join(config.columns)}")
@@ -111,7 +114,7 @@ def check_columns(columns: Columns, num_events: int, config: StoreConfig) -> dic
 
 
 def check_times(columns: Columns) -> None:
-    """Raises DataError where a time lies before 1970."""
+    """Raises DataError if a time lies before 1970."""
     for name in ("time_ms", "received_ms"):
         below = np.flatnonzero(columns[name].values < 0)
         if len(below):
@@ -120,7 +123,7 @@ def check_times(columns: Columns) -> None:
 
 
 def by_user(user_ids: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """(user, positions of its events in the order given) for every user of a batch, users in rising order."""
+    """Returns (user, positions of its events in the order given) for every user of a batch, sorted by user id."""
     if len(user_ids) <= 1:
         return [(int(user), np.zeros(1, dtype=np.int64)) for user in user_ids]
     order = np.argsort(user_ids, kind="stable")
@@ -130,13 +133,13 @@ def by_user(user_ids: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
 
 
 def _column(name: str, kind: str, given: list[Any]) -> Values:
-    """One column of plain values."""
+    """Checks the plain values of one column and returns the column."""
     there = [value is not None for value in given]
     if name in BUILT_IN and not all(there):
         raise DataError(f"event {there.index(False)} has no {name}", allowed=f"needed: {', '.join(REQUIRED)}")
     allowed = _TYPES[kind]
     for number, value in enumerate(given):
-        # A bool is an int to Python, and a mistake to us.
+        # Python takes a bool for an int; here it is a mistake.
         right = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
         if value is not None and (not right or (kind == "int" and not INT64.min <= value <= INT64.max)):
             raise DataError(
@@ -170,14 +173,14 @@ def _from_arrow(column: pa.ChunkedArray, name: str, kind: str) -> Values:
 
 
 def local_names(columns: Columns, kind: str) -> list[str]:
-    """The actions or surfaces that the dictionary of a batch names."""
+    """Returns the actions or surfaces in the dictionary of a batch."""
     dictionary = columns[kind].dictionary
     assert dictionary is not None
     return [str(text) for text in dictionary] if num_rows(columns) else []
 
 
 def with_codes(columns: Columns, codes: Mapping[str, Mapping[str, int]]) -> dict[str, Values]:
-    """The batch with the store's codes of actions and surfaces in place of its own."""
+    """Returns the batch with the store's codes of actions and surfaces instead of its own codes."""
     changed = dict(columns)
     for kind, code_of in codes.items():
         mapped = np.array([code_of[name] for name in local_names(columns, kind)], dtype=np.int64)

@@ -1,9 +1,9 @@
-"""What lies in the store, as bytes: a column of a chunk, a buffered event, and the directory of a user's chunks.
+"""The byte formats of the store: a column of a chunk, a buffered event, and the head with a user's chunk directory.
 
-A column is a header, a bitmap where something is missing, and its values in the narrowest unsigned type that holds
-their distance from the smallest; a string column brings its own dictionary, so that what a user typed is deleted with
-the user. A buffered event is everything but its times, in a form in which two events are equal exactly where their
-bytes are. All numbers are little-endian. Bytes that cannot be what they should be raise CorruptFileError.
+A column is a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
+smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary, so that text that
+a user typed is deleted with the user. A buffered event is packed into bytes without its times; two events with the same
+time are equal exactly if these bytes are. All numbers are little-endian. Malformed bytes raise CorruptFileError.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tackboard.events.sequence_store.values import DTYPES, Columns, Integers, Va
 
 FORMAT_VERSION = 2
 _HEADER = struct.Struct("<4sIq")
-"""Kind, width of a value in bytes, whether a bitmap follows, unused; number of values; the smallest value."""
+"""Four bytes (kind, width of a value in bytes, whether a bitmap follows, unused), number of values, smallest value."""
 _KINDS = ("int", "float", "bool", "string", "name")
 _WIDTHS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _HEAD = struct.Struct("<4q")
 CHUNK_FIELDS = ("id", "num_events", "first_ms", "last_ms", "max_received_ms")
-"""What the directory says of each chunk; the columns of `Head.chunks`."""
+"""What the directory says about each chunk: the columns of `Head.chunks`."""
 ID, NUM_EVENTS, FIRST_MS, LAST_MS, MAX_RECEIVED_MS = range(len(CHUNK_FIELDS))
 _NO_CHUNKS = np.empty((0, len(CHUNK_FIELDS)), dtype=np.int64)
 _ROW_TYPES = {"int": ("q", "<i8"), "float": ("d", "<f8"), "bool": ("?", "?"), "string": ("I", "<u4")}
 
 
 def encode_column(kind: str, column: Values) -> bytes:
-    """One column of a chunk as bytes."""
+    """Returns one column of a chunk as bytes."""
     values, base, dictionary = column.values, 0, b""
     bitmap = b""
     if column.present is not None:
@@ -85,7 +85,7 @@ def decode_column(data: bytes) -> Values:
 
 
 def _used_texts(codes: Integers, column: Values) -> tuple[Integers, bytes]:
-    """Codes into the strings that occur, and those strings as bytes."""
+    """Returns codes into a dictionary of only the strings that occur, and this dictionary as bytes."""
     assert column.dictionary is not None
     known: dict[str, int] = {}
     texts = column.dictionary
@@ -109,7 +109,7 @@ def _texts_at(data: bytes, place: int) -> NDArray[np.object_]:
 
 
 class RowCodec:
-    """Buffered events as bytes, one string of bytes each: item, action, surface and the fields of one store."""
+    """Packs each buffered event into one byte string: item, action, surface and the fields that the store declares."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields = dict(fields)
@@ -118,7 +118,7 @@ class RowCodec:
         self._dtype = np.dtype(names + [(f"field_{name}", _ROW_TYPES[kind][1]) for name, kind in fields.items()])
 
     def pack(self, columns: Columns) -> list[bytes]:
-        """Every event of `columns`; actions and surfaces are the store's codes."""
+        """Packs every event of `columns`, whose actions and surfaces are the store's codes."""
         present = np.zeros(len(columns["item_id"]), dtype=np.int64)
         lists = [columns[name].values.tolist() for name in ("item_id", "action", "surface")]
         tails: list[list[bytes]] = []
@@ -164,36 +164,36 @@ class RowCodec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Head:
-    """What is known of a user without reading an event."""
+    """What the store knows about a user without reading an event: counters, and the directory of chunks."""
 
     num_recent: int = 0
-    """Events in the buffer."""
+    """Number of events in the buffer."""
     num_late: int = 0
-    """Buffered events that are older than an event in a chunk."""
+    """Number of buffered events that are older than an event in a chunk."""
     next_arrival: int = 0
-    """Number of the next buffered event. Events of equal times are ordered by this number."""
+    """Arrival number of the next buffered event. Events with equal times are ordered by their arrival numbers."""
     next_chunk: int = 0
-    """Number of the next chunk. Numbers rise along the sequence and are never used again."""
+    """Id of the next chunk. Ids rise along the sequence and are never used again."""
     chunks: Integers = dataclasses.field(default_factory=lambda: _NO_CHUNKS)
     """The chunks, oldest first [k, 5]; see CHUNK_FIELDS."""
 
     @property
     def num_chunked(self) -> int:
-        """Events in chunks."""
+        """Number of events in chunks."""
         return int(self.chunks[:, NUM_EVENTS].sum())
 
     @property
     def num_events(self) -> int:
-        """Events in chunks and in the buffer, those beyond the cap included."""
+        """Number of events in chunks and in the buffer, including events beyond the cap."""
         return self.num_chunked + self.num_recent
 
     @property
     def chunked_until_ms(self) -> int:
-        """The newest time in a chunk, or -1."""
+        """The newest time in a chunk; -1 if there are no chunks."""
         return int(self.chunks[-1, LAST_MS]) if len(self.chunks) else -1
 
     def to_bytes(self) -> bytes:
-        """The head as bytes."""
+        """Returns the head as bytes."""
         numbers = _HEAD.pack(self.num_recent, self.num_late, self.next_arrival, self.next_chunk)
         return numbers + self.chunks.astype("<i8", copy=False).tobytes()
 

@@ -1,4 +1,4 @@
-"""Settings of a sequence store, fixed when it is made, and the names and kinds of its columns."""
+"""Settings of a sequence store, which are fixed when the store is made, and the names and kinds of its columns."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.events.schema import FIELD_KINDS, FIELD_NAME_RULE, RESERVED_NAMES, is_field_name
 
 BUILT_IN = {"item_id": "int", "action": "name", "surface": "name", "time_ms": "int", "received_ms": "int"}
-"""Columns that every store has, and their kinds; a name is a string that repeats."""
+"""Columns that every store has, and their kinds. A `name` is a string from a list that the whole store shares."""
 KINDS = tuple(dict.fromkeys(FIELD_KINDS.values()))
 MAX_FIELDS = 60
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """What a store holds of an event, and how much of a user."""
+    """Which columns a store has, and the number of events that it keeps of a user."""
 
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Further columns: name → `int`, `float`, `bool` or `string`. `request` and `position` are declared here too."""
     max_events: int = 16_000
-    """Most events kept of a user; the oldest are dropped."""
+    """Largest number of events to keep of a user; the oldest events are dropped."""
     max_recent: int = 64
-    """Most events of a user in the buffer, which is always read whole. A full buffer moves into chunks of columns."""
+    """Largest number of a user's events in the buffer. Every read reads all of it; a full buffer moves into chunks."""
     chunk_events: int = 1024
-    """Most events in a chunk. A read fetches the values of a column one chunk at a time."""
+    """Largest number of events in a chunk. A chunk's column is the smallest piece that a read fetches."""
 
     def __post_init__(self) -> None:
         for name in ("max_events", "max_recent", "chunk_events"):
@@ -46,16 +46,16 @@ class StoreConfig:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Every column and its kind, in the order in which they are numbered on disk."""
+        """Every column and its kind. On disk, a column is named by its position in this order."""
         return {**BUILT_IN, **self.fields}
 
     @property
     def recent_limit(self) -> int:
-        """Most events in the buffer; never more than are kept at all."""
+        """Largest number of events in the buffer: `max_recent`, but never more than `max_events`."""
         return min(self.max_recent, self.max_events)
 
     def require(self, names: Iterable[str]) -> list[str]:
-        """`names`, each once, or UsageError naming the one that the store does not have."""
+        """Returns `names` without repeats. A name that the store does not have raises UsageError."""
         wanted = list(dict.fromkeys(names))
         known = self.columns
         for name in wanted:
@@ -68,7 +68,7 @@ class StoreConfig:
         return wanted
 
     def to_json(self) -> str:
-        """The settings as JSON."""
+        """Returns the settings as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod

@@ -1,12 +1,12 @@
-"""Corrects a store by the log: a dataset snapshot in, sequences that agree with it out.
+"""Corrects a store by a dataset snapshot, so that the store's sequences agree with the log.
 
-What the store received before the snapshot's horizon, its newest received_ms, is replaced by what the snapshot holds;
-what it received at the horizon or later stays, less what the snapshot has too. A user is changed whole or not at all,
-a few users at a time, so nobody waits longer than for one of them. Doing it twice changes nothing the second time, and
-a run that was killed goes on behind the users it had done.
+The horizon is the newest received_ms of the snapshot. Events that the store received before the horizon are replaced by
+the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events in
+the snapshot. A user is changed all or nothing, a few users at a time, so other writers wait only briefly. A second
+correction changes nothing. After a kill, the next call continues with the users that were not done.
 
-Decided: of the millisecond of the horizon itself the store's own events stay. A log is often cut within it, and an
-event that was acknowledged must not be lost to that. Users who were forgotten do not come back.
+Decided: events that the store received in the millisecond of the horizon itself stay. A log is often cut within this
+millisecond, and an acknowledged event must not be lost by that. Forgotten users do not come back.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from tackboard.events.sequence_store.values import Columns, Integers, Values, nu
 USERS_PER_READ = 64
 NOTE = "correction"
 Counts = dict[str, Counter[str]]
-"""Action → `missing`, `extra`, `different` → events."""
+"""Action → `missing`, `extra` or `different` → number of events."""
 
 
 @dataclasses.dataclass
 class Correction:
-    """What was corrected, or would be."""
+    """What `correct` has changed, or what `compare` says that it would change."""
 
     horizon_ms: int
     num_users: int = 0
-    """Users looked at: those of the snapshot and of the store."""
+    """Number of checked users, those of the snapshot and those of the store."""
     num_changed_users: int = 0
     actions: Counts = dataclasses.field(default_factory=dict)
-    """Of each action: events that the store lacked (`missing`), held wrongly (`extra`), or held with other values than
-    the snapshot for the same item at the same time (`different`)."""
+    """Counts for each action: `missing` events are only in the snapshot, `extra` events only in the store. `different`
+    events have the same item and time in both, but other values."""
 
     def total(self, kind: str) -> int:
-        """`missing`, `extra` or `different` events of all actions."""
+        """Returns the number of `missing`, `extra` or `different` events of all actions together."""
         return sum(counts[kind] for counts in self.actions.values())
 
     def add(self, found: Counts) -> None:
@@ -58,7 +58,7 @@ class Correction:
 
 
 def correct(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Corrects the store by a snapshot; returns what was wrong. A call after a kill continues."""
+    """Corrects the store by a snapshot; returns what was wrong. After a kill, the next call continues."""
     horizon = horizon_ms(dataset)
     report = Correction(horizon)
     key = {"snapshot": dataset.path.name, "horizon_ms": horizon}
@@ -78,7 +78,7 @@ def correct(store: SequenceStore, dataset: Dataset) -> Correction:
 
 
 def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: int, found: dict[int, Counts]) -> Edit:
-    """The edit that corrects each user and notes what was wrong."""
+    """Returns the edit that corrects a user and adds to `found` what was wrong."""
 
     def edit(user_id: int, state: State) -> Change | None:
         held = all_columns(state, store.config)
@@ -90,7 +90,7 @@ def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: in
 
 
 def compare(store: SequenceStore, dataset: Dataset) -> Correction:
-    """What `correct` would find. It changes nothing and makes nobody wait."""
+    """Returns what `correct` would find. It changes nothing, and other clients do not wait."""
     report = Correction(horizon_ms(dataset))
     for users, events, _ in _pieces(store, dataset, after=None, is_changing=False):
         for step in in_steps(users, USERS_PER_READ):
@@ -102,7 +102,7 @@ def compare(store: SequenceStore, dataset: Dataset) -> Correction:
 
 
 def horizon_ms(dataset: Dataset) -> int:
-    """The newest received_ms of a snapshot."""
+    """Returns the newest received_ms of a snapshot."""
     pieces = dataset.event_chunks(["received_ms"])
     return max(int(numpy_column(piece, "received_ms").max()) for piece in pieces)
 
@@ -110,7 +110,7 @@ def horizon_ms(dataset: Dataset) -> int:
 def _pieces(
     store: SequenceStore, dataset: Dataset, *, after: int | None, is_changing: bool
 ) -> Iterator[tuple[Integers, dict[int, Columns], int]]:
-    """(users, events by user, the last user) of the snapshot and the store, in the order of user ids."""
+    """Yields (users, snapshot's events by user, last user) for all users of snapshot and store, sorted by user id."""
     check_has_columns(pq.read_schema(dataset.events_path).names, store.config)
     held = store.user_ids()
     if after is not None:
@@ -139,7 +139,7 @@ def _pieces(
 def _wanted(
     store: SequenceStore, user_id: int, held: Columns | None, snapshot: Columns | None, horizon: int
 ) -> dict[str, Values] | None:
-    """What the store should hold of a user."""
+    """Returns the events of a user that the store should have."""
     parts = []
     if snapshot is not None:
         forgotten = store.forgotten_ms([user_id]).get(user_id)
@@ -162,14 +162,14 @@ def _is_same(held: Columns | None, wanted: Columns | None) -> bool:
 
 
 def _differences(store: SequenceStore, held: Columns | None, wanted: Columns | None) -> Counts:
-    """What is wrong with a user, by action; empty where nothing is."""
+    """Counts what is wrong with a user, by action; empty if nothing is wrong."""
     if _is_same(held, wanted):
         return {}
     ours, theirs = _events(store, held), _events(store, wanted)
     missing = Counter(theirs[key][:3] for key in theirs.keys() - ours.keys())
     extra = Counter(ours[key][:3] for key in ours.keys() - theirs.keys())
-    # One that is missing and one that is extra, of the same time, item and action, are one event with other values;
-    # so is one that only was received at another time.
+    # A missing and an extra event with the same time, item and action count as one event with different values. An
+    # event that differs only in its received time counts as different too.
     different = missing & extra
     moved = Counter(ours[key][:3] for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
     found: Counts = {}
@@ -184,7 +184,7 @@ def _differences(store: SequenceStore, held: Columns | None, wanted: Columns | N
 
 
 def _events(store: SequenceStore, columns: Columns | None) -> dict[tuple[int, bytes], tuple[int, int, int, int]]:
-    """Events as (time, everything but the times) → (time, item, action, received)."""
+    """Returns events as a map from (time, packed event without its times) to (time, item, action, received)."""
     if columns is None:
         return {}
     lists = [columns[name].values.tolist() for name in ("time_ms", "item_id", "action", "received_ms")]

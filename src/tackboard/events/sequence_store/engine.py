@@ -1,10 +1,10 @@
-"""What an engine of the sequence store brings: tables of keys and values, and the three parts of a user as bytes.
+"""What an engine of the sequence store must implement: tables of keys and values, and the three parts of a user.
 
     notes, gone, words:action, words:surface    key → value
     a user                                      head, buffered events, columns of chunks
 
-Values come and go with their seals on. An engine does not know what they mean: `interface` opens and makes them, and
-decides what to write. An engine writes an `Update` whole or not at all.
+An engine reads and writes values together with their seals (checksums), and does not know what the values mean.
+`interface` makes and opens the values, and decides what to write. An engine writes an `Update` all or nothing.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tackboard.events.sequence_store.sealing import SealedEvent
 from tackboard.events.sequence_store.values import Columns, Integers
 
 ColumnRequest = tuple[int, Sequence[str], Sequence[int]]
-"""A user, and the columns and chunks that are wanted of it."""
+"""A user, and the columns and chunks to fetch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Appended:
-    """What happened to the events of one call. Everything is durable when the call returns."""
+    """What happened to the events of one call. Added events are durable when the call returns."""
 
     num_events: int
-    """Events taken in."""
+    """Number of added events."""
     num_duplicates: int = 0
-    """Dropped: equal to one that is held in everything but received_ms."""
+    """Number of events that were dropped because they equal another event in everything but received_ms."""
     num_forgotten: int = 0
-    """Dropped: received before their user was forgotten."""
+    """Number of events that were dropped because they were received before their user was forgotten."""
 
 
 class Fetched(NamedTuple):
-    """A user as an engine holds it, with seals still on the buffered events."""
+    """A user as an engine returns it. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """Changes whenever events move into other chunks; None where the engine's transactions rule that out."""
+    """Changes whenever events move into other chunks; None if the engine's transactions prevent moves during a read."""
     head: Head
     recent: list[SealedEvent]
 
@@ -55,7 +55,7 @@ class Update:
 
 
 class MovedError(Exception):
-    """Another client moved a user's events between two looks at them: look again."""
+    """Another client moved a user's events between two reads, so the caller must read the user again."""
 
 
 class Engine(abc.ABC):
@@ -63,11 +63,11 @@ class Engine(abc.ABC):
 
     engine: ClassVar[str]
     users_per_update: ClassVar[int]
-    """Users whose changes are committed together."""
+    """Largest number of users whose changes are committed together."""
 
     @abc.abstractmethod
     def durability(self) -> str:
-        """What an acknowledgement means here, in words."""
+        """Says in words how safe acknowledged events are."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -75,51 +75,51 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def user_ids(self) -> Integers:
-        """Every user with events, in rising order."""
+        """Returns every user with events, in rising order."""
 
     @abc.abstractmethod
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the engine's errors become ours, and reads see one state where the engine can do that."""
+        """Wraps reads: the engine's errors become ours, and all reads see one state if the engine can do that."""
 
     @abc.abstractmethod
     def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
-        """Values of a table: `gone` (by the digest of a user) or `notes`."""
+        """Returns values of the table `gone` (whose keys are digests of users) or `notes`; None for a missing key."""
 
     @abc.abstractmethod
     def _items(self, table: str) -> dict[bytes, bytes]:
-        """A whole table at one instant: `gone`, `words:action` or `words:surface`."""
+        """Returns all of the table `gone`, `words:action` or `words:surface`, as of one instant."""
 
     @abc.abstractmethod
     def _fetch(self, user_ids: Sequence[int]) -> list[Fetched]:
-        """The heads and buffers of users, each at one instant."""
+        """Returns the heads and buffers of users, each user as of one instant."""
 
     @abc.abstractmethod
     def _fetch_columns(self, requests: Sequence[ColumnRequest]) -> list[tuple[bytes | None, list[bytes | None]]]:
-        """For each request the user's stamp, and its blobs, column by column, as sealed bytes."""
+        """Returns for each request the user's stamp and the sealed bytes of its chunks, column by column."""
 
     @abc.abstractmethod
     def _update(self, decide: Callable[[], Update], *, tables: Sequence[str] = (), users: Sequence[int] = ()) -> None:
-        """Writes what `decide` returns, whole or not at all.
+        """Writes what `decide` returns, all or nothing.
 
-        `decide` may read, and is called again where another client wrote to these tables or users meanwhile.
+        `decide` may read. It is called again if another client wrote to these `tables` or `users` meanwhile.
         """
 
     @abc.abstractmethod
     def _append(self, users: list[tuple[int, Integers]], columns: Columns, packed: list[bytes]) -> Appended:
-        """Appends the events of each user; `packed` is everything of an event but its times."""
+        """Appends the events of each user, given by their positions. `packed` holds each event without its times."""
 
     @abc.abstractmethod
     def _heads(self) -> Iterator[tuple[int, Head]]:
-        """Every user and its head."""
+        """Yields every user and its head."""
 
     @abc.abstractmethod
     def _check_users(self) -> None:
-        """Raises CorruptFileError where a user has events and no head, or the engine finds damage of its own."""
+        """Raises CorruptFileError if a user with events is not listed, or if the engine's own data is damaged."""
 
     @abc.abstractmethod
     def _num_bytes(self) -> int:
-        """Bytes that the store takes."""
+        """Returns the number of bytes that the store takes; on Redis, the memory of the whole server."""
 
     @abc.abstractmethod
     def _scrub(self) -> None:
-        """Removes the last traces of what was deleted, where the engine leaves any that it can reach."""
+        """Removes the traces of deleted events that the engine itself leaves and can reach."""

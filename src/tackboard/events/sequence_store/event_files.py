@@ -1,8 +1,9 @@
-"""Files of events into a store: a log of any shape that `tackboard init` reads, or JSON lines, one event each.
+"""Appends files of events to a store: a log of any shape that `tackboard init` reads, or JSON lines, one event each.
 
-A log's columns are named by the same options as there. A JSON line has the store's own columns as keys, and `user` and
-`item`, or `user_id` and `item_id`: text or whole numbers; text is hashed as everywhere. Decided: a file goes in by
-parts, each acknowledged for itself. Where it stops half-way, the same file can simply be given again.
+The options that name a log's columns are those of `tackboard init`. A JSON line has the store's own columns as keys,
+and `user` and `item`, or `user_id` and `item_id`. These ids are text or whole numbers; text is hashed by `string_id`.
+Decided: a file is appended in parts, and each part is durable by itself. If appending stops half-way, append the same
+file again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LINES_PER_CALL = 1000
 
 
 def read_log(config: ImportConfig) -> tuple[pa.Table, ImportReport]:
-    """The events of a log with user_id and item_id, in the order of the file, and what was wrong with it."""
+    """Reads a log; returns its events with user_id and item_id, in the order of the file, and a report of problems."""
     report = ImportReport()
     table = read_events(config, find_logs(config.files), report)
     for kind in ("user", "item"):
@@ -37,7 +38,7 @@ def read_log(config: ImportConfig) -> tuple[pa.Table, ImportReport]:
 
 
 def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
-    """Settings of a store that can hold these events: their fields, request and position are declared."""
+    """Returns settings of a store that can hold these events. They declare the events' fields, request and position."""
     fields = {name: FIELD_KINDS[table[name].type] for name in field_names(table)}
     for name in ("request", "position"):
         if name in table.column_names:
@@ -46,7 +47,7 @@ def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
 
 
 def append_table(store: SequenceStore, table: pa.Table) -> Appended:
-    """Appends the events of a table with user_id, part by part; the counts of all parts."""
+    """Appends the events of a table that has user_id, part by part; returns the counts of all parts together."""
     answers = []
     for start in range(0, table.num_rows, EVENTS_PER_CALL):
         part = table.slice(start, EVENTS_PER_CALL)
@@ -55,7 +56,7 @@ def append_table(store: SequenceStore, table: pa.Table) -> Appended:
 
 
 def append_json_lines(store: SequenceStore, lines: Iterable[str], name: str) -> Appended:
-    """Appends events given as JSON lines, a thousand at a time; `name` is what errors call the file."""
+    """Appends events given as JSON lines, a thousand at a time. `name` is the file's name in error messages."""
     answers = []
     for first, users, events in _batches(lines, name):
         try:
@@ -67,7 +68,7 @@ def append_json_lines(store: SequenceStore, lines: Iterable[str], name: str) -> 
 
 
 def total(answers: Iterable[Appended]) -> Appended:
-    """The answers of several calls as one."""
+    """Adds up the counts of several calls."""
     num_events = num_duplicates = num_forgotten = 0
     for answer in answers:
         num_events += answer.num_events
@@ -77,7 +78,7 @@ def total(answers: Iterable[Appended]) -> Appended:
 
 
 def _batches(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[int], list[dict[str, Any]]]]:
-    """(number of the first line, user ids, events) of a thousand lines at a time."""
+    """Yields (number of the first line, user ids, events) for each thousand lines."""
     first, users, events = 1, [], []
     number = 0
     for number, line in enumerate(lines, start=1):

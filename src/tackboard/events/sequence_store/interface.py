@@ -1,12 +1,13 @@
 """One interface to user sequences, whatever engine holds them.
 
-Events of users come in, one at a time or in bulk; columns of one or many users come out. An engine is a key-value
-store: it fetches bytes, and it writes an `Update` whole or not at all. Everything else is the same for all engines:
-seals, names, notes and retries here; order, duplicates, cap and ranges in `merging` and `selection`.
+The store takes events of users, one at a time or in bulk, and returns columns of one or many users. An engine is a
+key-value store: it fetches bytes, and it writes an `Update` all or nothing. Everything else is the same for all
+engines. This module does seals (checksums), names, notes and retries; `merging` and `selection` do order, duplicates,
+the cap on events per user, and ranges.
 
-Decided: a user who was forgotten stays forgotten for everything received before that moment: a late event or an old
-snapshot does not bring the user back, and events received afterwards begin a new history. The store remembers a salted
-digest of the user id for this, not the id.
+Decided: after a user was forgotten, the store refuses all events of this user that were received before that moment.
+A late event or an old snapshot does not bring the user back; events received afterwards begin a new history. For this
+the store remembers a salted digest of the user id, not the id.
 """
 
 from __future__ import annotations
@@ -58,24 +59,24 @@ from tackboard.events.sequence_store.values import (
 )
 
 NAMED = tuple(name for name, kind in BUILT_IN.items() if kind == "name")
-"""Columns of names that the whole store shares."""
+"""Columns whose values are names from a list that the whole store shares."""
 UNKNOWN_CODE = 1 << 31
-"""The first of the codes that names get for one call only."""
+"""Codes from this number on stand for names that only the present call knows."""
 USERS_PER_CALL = 256
-"""Users whose events are fetched at once."""
+"""Number of users whose events are fetched at once."""
 STEP_S = 0.02
 """Work on many users is committed at least this often, so that other writers wait no longer."""
 DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
 Edit = Callable[[int, State], Change | None]
-"""What to do with a user: its state in, a change or None out. Called again where another client changed the user."""
+"""Takes a user and its state; returns a change, or None. Called again if another client changed the user meanwhile."""
 Look = Callable[[int, State], None]
-"""Reads a user's state. Called again where another client changed the user meanwhile."""
+"""Reads a user's state. Called again if another client changed the user meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredSequences:
-    """Events of some users, end to end: row r's are `offsets[r]` to `offsets[r + 1]` of every column, oldest first."""
+    """Events of users, end to end: entries `offsets[r]` to `offsets[r + 1]` belong to `user_ids[r]`, oldest first."""
 
     user_ids: Integers
     offsets: Integers
@@ -86,17 +87,17 @@ class StoredSequences:
 
     @property
     def num_events(self) -> int:
-        """Events of all the users."""
+        """Number of events of all users together."""
         return int(self.offsets[-1])
 
     def rows(self) -> list[dict[str, Any]]:
-        """The events as plain dictionaries. For people and tests."""
+        """Returns the events as plain dictionaries, for people and tests."""
         lists = {name: column.to_pylist() for name, column in self.columns.items()}
         return [{name: lists[name][row] for name in lists} for row in range(self.num_events)]
 
 
 class SequenceStore(Engine):
-    """Events of users. Safe for several processes at once; one object belongs to one thread of one process."""
+    """Events of users. Several processes may use a store at once, but each object belongs to one thread."""
 
     config: StoreConfig
     url: str
@@ -114,18 +115,18 @@ class SequenceStore(Engine):
     # ---- writing ----
 
     def append(self, user_id: int, events: Sequence[Event] | Columns) -> Appended:
-        """Adds events of one user: dictionaries with the store's columns as keys, or columns.
+        """Adds events of one user, given as dictionaries with the store's columns as keys, or as columns.
 
-        When it returns, the events are durable and every reader sees them. If it raises, or the process
-        dies before, call it again with the same events: those that are already stored are dropped as duplicates.
+        When the call returns, the events are durable and every reader sees them. If the call raises, or the process
+        dies, call it again with the same events. Events that are already stored are dropped as duplicates.
         """
         num_events = num_rows(events) if isinstance(events, dict) else len(events)
         return self.append_many(np.full(num_events, check_user_id(user_id), dtype=np.int64), events)
 
     def append_many(self, user_ids: Sequence[int] | Integers, events: Sequence[Event] | Columns) -> Appended:
-        """Adds events of many users in one call, all of them or none. `user_ids` [n] holds the user of each event.
+        """Adds events of many users in one call, all or nothing. `user_ids` [n] holds the user of each event.
 
-        On Redis the events of each user are added all or none; see its module.
+        On Redis the call is all or nothing for each user, but not for all users together.
         """
         ids = check_user_ids(user_ids)
         columns = (
@@ -144,10 +145,10 @@ class SequenceStore(Engine):
         return self._append(by_user(ids), columns, self.codec.pack(columns))
 
     def forget(self, user_id: int) -> int:
-        """Deletes everything of a user at once; returns the number of deleted events.
+        """Deletes all events of a user at once and returns their number.
 
-        Nothing of them is left in the store's files when it returns. Events received before now are refused from
-        here on.
+        When the call returns, no trace of these events is left in the store's own files (for the files of a Redis
+        server, see `redis`). From now on the store refuses events of this user that were received before the call.
         """
         user, digest, at_ms = check_user_id(user_id), self.digest(user_id), now_ms()
         num_events = 0
@@ -164,9 +165,9 @@ class SequenceStore(Engine):
         return num_events
 
     def retain(self, days: float, *, now: int | None = None) -> int:
-        """Deletes events that happened more than `days` before `now` (ms; the clock by default); returns how many.
+        """Deletes events that happened more than `days` before `now`, and returns their number.
 
-        It works user by user, so readers and writers can continue.
+        `now` is in ms; the default is the clock. The call works in small steps, so readers and writers can continue.
         """
         if not 0 < days <= MAX_DAYS:
             raise UsageError(f"the retention is {days:g} days", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
@@ -195,10 +196,11 @@ class SequenceStore(Engine):
         until_ms: int | None = None,
         received_before_ms: int | None = None,
     ) -> StoredSequences:
-        """The events of one user, oldest first, as the named columns (all by default).
+        """Returns the events of one user, oldest first, as the named columns (all by default).
 
-        `last` keeps only that many events, the newest. `since_ms` is included, `until_ms` is not.
-        `received_before_ms` gives what a request at that time could have seen. An unknown user has no events.
+        `last` is the largest number of events to return; the newest are chosen. Only events at `since_ms` or later and
+        before `until_ms` are returned. `received_before_ms` leaves out events that a request at that time could not
+        have seen. An unknown user has no events.
         """
         return self.read_many(
             [user_id],
@@ -219,7 +221,7 @@ class SequenceStore(Engine):
         until_ms: int | None = None,
         received_before_ms: int | None = None,
     ) -> StoredSequences:
-        """`read` for several users, in the order given. A user may occur more than once."""
+        """Does `read` for several users, in the order given. A user may occur more than once."""
         ids = check_user_ids(user_ids)
         names = self.config.require(self.config.columns if fields is None else fields)
         if not names:
@@ -233,11 +235,11 @@ class SequenceStore(Engine):
         return StoredSequences(ids, offsets, self.named(columns))
 
     def held(self, user_ids: Sequence[int]) -> list[dict[str, Values]]:
-        """Everything of each user, with the store's codes of actions and surfaces."""
+        """Returns all columns and events of each user; actions and surfaces are the store's codes."""
         return self._read(list(user_ids), Query(tuple(self.config.columns)))
 
     def named(self, columns: Columns) -> dict[str, Values]:
-        """Columns with the dictionaries of actions and surfaces."""
+        """Returns the columns with the store's names as the dictionaries of actions and surfaces."""
         changed = dict(columns)
         for kind in NAMED:
             if kind in changed:
@@ -247,10 +249,10 @@ class SequenceStore(Engine):
                 changed[kind] = Values(codes, None, self._names[kind])
         return changed
 
-    # ---- users and what belongs to the whole store ----
+    # ---- one user at a time; data of the whole store ----
 
     def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
-        """Applies `edit` to each user, whole or not at all for each, in small steps that let others in between."""
+        """Applies `edit` to each user, all or nothing for each. Other clients can write between the small steps."""
         waiting = [int(user) for user in user_ids]
         while waiting:
             step, started = waiting[: self.users_per_update], time.monotonic()
@@ -271,11 +273,11 @@ class SequenceStore(Engine):
             self._update(decide, tables=["gone"], users=step)
             waiting = waiting[len(seen) :]
             if waiting and len(step) > 1:
-                # A writer that waits looks at the lock now and then, so the lock must be free for a while.
+                # A waiting writer tries the lock only now and then, so the lock must stay free for a while.
                 time.sleep(min(0.005, time.monotonic() - started))
 
     def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
-        """Shows `look` the state of each user; changes nothing, and lets others write in between."""
+        """Calls `look` with the state of each user. Nothing changes, and other clients can write in between."""
         for user in user_ids:
             is_done = False
             while not is_done:
@@ -284,7 +286,7 @@ class SequenceStore(Engine):
                     is_done = True
 
     def check_engine(self) -> int:
-        """Checks what belongs to no user, and that no user is lost; returns the number of forgotten users.
+        """Checks that no user is lost, and the list of forgotten users; returns the number of forgotten users.
 
         Damage raises CorruptFileError.
         """
@@ -296,7 +298,7 @@ class SequenceStore(Engine):
         return len(gone)
 
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
-        """When each of these users was forgotten; users who were never forgotten are left out."""
+        """Returns when each of these users was forgotten. Users who were never forgotten are left out."""
         digests = [self.digest(user) for user in user_ids]
         return {
             user: self.seals.open_forgotten(digest, value)
@@ -305,21 +307,21 @@ class SequenceStore(Engine):
         }
 
     def note(self, key: str) -> str | None:
-        """The text that `set_note` kept under `key`."""
+        """Returns the text that `set_note` stored under `key`, or None."""
         (text,) = self._get("notes", [key])
         return None if text is None else self.seals.open_setting(f"note:{key}", text).decode()
 
     def set_note(self, key: str, text: str | None) -> None:
-        """Keeps a text in the store, for work that is done in steps; None deletes it."""
+        """Stores a text under `key`, such as the progress of work that is done in steps. None deletes the text."""
         value = None if text is None else self.seals.seal_setting(f"note:{key}", text.encode())
         self._update(lambda: Update(entries={"notes": {key: value}}))
 
     def read_names(self, kind: str) -> list[str]:
-        """Names by their codes."""
+        """Returns all actions or all surfaces, in the order of their codes."""
         return self.seals.open_names(kind, self._items(f"words:{kind}"))
 
     def _add_names(self, kind: str, names: Sequence[str]) -> None:
-        """Gives new names codes; those that have one keep it."""
+        """Gives codes to new names. Names that have a code keep it."""
 
         def decide() -> Update:
             held = self.read_names(kind)
@@ -331,7 +333,7 @@ class SequenceStore(Engine):
         self._update(decide, tables=[f"words:{kind}"])
 
     def stats(self) -> dict[str, Any]:
-        """Counts and sizes, for people."""
+        """Returns counts and sizes, for people."""
         with self._reading():
             heads = [(head.num_events, head.num_recent) for _, head in self._heads()]
             num_forgotten = len(self._items("gone"))
@@ -358,9 +360,10 @@ class SequenceStore(Engine):
     # ---- shared by engines ----
 
     def coded(self, columns: Columns, *, is_changing: bool = True) -> dict[str, Values]:
-        """A batch with the store's codes of its actions and surfaces.
+        """Returns a batch with the store's codes for its actions and surfaces.
 
-        New names get codes first. Without `is_changing` nothing is written: their codes are known to this call only.
+        New names get codes in the store. Without `is_changing` nothing is written: new names get codes that only this
+        call knows.
         """
         codes: dict[str, dict[str, int]] = {}
         for kind in NAMED:
@@ -377,18 +380,18 @@ class SequenceStore(Engine):
         return with_codes(columns, codes)
 
     def name_of(self, kind: str, code: int) -> str:
-        """The action or surface behind a code, also behind a code that only the last call of `coded` knew."""
+        """Returns the action or surface of a code, also of a code that only the last call of `coded` knew."""
         if code >= UNKNOWN_CODE:
             return self._passing[kind][code - UNKNOWN_CODE]
         self._require_name(kind, code)
         return str(self._names[kind][code])
 
     def digest(self, user_id: int) -> bytes:
-        """What the store remembers of a user who was forgotten."""
+        """Returns the salted digest by which the store remembers a forgotten user."""
         return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self.seals.salt, digest_size=16).digest()
 
     def _state(self, user_id: int) -> State:
-        """A user as it is now. Columns of chunks are loaded later, and MovedError says that they have moved."""
+        """Returns the present state of a user. Chunks are loaded later, with MovedError if they have moved since."""
         (found,) = self._fetch([user_id])
         return State(found.head, self._open_recent(user_id, found), self._loader(user_id, found.stamp))
 
@@ -419,7 +422,7 @@ class SequenceStore(Engine):
             return [part for step in in_steps(user_ids, USERS_PER_CALL) for part in self._read_step(step, query)]
 
     def _read_step(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
-        """Reads several users side by side: each round asks the engine once for all users that need more bytes."""
+        """Reads several users together: each round asks the engine once for all users that need more bytes."""
         results: dict[int, dict[str, Values]] = {}
         waiting = list(range(len(user_ids)))
         while waiting:
@@ -434,14 +437,14 @@ class SequenceStore(Engine):
                 answers = self._fetch_columns([(user_ids[place], *request) for place, (_, request) in asked.items()])
                 for (place, (reading, request)), (stamp, blobs) in zip(asked.items(), answers, strict=True):
                     if stamp != fetched[place].stamp:
-                        waiting.append(place)  # A writer has moved events meanwhile.
+                        waiting.append(place)  # A writer has moved events meanwhile, so read this user again.
                         continue
                     opened = self._open_columns(user_ids[place], *request, blobs)
                     _advance(place, reading, opened, open_readings, results)
         return [results[place] for place in range(len(user_ids))]
 
     def _require_name(self, kind: str, code: int) -> None:
-        """Reads the names again if `code` is not known yet. Every code must have a name."""
+        """Reads the names again if `code` is not known yet. A code without a name raises CorruptFileError."""
         if code >= len(self._names[kind]):
             self._remember(kind, self.read_names(kind))
         if code >= len(self._names[kind]):
@@ -459,7 +462,7 @@ def _advance(
     open_readings: dict[int, tuple[Reading, Request]],
     results: dict[int, dict[str, Values]],
 ) -> None:
-    """Sends a reading the bytes that it asked for; notes its next request, or its result."""
+    """Sends a reading the bytes that it asked for, and stores its next request or its result."""
     try:
         request = next(reading) if blobs is None else reading.send(blobs)
     except StopIteration as end:
@@ -469,7 +472,7 @@ def _advance(
 
 
 def check_user_id(user_id: Any) -> int:
-    """A user id as an int, or DataError. Strings are hashed by whoever has them, with `core.hashing.string_id`."""
+    """Returns a user id as an int, or raises DataError. Callers hash strings first, with `core.hashing.string_id`."""
     if isinstance(user_id, bool) or not isinstance(user_id, (int, np.integer)):
         raise DataError(
             f"the user id has type {type(user_id).__name__}",
@@ -481,7 +484,7 @@ def check_user_id(user_id: Any) -> int:
 
 
 def check_user_ids(user_ids: Sequence[int] | Integers) -> Integers:
-    """User ids as an array, or DataError."""
+    """Returns user ids as an array, or raises DataError."""
     if isinstance(user_ids, np.ndarray):
         if user_ids.dtype != np.int64 or user_ids.ndim != 1:
             raise DataError(f"the user ids have type {user_ids.dtype}", allowed="allowed: a flat array of int64")
@@ -490,7 +493,7 @@ def check_user_ids(user_ids: Sequence[int] | Integers) -> Integers:
 
 
 def visible(columns: Columns, places: Integers, forgotten: int | None) -> tuple[Integers, int]:
-    """The events of a user that were received after the user was forgotten, and the number of the others."""
+    """Returns the places of the events received since the user was forgotten, and the number of earlier events."""
     if forgotten is None:
         return places, 0
     kept = places[columns["received_ms"].values[places] >= forgotten]
@@ -498,6 +501,6 @@ def visible(columns: Columns, places: Integers, forgotten: int | None) -> tuple[
 
 
 def in_steps(user_ids: Sequence[int] | Integers, size: int) -> Iterator[list[int]]:
-    """The users, a few at a time."""
+    """Yields the users in lists of at most `size`."""
     for start in range(0, len(user_ids), size):
         yield [int(user) for user in user_ids[start : start + size]]

@@ -1,10 +1,10 @@
-"""How a user's sequence changes: what is held and what is new in, the bytes to write and to delete out.
+"""This module takes a user's stored and new events and returns the bytes to write and to delete.
 
-A sequence is a list of chunks, whose events are in order and do not overlap, and a buffer of recent events that may
-lie anywhere. New events go into the buffer; when it is full it is merged with the chunks that it reaches into, so an
-event that is minutes late costs one chunk. Decided: equal times keep the order of arrival, a duplicate is an event
-equal in everything but received_ms, and beyond the cap whole chunks are deleted, which readers never see because they
-stop at the cap.
+A sequence is a list of chunks and a buffer. Chunks are in order of time and do not overlap; the buffer holds recently
+appended events of any time. New events go into the buffer. A full buffer is merged with the chunks that overlap its
+times, so an event that is minutes late costs one chunk. Decided: events with equal times keep their order of arrival. A
+duplicate is an event that equals another in everything but received_ms. A chunk is deleted once all its events are
+beyond the cap (`max_events`); until then readers skip the events beyond the cap.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tackboard.events.sequence_store.values import Columns, Integers, Mask, Valu
 Blobs = Mapping[tuple[str, int], bytes]
 """Columns of chunks as bytes, by (column, chunk)."""
 Load = Callable[[Sequence[str], Sequence[int]], Blobs]
-"""Reads columns of chunks."""
+"""Takes names of columns and numbers of chunks, and reads these columns of these chunks."""
 RecentRow = tuple[int, bytes, int, int]
-"""A buffered event: time_ms, everything but its times, received_ms, arrival."""
+"""A buffered event: time_ms, the packed event without its times, received_ms, number in the order of arrival."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class State:
 
     head: Head
     recent: Columns | None
-    """The buffered events by (time, arrival); None where there are none."""
+    """The buffered events, sorted by (time, arrival); None if the buffer is empty."""
     load: Load
 
 
@@ -52,18 +52,18 @@ class Change:
     head: Head
     add_recent: Sequence[RecentRow] = ()
     clear_recent: bool = False
-    """Delete every buffered event, before any is added."""
+    """Whether to delete every buffered event before `add_recent` is added."""
     put: dict[tuple[str, int], bytes] = dataclasses.field(default_factory=dict)
     drop_chunks: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left of the user."""
+        """Whether the user has no events after the change."""
         return self.head.num_events == 0
 
 
 def recent_columns(rows: Sequence[RecentRow], codec: RowCodec) -> dict[str, Values] | None:
-    """Buffered events as columns, by (time, arrival)."""
+    """Returns buffered events as columns, sorted by (time, arrival); None if there are no events."""
     if not rows:
         return None
     rows = sorted(rows, key=lambda row: (row[0], row[3]))
@@ -74,7 +74,10 @@ def recent_columns(rows: Sequence[RecentRow], codec: RowCodec) -> dict[str, Valu
 
 
 def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
-    """The change that appends `new` events in the order of their arrival, and the number of duplicates."""
+    """Returns the change that appends `new`, events in the order of their arrival, and the number of duplicates.
+
+    The change is None if all events are duplicates.
+    """
     buffered = _buffer(state, new, config, codec)
     if buffered is not None:
         return buffered
@@ -82,7 +85,7 @@ def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCod
 
 
 def replace_change(state: State, columns: Columns | None, config: StoreConfig) -> Change:
-    """The change after which the user has exactly `columns`, which are in order and without duplicates."""
+    """Returns the change that replaces all events of the user by `columns`, which are in order, without duplicates."""
     old = state.head
     drop = [int(chunk) for chunk in old.chunks[:, ID]]
     head = Head(next_arrival=old.next_arrival, next_chunk=old.next_chunk)
@@ -93,7 +96,7 @@ def replace_change(state: State, columns: Columns | None, config: StoreConfig) -
 
 
 def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
-    """Everything the user has, in order, within the cap; None where there is nothing."""
+    """Returns all events of the user within the cap, in order; None if the user has no events."""
     parts = _chunk_columns(state, range(len(state.head.chunks)), config)
     if state.recent is not None:
         parts.append({name: state.recent[name] for name in config.columns})
@@ -105,7 +108,10 @@ def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
 
 
 def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, Values], int]:
-    """Events of several parts in order, and the number of duplicates dropped. The first of equal events stays."""
+    """Merges parts in order of time; returns all events but duplicates, and the number of dropped duplicates.
+
+    The first of several equal events stays.
+    """
     columns = join(parts)
     times = columns["time_ms"].values
     if (times[1:] < times[:-1]).any():
@@ -116,13 +122,13 @@ def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, 
 
 
 def duplicates(columns: Columns, codec: RowCodec) -> Mask:
-    """Which events, sorted by time, equal an earlier one in everything but received_ms."""
+    """Marks each event that equals an earlier event in everything but received_ms. Events are sorted by time."""
     times = columns["time_ms"].values
     found = np.zeros(len(times), dtype=np.bool_)
     same = times[1:] == times[:-1]
     if not same.any():
         return found
-    # Only events of one time can be equal, and few share a time.
+    # Only events with the same time can be equal, and few events share a time.
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     seen: set[tuple[int, bytes]] = set()
     for place, key in zip(
@@ -134,7 +140,7 @@ def duplicates(columns: Columns, codec: RowCodec) -> Mask:
 
 
 def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int] | None:
-    """The change where `new` fits into the buffer, or None where it has to be merged."""
+    """Returns `append_change` for events that go into the buffer, or None if `new` must be merged with chunks."""
     head, times = state.head, new["time_ms"].values
     if not fits_buffer(head, state.load, times, config):
         return None
@@ -162,10 +168,10 @@ def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) ->
 
 
 def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) -> bool:
-    """Whether events of these times can simply be put into the buffer.
+    """Returns whether events with these times can go into the buffer without a merge.
 
-    There must be room, and no event in a chunk may have one of these times. Beyond the cap none may be late: readers
-    count the cap from the oldest chunk, so nothing in the buffer may be older than a chunk then.
+    There must be room, and no event in a chunk may have one of these times. If the user exceeds the cap, the buffer may
+    hold no late events, because readers skip the events beyond the cap at the beginning of the oldest chunks.
     """
     oldest, until = int(times.min()), head.chunked_until_ms
     if head.num_recent + len(times) > config.recent_limit:
@@ -176,7 +182,7 @@ def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) ->
 
 
 def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
-    """Whether an event in a chunk has one of these times, and so may be the same event."""
+    """Returns whether an event in a chunk has one of these times. If so, there may be a duplicate."""
     touched = [
         int(chunk[ID]) for chunk in head.chunks if ((times >= chunk[FIRST_MS]) & (times <= chunk[LAST_MS])).any()
     ]
@@ -195,7 +201,7 @@ def _merge(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> 
         oldest = min(oldest, int(state.recent["time_ms"].values[0]))
     first = int(np.searchsorted(chunks[:, LAST_MS], oldest))
     if first == len(chunks) and first and chunks[-1, NUM_EVENTS] < config.chunk_events:
-        first -= 1  # The last chunk is filled up before another is begun.
+        first -= 1  # The last chunk is filled up before a new chunk begins.
     parts = _chunk_columns(state, range(first, len(chunks)), config)
     if state.recent is not None:
         parts.append({name: state.recent[name] for name in config.columns})
@@ -216,7 +222,7 @@ def _merge(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> 
 
 
 def _chunked(head: Head, columns: Columns, config: StoreConfig) -> tuple[Head, dict[tuple[str, int], bytes]]:
-    """`head` with new chunks of `columns` after its own, and their bytes."""
+    """Splits `columns` into chunks; returns `head` with these chunks added at the end, and the bytes of the chunks."""
     put: dict[tuple[str, int], bytes] = {}
     entries = []
     chunk = head.next_chunk
@@ -232,7 +238,7 @@ def _chunked(head: Head, columns: Columns, config: StoreConfig) -> tuple[Head, d
 
 
 def _chunk_columns(state: State, places: Sequence[int], config: StoreConfig) -> list[dict[str, Values]]:
-    """Every column of the chunks at `places` of the directory."""
+    """Reads every column of the chunks at `places` of the directory."""
     ids = [int(state.head.chunks[place, ID]) for place in places]
     blobs = state.load(list(config.columns), ids) if ids else {}
     return [{name: decode_column(blobs[name, chunk]) for name in config.columns} for chunk in ids]

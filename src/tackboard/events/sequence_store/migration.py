@@ -1,13 +1,13 @@
-"""Migrates a store of version 1 to today's version: each block gets its seal, nothing else changes.
+"""Migrates a store of version 1 to the present version: each block gets its seal (see `sealing`), events do not change.
 
-The store is verified first, so that what contradicts itself is not sealed as intact. A file is rewritten in one
-transaction: a kill leaves it as it was, and the command begins again. On Redis each user is rewritten whole or not at
-all, and a kill leaves a store that nobody opens until the command, given again, has gone on with the other users.
-Memory is bounded by one user on Redis, and by SQLite's cache for a file, which for a while needs twice its room. Notes
-of work in steps are dropped: a correction that was under way begins again, which changes nothing that it had done.
+The store is verified first, so that contradictory data does not get a seal. A file is rewritten in one transaction. A
+kill leaves the file as it was, and the command must begin again. On Redis, each user is rewritten all or nothing. A
+kill leaves a store that cannot be opened; the same command then continues with the remaining users. On Redis the
+command needs memory for one user. For a file it needs memory for SQLite's cache, and for a while twice the disk space.
+Notes of work in steps are dropped. So an unfinished correction begins again, and leaves corrected users as they are.
 
-Decided: an explicit command, because a store cannot be read by an older tackboard afterwards. A process that still
-runs an older one fails loudly: the tables of a file have other names, and on Redis a key of another type is in its way.
+Decided: an explicit command, because an older tackboard cannot read the store afterwards. A process that still runs an
+older version gets an error: the tables of a file have new names, and on Redis a key that it reads has another type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Row = tuple[Any, ...]
 
 
 def migrate_store(url: str | Path) -> Verified | None:
-    """Migrates the store at `url`; returns what it holds, or None if it has today's version already."""
+    """Migrates and verifies the store at `url`; returns its counts, or None if it has the present version already."""
     if is_redis(url) and _is_half_done(RedisAddress.of(str(url))):
         _migrate_redis(RedisAddress.of(str(url)))
     else:
@@ -76,7 +76,7 @@ def _migrate_sqlite(store: SqliteStore) -> None:
 
 
 def _sealed_tables(db: sqlite3.Connection, seals: Seals, config: StoreConfig) -> dict[str, Iterator[Row]]:
-    """Today's tables, row by row; `temp.` are the views of the old ones."""
+    """Returns the rows of each table of the present version. The views `temp.*` show the old tables."""
     names = list(config.columns)
     settings = seal_settings(seals.where, seals.salt, config.to_json())
     words = db.execute("SELECT kind, name, code FROM temp.words")
@@ -110,20 +110,20 @@ def _is_half_done(place: RedisAddress) -> bool:
 
 
 def _migrate_redis(place: RedisAddress) -> None:
-    """Continues where an earlier call stopped: every step is skipped if it was done before."""
+    """Migrates a store, or continues after a kill: finished steps are skipped or give the same result again."""
     new, old = Keys(place.prefix), Keys(place.prefix, UNSEALED_VERSION)
     with place.explained(), contextlib.closing(place.connect()) as client:
         settings = {key.decode(): value for key, value in client.hgetall(new.of("meta")).items()}
         seals, text = open_settings(str(place), UNSEALED_VERSION, settings)
         sealed = Seals(str(place), seals.salt)
         names = list(StoreConfig.from_json(text).columns)
-        # From here on, neither an older tackboard nor this one opens the store.
+        # From here on, neither an older tackboard nor this version opens the store.
         client.hset(new.of("meta"), mapping={"format_version": FORMAT_VERSION, MIGRATING: 1})
         reach("migration:begun")
         if client.type(old.of("gone")) == b"hash":
             for digest, value in client.hscan_iter(old.of("gone"), count=SCAN_COUNT):
                 client.hset(new.of("gone"), digest, sealed.seal_forgotten(digest, int(value)))
-        # An older client reads this key before it writes. It gets an error, and writes nothing.
+        # An older client reads this key before it writes, so it gets an error and writes nothing.
         client.set(old.of("gone"), f"this store has format version {FORMAT_VERSION}")
         reach("migration:gone")
         for kind in NAMED:
@@ -144,7 +144,7 @@ def _migrate_redis(place: RedisAddress) -> None:
 
 
 def _migrate_user(client: Any, new: Keys, old: Keys, seals: Seals, sealed: Seals, user: int, names: list[str]) -> None:
-    """Rewrites a user and moves it from the old list to the new one, all at once."""
+    """Rewrites a user and moves it from the old list of users to the new list, in one transaction."""
     head, recent, columns = (new.user(user, part) for part in PARTS)
     with client.pipeline() as pipe:
         directory = client.hget(head, "directory")
@@ -154,7 +154,7 @@ def _migrate_user(client: Any, new: Keys, old: Keys, seals: Seals, sealed: Seals
         held = [(*split_event_key(key), value) for key, value in client.hgetall(recent).items()]
         rows = seals.open_recent(user, held, len(held))
         pipe.hset(head, "recent", len(rows))
-        # Buffered events are numbered from 0 today.
+        # In the present version, arrival numbers begin at 0.
         for number, (time_ms, event, received_ms, _) in enumerate(sorted(rows, key=lambda row: row[3])):
             _, _, value = sealed.seal_recent(user, (time_ms, event, received_ms, number))
             pipe.hset(recent, event_key(time_ms, event), value)

@@ -1,4 +1,4 @@
-"""A store by its address: `redis://host:port/db?prefix=name`, or the path of an SQLite file."""
+"""Opens a store by its address: `redis://host:port/db?prefix=name`, or the path of an SQLite file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ REDIS_SCHEMES = ("redis://", "rediss://")
 
 
 def open_store(url: str | Path, *, synchronous: str = "full") -> SequenceStore:
-    """Opens the store at a path or URL. A store that is not there raises UsageError, a file that is none DataError.
+    """Opens the store at a path or URL. A missing store raises UsageError; a file that is not a store raises DataError.
 
-    `synchronous` is SQLite's: `full`, or `normal`. What Redis keeps, its server decides (appendfsync).
+    `synchronous` is for SQLite: `full` or `normal`. On Redis, the server's setting `appendfsync` decides.
     """
     text = _checked(url)
     if is_redis(text):
@@ -25,7 +25,7 @@ def open_store(url: str | Path, *, synchronous: str = "full") -> SequenceStore:
 
 
 def create_store(url: str | Path, config: StoreConfig | None = None, *, synchronous: str = "full") -> SequenceStore:
-    """Makes an empty store and opens it. One that exists raises UsageError."""
+    """Makes an empty store and opens it. An existing store raises UsageError."""
     text = _checked(url)
     settings = config or StoreConfig()
     if is_redis(text):
@@ -36,7 +36,7 @@ def create_store(url: str | Path, config: StoreConfig | None = None, *, synchron
 
 
 def store_exists(url: str | Path) -> bool:
-    """Whether something is at this address, a store or not."""
+    """Returns whether this address is taken: by a store on Redis, or by any file, even one that is not a store."""
     text = _checked(url)
     if is_redis(text):
         return RedisStore.exists(text)
@@ -44,7 +44,7 @@ def store_exists(url: str | Path) -> bool:
 
 
 def is_redis(url: str | Path) -> bool:
-    """Whether an address is a Redis URL."""
+    """Returns whether an address is a Redis URL."""
     return str(url).startswith(REDIS_SCHEMES)
 
 

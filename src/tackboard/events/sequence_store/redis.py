@@ -1,25 +1,25 @@
-"""The engine for several hosts: a Redis server, the same sequences as in SQLite.
+"""The engine for several hosts: a Redis server that holds the same sequences as SQLite.
 
     PREFIX:meta                     format version, settings
-    PREFIX:words:action | surface   names and their numbers
+    PREFIX:words:action | surface   names and their codes
     PREFIX:registry                 the users with events
-    PREFIX:gone                     salted digest of a user → when it was forgotten
+    PREFIX:gone                     salted digest of a user → when the user was forgotten
     PREFIX:notes                    texts of work that is done in steps
-    PREFIX:{user}:head              directory of chunks; how many events are buffered
-    PREFIX:{user}:recent            time and event → received, arrival: the buffer
+    PREFIX:{user}:head              directory of chunks; number of buffered events
+    PREFIX:{user}:recent            the buffer: time and event → received, arrival
     PREFIX:{user}:columns           column:chunk → bytes
 
-Every value bears a seal (see `sealing`), also those that the server's scripts write. Two numbers have none and are
-compared with something else instead: the format version with those that are known, and the count of buffered events
-with the events. Of version 1, `words` is `names`, `registry` the set `users`, and `gone` is `forgotten`.
+Every value has a seal, which is a checksum (see `sealing`), even if a script on the server wrote it. Only two numbers
+have no seal: the format version, which must be a known version, and the count of buffered events, which must equal
+their number. In version 1, `words` was named `names`, `registry` was a set named `users`, and `gone` was `forgotten`.
 
-An append of events that are newer than all chunks is one script, which the server runs whole; everything else is done
-here and written by MULTI, and done again where another client came first (WATCH). A reader looks at the directory
-again when it fetches bytes, and starts over if it changed meanwhile.
+One script on the server appends events that are newer than all chunks; Redis runs a script atomically. This client
+computes every other change, writes it with MULTI, and starts again if another client wrote first (WATCH). A reader
+fetches the directory again together with the columns, and starts over if the directory has changed.
 
-Decided: a call for many users is whole for each user, not for all of them together. What an acknowledgement is worth
-is the server's setting: with `appendfsync always` it is on disk, with `everysec` a second may be lost. The server's own
-files (append-only file, dumps) are its operator's to rewrite after `forget`: BGREWRITEAOF.
+Decided: a call for many users is all or nothing for each user, not for all users together. The server's settings decide
+how safe acknowledged events are: with `appendfsync always` they are on disk, with `everysec` a second may be lost.
+After `forget`, the operator must rewrite the server's own files (append-only file, dumps): BGREWRITEAOF.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from tackboard.events.sequence_store.values import Columns, Integers, take
 
 REGISTRY_PLACE = "the list of users"
 MIGRATING = "migrating"
-"""Field of `meta` while a store is migrated."""
+"""A field that `meta` has only while a store is migrated."""
 DAMAGED = -2
-"""The append script's answer where it finds a damaged block."""
+"""The append script's answer if it finds a damaged block."""
 EXACT = 1 << 53
-"""The server's scripts count in doubles. Events with larger times are merged by the client instead."""
+"""The server's scripts use doubles, which are exact up to this number. The client merges events with larger times."""
 _APPEND = """
 local function digest(data)
     local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)
@@ -114,12 +114,12 @@ if added > 0 then
 end
 return {added, refused}
 """
-"""Puts events into a user's buffer, or answers that they need a merge. The two functions are `sealing` for the server:
-the first argument is the salt, and a place ends with its colon and the key."""
+"""Puts events into a user's buffer, or answers that they need a merge. Its two functions make and check seals as
+`sealing` does. The first argument is the salt, and each place argument ends with a colon."""
 
 
 def create_redis(url: str, config: StoreConfig) -> None:
-    """Makes an empty store under the prefix of `url`; one that exists raises UsageError."""
+    """Makes an empty store under the prefix of `url`. An existing store raises UsageError."""
     place = RedisAddress.of(url)
     with place.explained(), contextlib.closing(place.connect()) as client:
         sealed = seal_settings(str(place), secrets.token_bytes(32), config.to_json())
@@ -135,7 +135,7 @@ def create_redis(url: str, config: StoreConfig) -> None:
 
 
 class RedisStore(SequenceStore):
-    """A store on a Redis server; see the module's table."""
+    """A store on a Redis server. The module's docstring lists its keys."""
 
     engine = "redis"
     users_per_update = 1
@@ -178,7 +178,7 @@ class RedisStore(SequenceStore):
 
     @staticmethod
     def exists(url: str) -> bool:
-        """Whether there is a store at `url`."""
+        """Returns whether there is a store at `url`."""
         place = RedisAddress.of(url)
         with place.explained(), contextlib.closing(place.connect()) as client:
             return bool(client.exists(Keys(place.prefix).of("meta")))
@@ -226,7 +226,7 @@ class RedisStore(SequenceStore):
         return int(self._client.info("memory")["used_memory"])
 
     def _check_users(self) -> None:
-        """Looks for users who have keys and are not in the list of users."""
+        """Raises CorruptFileError if a user has keys but is not in the list of users."""
         listed = set(self.user_ids().tolist())
         for user in self._keys.users_of(self._client):
             if user not in listed and user not in self.user_ids():
@@ -346,7 +346,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """Merges events that are late, or fill the buffer; returns how many were added and how many refused."""
+        """Merges events that are late or overfill the buffer; returns the numbers of added and of refused events."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:
@@ -363,7 +363,7 @@ class RedisStore(SequenceStore):
         return counts
 
     def _scrub(self) -> None:
-        """Does nothing: freed memory holds no keys, and the server's files belong to its operator."""
+        """Does nothing, because deleted keys cannot be read, and only the operator can rewrite the server's files."""
 
     def _apply(self, pipe: Any, user_id: int, change: Change) -> None:
         head, recent, columns = (self._keys.user(user_id, part) for part in PARTS)
@@ -393,5 +393,5 @@ class RedisStore(SequenceStore):
 
 
 def registry_entry(seals: Seals, user_id: int) -> bytes:
-    """The value of a user in the list of users: only the seal."""
+    """Returns the value of a user in the list of users, which is only a seal."""
     return seals.seal(b"", REGISTRY_PLACE, b"%d" % user_id)

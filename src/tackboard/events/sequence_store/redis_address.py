@@ -1,4 +1,4 @@
-"""Where a store on Redis is: a URL in; the names of its keys, a client, and errors that say what to do out.
+"""The address of a store on Redis: parses its URL, names its keys, connects a client and explains the client's errors.
 
 Decided: the option `?prefix=` is ours and is not sent to the client library. No error shows a password.
 """
@@ -20,16 +20,16 @@ from tackboard.events.sequence_store.codec import FORMAT_VERSION
 DEFAULT_PREFIX = "tackboard"
 TIMEOUT_S = 30.0
 PARTS = ("head", "recent", "columns")
-"""The keys of a user."""
+"""The last parts of a user's keys."""
 SCAN_COUNT = 1000
-"""Keys or fields that a server is asked for at once where all are wanted."""
+"""Number of keys or fields to ask the server for at once when reading all of them."""
 _VERSION_1 = {
     "registry": "users",
     "gone": "forgotten",
     "words:action": "names:action",
     "words:surface": "names:surface",
 }
-"""The names of keys in version 1. They were changed so that a client of an older tackboard cannot write to them."""
+"""Key → its name in version 1. The names were changed so that an older tackboard cannot write to a migrated store."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Keys:
     version: int = FORMAT_VERSION
 
     def of(self, name: str) -> str:
-        """A key of the whole store."""
+        """Returns a key of the whole store."""
         return f"{self.prefix}:{name if self.version == FORMAT_VERSION else _VERSION_1.get(name, name)}"
 
     def user(self, user_id: int, part: str) -> str:
-        """A key of a user."""
+        """Returns a key of a user."""
         return f"{self.prefix}:{{{user_id}}}:{part}"
 
     def users_of(self, client: Any) -> Iterator[int]:
-        """Users who have keys of their own. A user with several keys occurs several times."""
+        """Yields users who have keys of their own. A user with several keys occurs several times."""
         prefix = re.sub(r"([\\*?\[\]])", r"\\\1", self.prefix)
         for key in client.scan_iter(f"{prefix}:{{*}}:*", count=SCAN_COUNT):
             found = re.fullmatch(rb"\{(-?\d+)\}:(?:head|recent|columns)", key[len(self.prefix.encode()) + 1 :])
@@ -58,16 +58,16 @@ class Keys:
 
 @dataclasses.dataclass(frozen=True)
 class RedisAddress:
-    """The address of a store: a server's URL without our own option, and the prefix of its keys."""
+    """The address of a store: the server's URL without our own option, and the prefix of the store's keys."""
 
     server: str
     prefix: str
     shown: str
-    """The URL as errors show it: without a password."""
+    """The URL as errors show it, without a password."""
 
     @classmethod
     def of(cls, url: str) -> RedisAddress:
-        """The place that a URL names."""
+        """Parses a URL."""
         if importlib.util.find_spec("redis") is None:
             raise UsageError(
                 "a store on Redis needs the package redis, which is not installed",
@@ -89,7 +89,7 @@ class RedisAddress:
         return self.shown
 
     def connect(self) -> Any:
-        """A client of the server; nothing is sent yet."""
+        """Returns a client of the server. Nothing is sent yet."""
         import redis
 
         try:

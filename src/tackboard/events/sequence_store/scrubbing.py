@@ -1,13 +1,12 @@
-"""Sets the bytes of a database file that belong to nothing to zero, because SQLite leaves deleted text there.
+"""Sets the unused bytes of a database file to zero, because SQLite leaves deleted text there.
 
-secure_delete overwrites what is deleted, and pages that become free. It does not overwrite what stays of a row in the
-middle of a page when the row is moved to another page as the tree is balanced: in a test of 960 deletions, 97 times
-the file still held text of somebody who was deleted. Those bytes lie between a page's list of cells and its first
-cell. SQLite never reads them, so zeros may be written over them whatever happens on the way: a kill in the middle
-leaves a file that is as good as before.
+SQLite's secure_delete overwrites deleted rows, and pages that become free. But when SQLite balances a tree, it moves
+rows to other pages and leaves copies in the old pages: after 97 of 960 deletions in a test, the file still held text of
+the deleted user. These bytes lie between a page's list of cells and its first cell. SQLite never reads them, so a kill
+while zeros are written does no harm to the file.
 
-Decided: the caller holds the write lock and the write-ahead log is empty, so that the file is all there is. Afterwards
-it changes something in the database, which makes every other connection drop the pages that it remembers.
+Decided: the caller holds the write lock and the write-ahead log is empty, so the file alone holds all data. Afterwards
+the caller changes a value in the database, which makes every other connection drop the pages that it has in memory.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from tackboard.core.errors import StorageError
 
 PAGES_PER_READ = 2048
 MOST_PAGES = 1 << 25
-"""With this many pages (128 GiB), the first bytes of an overflow page may look like the type of a tree page."""
+"""From this number of pages (128 GiB) on, the first byte of an overflow page may look like the type of a tree page."""
 _FIRST_HEADER = 100
 _INTERIOR, _LEAF = (2, 5), (10, 13)
 _descriptors: dict[tuple[int, int], int] = {}
-"""Open files by device and inode. They are never closed: by POSIX rules, closing one would let go of every lock that
-this process holds on the file, SQLite's too."""
+"""Open files by device and inode. They are never closed: by POSIX rules, closing a descriptor would release every lock
+of this process on the file, also SQLite's locks."""
 
 
 def zero_unallocated(path: Path, page_bytes: int) -> int:
@@ -56,7 +55,7 @@ def zero_unallocated(path: Path, page_bytes: int) -> int:
 
 
 def _gap(data: bytes, page: int, header: int, page_bytes: int) -> tuple[int, int]:
-    """The first and last place of a page's bytes that belong to nothing; (0, 0) for a page outside of a tree."""
+    """Returns the bounds of a page's unused bytes, the end excluded; (0, 0) for a page that is not part of a tree."""
     kind = data[page + header]
     if kind not in _INTERIOR and kind not in _LEAF:
         return 0, 0

@@ -1,14 +1,14 @@
-"""A checksum for every block of a sequence store: a value and its place in, bytes with a seal out, and back.
+"""Seals, the checksums of a sequence store. Every block (stored value) gets a seal, which is checked when it is read.
 
-A seal is the first eight bytes of SHA-1 over the store's salt, the block's place and the value. The place is a plain
-sentence such as `column item_id of chunk 7 of user 42`: it binds the value to where it belongs, so a block that was
-swapped with another is found too, and it is what an error says. Whatever does not fit raises CorruptFileError, so a
-damaged value is never served. Two counts find what is missing: a user's directory says how many events are buffered,
-and the entry of the empty name says how many names there are.
+A seal is the first eight bytes of SHA-1 over the store's salt, the block's place and the value. The place is plain text
+such as `column item_id of chunk 7 of user 42`. It binds the value to its place, so two swapped blocks are found too,
+and error messages show it. A wrong seal raises CorruptFileError, so a damaged value is never served. Two counts find
+missing blocks: a user's directory holds the number of buffered events, and the entry of the empty name holds the number
+of names.
 
-Decided: SHA-1, because a Redis server computes it in its scripts and processors have instructions for it. Eight bytes
+Decided: SHA-1, because scripts on a Redis server can compute it and processors have instructions for it. Eight bytes
 suffice against accidents; a seal is no defence against somebody who may write to the store. A store of version 1 has
-no seals: it is read as it is, and written to only after `tackboard sequences migrate`.
+no seals. It can be read, but written to only after `tackboard sequences migrate`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNSEALED_VERSION = 1
 """Stores of this version have no seals."""
 _TIME = struct.Struct(">Q")
 SealedEvent = tuple[int, bytes, bytes]
-"""A buffered event as it lies in a store: time_ms, everything but its times, and what `Seals.seal_recent` made."""
+"""A buffered event in a store: time_ms, the packed event without its times, sealed received_ms and arrival."""
 
 
 class Seals:
@@ -40,18 +40,18 @@ class Seals:
         self.has_seals = version != UNSEALED_VERSION
 
     def seal(self, value: bytes, place: str, key: bytes = b"") -> bytes:
-        """`value` with its seal. `place` and `key` say where the value belongs."""
+        """Returns `value` with its seal. `place` and `key` say where the value belongs."""
         return value + _digest(self._bound(place) + key + value)
 
     def open(self, value: Any, place: str, key: bytes = b"") -> bytes:
-        """The inverse of `seal`. A value that does not belong here, or has changed, raises CorruptFileError."""
+        """Does the inverse of `seal`. A value that has changed, or belongs elsewhere, raises CorruptFileError."""
         content = self._opened(value, self._bound(place), key)
         if content is None:
             raise self.damaged(place)
         return content
 
     def _opened(self, value: Any, bound: bytes, key: bytes) -> bytes | None:
-        """What `open` returns, None for damage; a buffer is opened row by row, so this is short."""
+        """Returns what `open` returns, or None for damage. It is kept short because it runs for each buffered event."""
         if not self.has_seals:
             return value if isinstance(value, bytes) else str(value).encode()
         try:
@@ -61,11 +61,11 @@ class Seals:
             return None  # A damaged page may turn bytes into a number, a text or nothing.
 
     def _bound(self, place: str) -> bytes:
-        """What a value at `place` is bound to."""
+        """Returns the salt and the place, which are hashed before the key and the value."""
         return b"%b%b:" % (self.salt, place.encode())
 
     def damaged(self, place: str, what: str = "is damaged") -> CorruptFileError:
-        """The error for a block that is not what was stored there."""
+        """Returns the error for a block that is damaged or missing."""
         return CorruptFileError(
             f"{self.where}: {place} {what}",
             fix=f"restore the store; `tackboard verify {self.where}` checks all of it",
@@ -83,7 +83,7 @@ class Seals:
     # ---- blocks of a user ----
 
     def seal_head(self, user_id: int, head: Head) -> bytes:
-        """A user's directory."""
+        """Returns the sealed bytes of a user's head."""
         return self.seal(head.to_bytes(), head_place(user_id))
 
     def open_head(self, user_id: int, value: Any) -> Head:
@@ -91,13 +91,13 @@ class Seals:
         return Head.from_bytes(self.open(value, head_place(user_id)))
 
     def seal_column(self, user_id: int, name: str, chunk: int, data: bytes) -> bytes:
-        """One column of one chunk."""
+        """Returns the sealed bytes of one column of one chunk."""
         return self.seal(data, column_place(user_id, name, chunk))
 
     def open_columns(
         self, user_id: int, held: Mapping[tuple[str, int], Any], names: Sequence[str], chunks: Sequence[int]
     ) -> dict[tuple[str, int], bytes]:
-        """The inverse of `seal_column` for every one of `names` in every one of `chunks`; none may be missing."""
+        """Does the inverse of `seal_column` for all `names` in all `chunks`. A missing column is damage too."""
         found = {}
         for name in names:
             for chunk in chunks:
@@ -109,13 +109,13 @@ class Seals:
         return found
 
     def seal_recent(self, user_id: int, row: RecentRow) -> SealedEvent:
-        """A buffered event."""
+        """Returns a buffered event with a seal."""
         time_ms, event, received_ms, arrival = row
         text = b"%d:%d" % (received_ms, arrival)
         return time_ms, event, self.seal(text, recent_place(user_id), event_key(time_ms, event))
 
     def open_recent(self, user_id: int, rows: Sequence[SealedEvent], num_recent: int) -> list[RecentRow]:
-        """The inverse of `seal_recent` for a user's whole buffer, which must hold `num_recent` events."""
+        """Does the inverse of `seal_recent` for a user's buffer, which must hold `num_recent` events."""
         place = recent_place(user_id)
         if len(rows) != num_recent:
             raise self.damaged(place, f"is missing: {len(rows)} of {num_recent} are there")
@@ -133,11 +133,11 @@ class Seals:
     # ---- blocks of the whole store ----
 
     def seal_name(self, kind: str, name: bytes, code: int) -> bytes:
-        """The code of an action or surface; under the empty name, how many there are."""
+        """Returns the sealed code of an action or surface. The empty name has the number of names as its code."""
         return self.seal(b"%d" % code, names_place(kind), name)
 
     def open_names(self, kind: str, held: Mapping[bytes, Any]) -> list[str]:
-        """Names by their codes. One that is missing or has another's code raises CorruptFileError."""
+        """Returns names in the order of their codes. A missing name or a repeated code raises CorruptFileError."""
         codes = {name: self._number(value, names_place(kind), name) for name, value in held.items()}
         count = codes.pop(b"", None if self.has_seals and codes else len(codes))
         names = sorted(codes, key=codes.__getitem__)
@@ -146,7 +146,7 @@ class Seals:
         return [name.decode("utf-8", "surrogatepass") for name in names]
 
     def seal_forgotten(self, digest: bytes, at_ms: int) -> bytes:
-        """When somebody was forgotten."""
+        """Returns the sealed time at which a user was forgotten."""
         return self.seal(b"%d" % at_ms, FORGOTTEN_PLACE, digest)
 
     def open_forgotten(self, digest: bytes, value: Any) -> int:
@@ -154,7 +154,7 @@ class Seals:
         return self._number(value, FORGOTTEN_PLACE, digest)
 
     def seal_setting(self, key: str, value: bytes) -> bytes:
-        """A setting or a note."""
+        """Returns a setting or a note with a seal."""
         return self.seal(value, setting_place(key))
 
     def open_setting(self, key: str, value: Any) -> bytes:
@@ -173,7 +173,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def check_version(where: str, version: int) -> None:
-    """Raises DataError for a format that is not known here."""
+    """Raises DataError for an unknown format version."""
     if not UNSEALED_VERSION <= version <= FORMAT_VERSION:
         raise DataError(
             f"{where} has format version {version}",
@@ -183,10 +183,10 @@ def check_version(where: str, version: int) -> None:
 
 
 def open_settings(where: str, version: int, settings: Mapping[str, Any]) -> tuple[Seals, str]:
-    """A store's seals and its configuration as JSON, out of its settings."""
+    """Returns a store's `Seals` and its configuration as JSON, from its stored settings."""
     if not settings.keys() >= {"config", "salt"}:
         raise CorruptFileError(f"{where} has lost its settings", fix="restore it, or make a new one")
-    # The salt cannot be part of its own seal.
+    # The salt itself is sealed without a salt.
     salt = Seals(where, b"", version).open_setting("salt", settings["salt"])
     seals = Seals(where, salt, version)
     try:
@@ -196,7 +196,7 @@ def open_settings(where: str, version: int, settings: Mapping[str, Any]) -> tupl
 
 
 def seal_settings(where: str, salt: bytes, config: str) -> dict[str, bytes]:
-    """The settings of a store as they are stored."""
+    """Returns the settings of a new store, sealed."""
     return {
         "salt": Seals(where, b"").seal_setting("salt", salt),
         "config": Seals(where, salt).seal_setting("config", config.encode()),
@@ -204,7 +204,7 @@ def seal_settings(where: str, salt: bytes, config: str) -> dict[str, bytes]:
 
 
 def event_key(time_ms: int, event: bytes) -> bytes:
-    """A buffered event without what says when it came: equal for duplicates."""
+    """Returns the time and the packed event as one key. Duplicates have equal keys."""
     return _TIME.pack(time_ms) + event
 
 
@@ -217,25 +217,25 @@ FORGOTTEN_PLACE = "the list of forgotten users"
 
 
 def head_place(user_id: int) -> str:
-    """Where a user's directory belongs."""
+    """The place of a user's directory."""
     return f"the directory of user {user_id}"
 
 
 def column_place(user_id: int, name: str, chunk: int) -> str:
-    """Where a column of a chunk belongs."""
+    """The place of a column of a chunk."""
     return f"column {name} of chunk {chunk} of user {user_id}"
 
 
 def recent_place(user_id: int) -> str:
-    """Where the buffered events of a user belong."""
+    """The place of a user's buffered events."""
     return f"the buffer of user {user_id}"
 
 
 def names_place(kind: str) -> str:
-    """Where the names of a kind belong."""
+    """The place of the names of a kind, `action` or `surface`."""
     return f"the list of {kind}s"
 
 
 def setting_place(key: str) -> str:
-    """Where a setting or a note belongs."""
+    """The place of a setting or a note."""
     return f"the setting {key}"

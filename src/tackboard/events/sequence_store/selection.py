@@ -1,9 +1,9 @@
-"""What a read returns: a user's directory and buffer in, the columns asked for out, with as few bytes read as can be.
+"""This module takes a user's directory and buffer and returns the requested columns, reading as few bytes as possible.
 
-Chunks are walked from the newest to the oldest until enough events are found. Of a chunk only the columns asked for
-are read, and besides them time_ms where the range cuts the chunk and received_ms where some event in it came too late
-for the request. Decided: a read is a generator that asks for bytes and is sent them, so that an engine with a network
-in between can answer for many users at once.
+A read goes from the newest chunk to the oldest until it has enough events. It reads only the requested columns of a
+chunk, time_ms if a bound of the time range lies inside the chunk, and received_ms if some event of the chunk was
+received too late for the request. Decided: a read is a generator that yields requests for bytes and is sent the bytes,
+so that an engine behind a network can answer for many users at once.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Reading: TypeAlias = Generator[Request, Blobs, dict[str, Values]]
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """Which events of a user are wanted: all of these conditions hold."""
+    """Which events of a user a read returns: those that meet all of these conditions."""
 
     fields: tuple[str, ...]
     last: int | None = None
-    """Keep only this many events, the newest."""
+    """Largest number of events to return; the newest are chosen."""
     since_ms: int | None = None
-    """Not before this time."""
+    """Return only events that happened at this time or later."""
     until_ms: int | None = None
-    """Before this time."""
+    """Return only events that happened before this time."""
     received_before_ms: int | None = None
-    """Received before this time: what a request at that time could have seen."""
+    """Return only events that were received before this time: a request at this time could have seen them."""
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
             raise UsageError(f"the last {self.last} events were asked for", allowed="allowed: 1 or more")
 
     def mask(self, times: Integers, received: Integers) -> Mask:
-        """Which events meet the conditions on their times."""
+        """Marks the events that meet the conditions on times."""
         keep = np.ones(len(times), dtype=np.bool_)
         if self.since_ms is not None:
             keep &= times >= self.since_ms
@@ -64,14 +64,14 @@ class Query:
 
 
 def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig) -> Reading:
-    """The events of one user that `query` asks for, oldest first, as the fields it names."""
+    """Returns the events of one user that `query` asks for, oldest first, with the fields of `query`."""
     kinds = config.columns
     if recent is not None:
         wanted = query.mask(recent["time_ms"].values, recent["received_ms"].values)
         recent = None if not wanted.any() else recent if wanted.all() else take(recent, wanted)
     is_late = recent is not None and int(recent["time_ms"].values[0]) < head.chunked_until_ms
     num_recent = 0 if recent is None else num_rows(recent)
-    # Late events stand among those of the chunks, so only events of chunks can be counted on.
+    # If there are late events, perhaps no event of the buffer is among the newest, so the chunks must have enough.
     num_wanted = None if query.last is None else query.last - (0 if is_late else num_recent)
     picked = yield from _pick(head, query, num_wanted, config)
     names = list(dict.fromkeys([*query.fields, *(["time_ms"] if is_late else [])]))
@@ -100,17 +100,17 @@ def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig
 
 @dataclasses.dataclass
 class _Picked:
-    """Chunks that hold what is wanted, oldest first."""
+    """The chunks that hold requested events, oldest first."""
 
     ids: list[int] = dataclasses.field(default_factory=list)
     masks: dict[int, Mask] = dataclasses.field(default_factory=dict)
-    """Of chunks that are not wanted whole: which events are."""
+    """Chunk → its requested events. A chunk whose events are all requested has no entry."""
     held: dict[tuple[str, int], Values] = dataclasses.field(default_factory=dict)
-    """Columns that had to be read on the way."""
+    """Columns that were read to choose the events, by (column, chunk)."""
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """The newest chunks that hold `num_wanted` events that `query` asks for, or all of them."""
+    """Picks the newest chunks that together have `num_wanted` events for `query`; all chunks with events if None."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]
@@ -139,7 +139,7 @@ def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig)
             picked.held.update(((name, chunk), column) for name, column in columns.items())
             times = columns["time_ms"].values if "time_ms" in columns else np.full(num_events, entry[LAST_MS])
             received = columns["received_ms"].values if "received_ms" in columns else np.full(num_events, -1)
-            # Where the times were not needed, the whole chunk lies in the range, its last time too.
+            # If time_ms was not needed, the whole chunk lies in the range, so its last time stands for all its times.
             mask = query.mask(times, received)
         if start < hidden:
             mask = np.ones(num_events, dtype=np.bool_) if mask is None else mask

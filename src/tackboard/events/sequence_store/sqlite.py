@@ -1,20 +1,20 @@
 """The embedded engine: one SQLite file, nothing to set up.
 
-    heads      user → head: how many events are where, and the directory of chunks
+    heads      user → head: the number of events in each place, and the directory of chunks
     buffer     user, time, event → received, arrival; its key finds duplicates
-    blocks     user, column, chunk → bytes: a read of one column touches no other
-    words      actions and surfaces → their numbers
-    gone       salted digest of a user → when it was forgotten
+    blocks     user, column, chunk → bytes; a read of one column touches no other column
+    words      actions and surfaces → their codes
+    gone       salted digest of a user → when the user was forgotten
     settings   settings, notes
 
-Every value bears a seal (see `sealing`). What SQLite itself keeps around the values, its trees of pages, has none: a
-page that is damaged may hide rows. So a user who has no head must have no other rows either, and `check_engine` has
-SQLite look through all pages. The tables of version 1 have other names, so that a process that still runs an older
-tackboard stops when a store is migrated under it, instead of writing values without seals.
+Every value has a seal, which is a checksum (see `sealing`). SQLite's own pages around the values have no seal, so a
+damaged page may hide rows. Therefore a user without a head must have no other rows, and `check_engine` makes SQLite
+check all pages. The tables of version 1 have other names. A process that still runs an older tackboard therefore stops
+when its store is migrated, instead of writing values without seals.
 
-Decided: write-ahead log and synchronous=FULL, so a commit is on the disk before it is acknowledged; one writer at a
-time, who waits for the other; readers never wait. secure_delete is on for every connection, so that no free page holds
-what was deleted; before `forget` returns, the write-ahead log is emptied and unused bytes are set to zero.
+Decided: write-ahead log and synchronous=FULL, so a commit is on disk before it is acknowledged. There is one writer at
+a time, and other writers wait; readers never wait. secure_delete is on for every connection, so that no free page holds
+deleted events. Before `forget` returns, the write-ahead log is emptied and unused bytes are set to zero.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PAGE_BYTES = 4096
 BUSY_S = 30.0
 """Seconds that a writer waits for another writer before it gives up."""
 POLL_S = 0.0005
-"""Seconds between two looks at the lock of another writer."""
+"""Seconds between two attempts to get the lock from another writer."""
 SYNCHRONOUS = {
     "full": "every write is synced to disk before it is acknowledged",
     "normal": "the newest writes may be lost when the machine loses power",
@@ -75,7 +75,7 @@ VERSION_1 = {
     "buffer": "SELECT user_id, time_ms, event, received_ms || ':' || arrival AS value FROM recent",
     "blocks": "SELECT user_id, number, chunk, data FROM columns",
 }
-"""The tables of today, as queries on a file of version 1."""
+"""The present tables, as queries on a file of version 1."""
 _GET = {
     "gone": "SELECT forgotten_ms FROM gone WHERE digest = ?",
     "notes": "SELECT value FROM settings WHERE key = 'note:' || ?",
@@ -103,7 +103,7 @@ SELECT user_id FROM owners WHERE user_id IS NOT NULL AND user_id NOT IN (SELECT 
 
 
 def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYTES) -> None:
-    """Makes an empty store at `path`, whole or not at all. An existing file raises UsageError."""
+    """Makes an empty store at `path`, all or nothing. An existing file raises UsageError."""
     if path.exists():
         raise UsageError(f"{path} exists already", fix="open it, or choose another path")
     with staging_directory(path) as folder:
@@ -120,7 +120,7 @@ def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYT
         fsync_path(temporary)
         reach("sequences:before-create")
         try:
-            # Unlike a rename, a link does not replace what another process has made meanwhile.
+            # Unlike a rename, a link does not replace a file that another process has made meanwhile.
             os.link(temporary, path)
         except FileExistsError:
             raise UsageError(f"{path} exists already", fix="open it, or choose another path") from None
@@ -128,7 +128,7 @@ def create_sqlite(path: Path, config: StoreConfig, *, page_bytes: int = PAGE_BYT
 
 
 class SqliteStore(SequenceStore):
-    """A store in one file. `synchronous`: `full`, or `normal` for a log that can be replayed after a power cut."""
+    """A store in one file. Use `synchronous="normal"` only if lost events can be appended again after a power cut."""
 
     engine = "sqlite"
     users_per_update = 32
@@ -170,7 +170,7 @@ class SqliteStore(SequenceStore):
         return sum(path.stat().st_size for path in files if path.exists())
 
     def _check_users(self) -> None:
-        """Has SQLite check its own pages; then every user must have its head."""
+        """Makes SQLite check its own pages, and then checks that every user has a head."""
         problems = [text for (text,) in self._db.execute("PRAGMA integrity_check(10)")]
         if problems != ["ok"]:
             raise self.seals.damaged("SQLite", f"finds: {problems[0]}")
@@ -188,7 +188,7 @@ class SqliteStore(SequenceStore):
         return [None if row is None else row[0] for row in rows]
 
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
-        # Mostly nobody was forgotten, and appending to many users is quicker without a look for each of them.
+        # Most stores have no forgotten users, and then appending is quicker without a query for each user.
         with explained(self.path):
             is_empty = self._db.execute("SELECT 1 FROM gone LIMIT 1").fetchone() is None
         return {} if is_empty else super().forgotten_ms(user_ids)
@@ -278,7 +278,7 @@ class SqliteStore(SequenceStore):
                 if not busy:
                     self._lock()
                     try:
-                        # If nobody wrote between the checkpoint and the lock, the file alone holds everything.
+                        # If no process wrote between the checkpoint and the lock, the file alone holds everything.
                         if not wal.exists() or wal.stat().st_size == 0:
                             (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
                             reach("sequences:before-scrub")
@@ -296,7 +296,7 @@ class SqliteStore(SequenceStore):
                         fix="run the command again when that process is done",
                     )
                 time.sleep(POLL_S)
-        # Like every other connection, this one must drop the pages that it holds in memory.
+        # Like every other connection, this connection must drop the pages that it holds in memory.
         self._db.close()
         self._db = _connect(self.path, self.synchronous, self.busy_s)
 
@@ -325,7 +325,7 @@ class SqliteStore(SequenceStore):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """One transaction, because a writer may move the buffer into a chunk between two statements."""
+        """Wraps reads in one transaction, because a writer may move the buffer into a chunk between two statements."""
         with explained(self.path):
             self._db.execute("BEGIN")
             try:
@@ -336,14 +336,14 @@ class SqliteStore(SequenceStore):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction that is committed when the block ends. It takes the lock at once."""
+        """Wraps writes in a transaction that takes the lock at once and is committed when the block ends."""
         self.seals.check_writable()
         with self.rewriting():
             yield
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that may change a store of any version."""
+        """Like `_writing`, but for a store of any version; yields the connection."""
         with explained(self.path):
             self._lock()
             try:
@@ -359,8 +359,8 @@ class SqliteStore(SequenceStore):
     def _lock(self) -> None:
         """Begins a transaction that may write, as soon as no other transaction writes.
 
-        SQLite itself looks at the lock less and less often, in the end ten times a second. It would hardly ever meet
-        a process that writes without a pause between two of its transactions.
+        SQLite itself tries the lock less and less often, in the end ten times a second. It would then hardly ever find
+        the lock free if another process writes one transaction after the other.
         """
         deadline = time.monotonic() + self.busy_s
         self._db.execute("PRAGMA busy_timeout = 0")
@@ -370,7 +370,7 @@ class SqliteStore(SequenceStore):
                     self._db.execute("BEGIN IMMEDIATE")
                     return
                 except sqlite3.OperationalError as error:
-                    # Only the lower byte: the upper bytes say in which way the file is busy.
+                    # Only the lower byte is compared: the upper bytes say in which way the file is busy.
                     if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                         raise
                 time.sleep(POLL_S)
@@ -386,7 +386,7 @@ def _connect(path: Path, synchronous: str, busy_s: float) -> sqlite3.Connection:
             fix=f"make one with `tackboard sequences append {path} FILE`",
         )
     with explained(path):
-        # This URI never creates a file: `connect` would make an empty file out of a misspelt name.
+        # With this URI no file is created; a plain path with a misspelt name would create an empty file.
         uri = f"file:{path.resolve().as_posix().replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
         try:
@@ -417,7 +417,7 @@ def explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise _explain(path, error) from error
     except UnicodeDecodeError as error:
-        # The name of a table is damaged: the sqlite3 module reads these names as text.
+        # The sqlite3 module reads the names of tables as text, so this error means that such a name is damaged.
         raise CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make a new one") from error
 
 

@@ -1,11 +1,11 @@
-"""Columns of events in memory: NumPy arrays, laid out as the feature layer's columns are.
+"""Columns of events in memory: NumPy arrays with the same layout as the columns of features.
 
     item_id, time_ms, received_ms, int fields    values int64
     float, bool fields                           values float64, bool
     action, surface, string fields               values int64: codes into `dictionary`
 
-`present` is None where nothing is missing. What stands under a missing entry is undefined. A dictionary may hold a
-string twice, as it does after two columns were joined.
+`present` is None if no value is missing. The value of a missing entry is undefined. A dictionary may hold a string
+twice, for example after two columns were joined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES: dict[str, Any] = {"int": np.int64, "float": np.float64, "bool": np.bool_
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Values:
-    """One column; see the module's table. Treated as immutable."""
+    """One column, as the module's table shows. Treat it as immutable."""
 
     values: NDArray[Any]
     present: Mask | None = None
@@ -34,12 +34,12 @@ class Values:
         return len(self.values)
 
     def take(self, places: Integers | Mask | slice) -> Values:
-        """The entries at `places`: indices, a mask or a slice."""
+        """Returns the entries at `places`, which are indices, a mask or a slice."""
         present = None if self.present is None else self.present[places]
         return Values(self.values[places], present, self.dictionary)
 
     def to_pylist(self) -> list[Any]:
-        """Plain Python values, None where missing."""
+        """Returns plain Python values, with None for a missing value."""
         flat: list[Any]
         if self.dictionary is None:
             flat = self.values.tolist()
@@ -57,17 +57,17 @@ Columns = Mapping[str, Values]
 
 
 def num_rows(columns: Columns) -> int:
-    """Events in `columns`."""
+    """Returns the number of events in `columns`."""
     return len(next(iter(columns.values())))
 
 
 def take(columns: Columns, places: Integers | Mask | slice) -> dict[str, Values]:
-    """The events at `places`."""
+    """Returns the events at `places`."""
     return {name: column.take(places) for name, column in columns.items()}
 
 
 def join_values(parts: Sequence[Values]) -> Values:
-    """Columns of one kind, one after the other."""
+    """Joins columns of one kind, one after the other."""
     if len(parts) == 1:
         return parts[0]
     present = None
@@ -88,12 +88,12 @@ def join_values(parts: Sequence[Values]) -> Values:
 
 
 def join(parts: Sequence[Columns]) -> dict[str, Values]:
-    """Events with the same columns, one after the other."""
+    """Joins events with the same columns, one part after the other."""
     return {name: join_values([part[name] for part in parts]) for name in parts[0]}
 
 
 def same_columns(one: Columns, other: Columns) -> bool:
-    """Whether the columns hold the same values, bit for bit, and miss the same."""
+    """Returns whether the columns have the same values, bit for bit, and the same entries are missing."""
     return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
 
 
@@ -113,20 +113,20 @@ def _same(one: Values, other: Values) -> bool:
 
 
 def empty_column(kind: str) -> Values:
-    """A column of `kind` without entries."""
+    """Returns a column of `kind` without entries."""
     dictionary = np.empty(0, dtype=np.object_) if kind == "string" else None
     return Values(np.empty(0, dtype=DTYPES[kind]), None, dictionary)
 
 
 def encode_texts(texts: Sequence[str]) -> tuple[Integers, NDArray[np.object_]]:
-    """Codes and dictionary of strings, each distinct one once, in order of appearance."""
+    """Returns codes and a dictionary, which has each distinct string once, in order of appearance."""
     known: dict[str, int] = {}
     codes = np.fromiter((known.setdefault(text, len(known)) for text in texts), dtype=np.int64, count=len(texts))
     return codes, object_array(list(known))
 
 
 def object_array(texts: Sequence[str]) -> NDArray[np.object_]:
-    """Strings as an array of objects, which NumPy would otherwise make an array of fixed width."""
+    """Returns strings as an array of objects. By itself NumPy would make an array of fixed width."""
     array = np.empty(len(texts), dtype=np.object_)
     array[:] = texts
     return array

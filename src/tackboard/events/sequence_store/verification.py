@@ -1,8 +1,8 @@
-"""Reads and checks everything in a store: a store in, counts out, or CorruptFileError with the first damaged place.
+"""Reads and checks everything in a store; returns counts, or raises CorruptFileError with the first damaged place.
 
-The engine checks what is its own, every block's seal is checked as the block is read, and every chunk is compared with
-what the directory says of it. Readers and writers go on meanwhile. A store of version 1 has no seals, so there only
-what contradicts itself is found.
+The engine checks its own data. The seal (checksum) of every block is checked when the block is read, and every chunk is
+compared with its entry in the directory. Readers and writers can continue meanwhile. A store of version 1 has no seals,
+so only contradictions are found there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tackboard.events.sequence_store.sealing import head_place
 
 @dataclasses.dataclass
 class Verified:
-    """What was read and found intact."""
+    """The counts of an intact store."""
 
     format_version: int
     has_checksums: bool
@@ -26,13 +26,13 @@ class Verified:
     num_events: int = 0
     """Events in chunks and buffers, including events beyond the cap that are not deleted yet."""
     num_columns: int = 0
-    """Columns of chunks, each a block with a checksum of its own."""
+    """Number of blocks: each column of each chunk is a block with its own checksum."""
     num_names: int = 0
     num_forgotten_users: int = 0
 
 
 def verify_store(store: SequenceStore) -> Verified:
-    """Reads and checks all of a store."""
+    """Reads and checks a whole store."""
     report = Verified(store.seals.version, store.seals.has_seals)
     report.num_forgotten_users = store.check_engine()
     report.num_names = sum(len(store.read_names(kind)) for kind in NAMED)
@@ -54,7 +54,7 @@ def verify_store(store: SequenceStore) -> Verified:
             store.look([user], look)
         except CorruptFileError as error:
             errors.append(error)
-    # A user who was forgotten meanwhile is not listed any more.
+    # A listed user without events is damage, unless the user was forgotten meanwhile and is not listed any more.
     lost = set(empty) & set(store.user_ids().tolist()) if empty else set()
     errors += [store.seals.damaged(head_place(user), "is missing") for user in sorted(lost)]
     if errors:
@@ -64,7 +64,7 @@ def verify_store(store: SequenceStore) -> Verified:
 
 
 def check_user(store: SequenceStore, user_id: int, state: State) -> int:
-    """Compares every chunk of a user with the directory; returns the number of columns."""
+    """Compares every chunk of a user with the directory; returns the number of columns in all chunks."""
     kinds = store.config.columns
     before = -1
     if state.recent is not None:
