@@ -75,7 +75,8 @@ def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> 
 
 
 def _unchanged(old: FeatureSet, stored: Mapping[str, Any], features: FeatureSet, schema: pa.Schema) -> list[str]:
-    """Returns the features whose stored values are still right: nothing changed that they are computed from."""
+    """Returns the features whose stored values are still valid, because neither their computation nor the versions of
+    the time zones and Unicode tables that they use changed."""
     fresh = features.to_json()
     databases = {"tzdata": ZONED, "unicode": UNICODE}
     moved = {op for key, ops in databases.items() if stored.get(key) != fresh.get(key) for op in ops}

@@ -14,7 +14,7 @@ from tackboard.features.feature_set import FeatureSet
 
 
 def check_data(features: FeatureSet, dataset: Dataset) -> None:
-    """Raises a DataError that names feature, line and column if `features` cannot be computed from `dataset`."""
+    """Raises a DataError that names feature, line and column if `dataset` does not fit `features`."""
     plan = features.plan
     program = Program(plan)
     tables = dict(zip(("user", "item"), load_entities(dataset, plan), strict=True))

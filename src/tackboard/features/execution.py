@@ -137,7 +137,7 @@ def _source_key(node: Node) -> tuple[str, str]:
 
 
 def _plain(kernel: Callable[..., Any], args: tuple[int, ...]) -> Step:
-    """Returns a step that calls the kernel with the values as they are. One or two inputs avoid a list, for speed."""
+    """Returns a step that calls the kernel with the values as they are. With one or two inputs, it avoids a list."""
     if len(args) == 1:
         (only,) = args
         return lambda values, _frame: kernel(values[only])

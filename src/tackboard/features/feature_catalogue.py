@@ -50,7 +50,7 @@ class Source:
 
 
 def read_model(folder: Path) -> ModelUse:
-    """Finds what the model in a bundle, checkpoint or run reads. Its `reads` are empty if no file names them."""
+    """Returns what the model in a bundle, checkpoint or run reads: nothing if its files do not say. Needs no torch."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", allowed="allowed: a bundle, a run or a checkpoint")
     places = (folder, folder / "latest", folder / "checkpoints" / "latest")

@@ -51,7 +51,10 @@ class SpecError(UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One operation of a plan. Lists with equal `shape` have the same length in every row; -1 if it is not a list."""
+    """One operation of a plan. Lists of two nodes with equal `shape` have the same length in every row.
+
+    `shape` is -1 if the values of the node are not lists.
+    """
 
     op: str
     args: tuple[int, ...]
@@ -86,7 +89,10 @@ class Plan:
 
     @property
     def needs_event_times(self) -> bool:
-        """Whether a feature depends on the age of events: by a window, a decay, or from event and request times."""
+        """Whether any feature depends on the age of events.
+
+        Such a feature has a window or a decay, or it combines the time of events with the time of the request.
+        """
         if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
             return True
         clocks: list[frozenset[str]] = []
@@ -106,7 +112,7 @@ class Plan:
 
     @property
     def newest_events(self) -> int | None:
-        """The largest number of newest events that a feature reads; None if the features may read older events too."""
+        """The largest number of newest events that a feature reads; None if `newest` does not limit every feature."""
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
         if not readers or any(node.op != "newest" for node in readers):
@@ -163,7 +169,7 @@ class Plan:
         return f"feature {first} ({node.place}): {column_name(node.params)}"
 
     def missing_source(self, index: int, known: Iterable[str] = ()) -> DataError:
-        """Returns the error for a source that the data lacks. `known` lists the columns that its entity has there."""
+        """Returns the error for a source that the data lacks. `known` lists the columns that the entity does have."""
         params = self.nodes[index].params
         entity, column = str(params["entity"]), str(params["column"])
         # The match must be closer than for a typo in a command: `topic` is no sensible suggestion for `price`.

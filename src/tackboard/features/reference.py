@@ -1,6 +1,6 @@
 """The operator reference: writes the registry as Markdown and computes every example while doing so.
 
-No text of the reference is written by hand, so it cannot differ from the code. The description of an operator is the
+Every part of the reference that could differ from the code is generated. The description of an operator is the
 docstring of its kernel. The types come from asking its type rule about every type. The results of the examples come
 from the batch executor. The code of an example is read by a small interpreter and never run as Python.
 """

@@ -147,7 +147,7 @@ def replay(
     """Compares the log, a folder or one file, with the features that the batch executor computes from `dataset`.
 
     The report lists at most `num_examples` late requests, and as many examples per feature. Raises DataError if a log
-    file is damaged or has another key, or if no request could be compared.
+    file is damaged or has another key, or if nothing could be compared.
     """
     files = open_log(log, key)
     report = ReplayReport(num_files=len(files))

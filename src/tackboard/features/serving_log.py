@@ -2,8 +2,9 @@
 
     FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; a new file begins when this one is full
 
-The header holds the complete features.json, so the key is all that a reader of the log needs. A record holds the exact
-values of the request's time, user, candidates, context and features. Nothing else about the request is kept.
+The header holds the complete features.json, so the key is all that a reader of the log needs. A record holds the
+request's time, its user, its candidates (if a feature needs them), its context, and the exact value of every feature.
+Nothing else about the request is kept.
 
 Decided: the user, and every feature that is computed from the user's id, is written only as a keyed hash. The hash can
 be compared by anyone who has the key and a dataset, and tells nothing to anyone else. Every line ends with a seal, a
@@ -175,7 +176,7 @@ class FeatureLog:
         features: Mapping[str, Column],
         context: Mapping[str, Column] | None = None,
     ) -> bool:
-        """Queues one request and returns whether it was queued. Never waits and never raises."""
+        """Queues one request, if it is sampled. Returns whether it was queued. Never waits and never raises."""
         if not self.is_sampled(user_id, request_ms):
             return False
         try:

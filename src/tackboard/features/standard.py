@@ -64,7 +64,7 @@ def features_for_model(
     *,
     of_requests: bool = False,
 ) -> FeatureSet:
-    """Returns the features that a model reads, from `own` and the standard set. Raises ConfigError if it cannot."""
+    """Returns the features in `reads`, from `own` and the standard set. Raises ConfigError if a model cannot read one."""
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())
@@ -131,7 +131,7 @@ def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None
 
 
 def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Splits computed `columns` into (columns with a value per request without the history, those per candidate)."""
+    """Splits computed `columns` by level: (a value per request, without the history; a value per candidate)."""
     plan = features.plan
     of_candidates = {name for name, index in plan.features.items() if plan.nodes[index].level == CANDIDATE}
     return (

@@ -30,7 +30,7 @@ _FIXES = {
 def one_nan(values: NDArray[Any]) -> NDArray[Any]:
     """Gives every NaN in `values` the bits of np.nan. Changes `values` in place, so `values` must be a new array.
 
-    The sum or product of two NaNs has the bits of either NaN. Which NaN it is depends, in NumPy, on the position in the
+    The sum or product of two NaNs has the bits of one of the two. In NumPy, the choice depends on the position in the
     array and on whether an input has one row. Without this function, a row alone could differ from the same row in a
     batch.
     """

@@ -38,7 +38,7 @@ _aggregating = functools.partial(register, family=AGGREGATING)
 
 
 def _gives(result: FeatureType, *column: str) -> TypeRule:
-    """Returns a type rule: the result has type `result`. If kinds are given, a column of one of them must be given."""
+    """Returns a type rule: the result has type `result`. If kinds are given, the column must be of one of them."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         if column:

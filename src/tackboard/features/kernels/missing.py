@@ -1,4 +1,4 @@
-"""Missing values: finding them, filling them, making them. The kernels take columns of any kind.
+"""Missing values: finding them, filling them, making them.
 
 Decided: these operators work on rows and never on the elements of a list, because elements are never missing. NaN is a
 value; only `.finite()` makes it missing. A constant must be of the column's own kind, so that filling never changes a

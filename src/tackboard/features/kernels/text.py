@@ -31,8 +31,8 @@ _register = functools.partial(register, family="text", elementwise=True)
 def used_texts(column: Column) -> tuple[Codes, Texts]:
     """Returns (codes [all values], strings) of a string or string list column.
 
-    There is at least one string, and otherwise no more strings than codes. Every code is valid, even the code of a
-    missing value. A string may still occur twice.
+    There are no more strings than codes, but at least one string. Every code is valid, even the code of a missing
+    value. A string may still occur twice.
     """
     codes, texts = column.values, column.dictionary
     if texts is None or len(texts) == 0:

@@ -52,7 +52,7 @@ def _num_rows(*columns: Column) -> int:
 
 
 def _blocks(*columns: Column) -> Iterator[tuple[slice, list[NDArray[np.float64]]]]:
-    """Yields (rows, their `_components`) for `BLOCK` rows at a time, so that the data stay in the processor's cache."""
+    """Yields (rows, their `_components`) for `BLOCK` rows at a time, which fit into the processor's cache."""
     num_rows = _num_rows(*columns)
     for start in range(0, num_rows, BLOCK):
         rows = slice(start, min(start + BLOCK, num_rows))
