@@ -1,7 +1,7 @@
-"""Columns to and from Arrow, without copies where nothing is missing.
+"""Converts columns to and from Arrow, without copies if nothing is missing.
 
-int64, float64, time, vector and list columns share their memory with Arrow in both directions; bools are copied (Arrow
-packs eight into a byte), and so are columns with missing values, whose masks Arrow packs likewise.
+int64, float64, time, vector and list columns share their memory with Arrow in both directions. Bools are copied,
+because Arrow packs eight of them into a byte. Columns with missing values are copied, because Arrow packs masks too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ARROW_TYPES = {
 
 
 def arrow_type(type_: FeatureType) -> pa.DataType:
-    """The Arrow type of a column of `type_`."""
+    """Returns the Arrow type of a column of `type_`."""
     if type_.kind == "vector":
         return pa.list_(pa.float32(), type_.width)
     if type_.kind == "list":
@@ -41,7 +41,7 @@ def arrow_type(type_: FeatureType) -> pa.DataType:
 
 
 def to_arrow(column: Column) -> pa.Array:
-    """A column as an Arrow array of `arrow_type`."""
+    """Converts a column to an Arrow array of `arrow_type`."""
     absent = None if column.present is None else ~np.ascontiguousarray(column.present)
     mask = None if absent is None else pa.array(absent)
     if column.fields is not None:
@@ -56,7 +56,7 @@ def to_arrow(column: Column) -> pa.Array:
     values = np.ascontiguousarray(column.values)
     if column.dictionary is not None:
         texts = [str(text) for text in column.dictionary] or [""]
-        # A missing row's code is undefined, and Arrow refuses one that points nowhere.
+        # The code of a missing row is undefined, and Arrow refuses a code outside the dictionary.
         codes = pa.array(values if absent is None else np.clip(values, 0, len(texts) - 1), mask=absent)
         try:
             return pa.DictionaryArray.from_arrays(codes, pa.array(texts, pa.string()))
@@ -69,7 +69,7 @@ def to_arrow(column: Column) -> pa.Array:
 
 
 def from_arrow(array: pa.Array | pa.ChunkedArray, type_: FeatureType, what: str = "a column") -> Column:
-    """An Arrow array as a column of `type_`; DataError naming `what` where it cannot be one."""
+    """Converts an Arrow array to a column of `type_`. Raises a DataError that names `what` if the types do not fit."""
     array = _one_array(array)
     if type_.kind == "sequence":
         fields = {name: from_arrow(array.field(name), column, what) for name, column in type_.columns}
@@ -86,7 +86,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, type_: FeatureType, what: str 
 
 
 def to_table(columns: Mapping[str, Column]) -> pa.Table:
-    """Columns of equal length as one Arrow table."""
+    """Converts columns of equal length to one Arrow table."""
     arrays = [to_arrow(column) for column in columns.values()]
     fields = [
         pa.field(name, array.type, nullable=True, metadata={"feature_type": str(columns[name].type)})
@@ -173,7 +173,7 @@ def _from_list(array: Any, type_: FeatureType, what: str) -> Column:
         raise _wrong(what, array, type_)
     present = _present(array)
     if present is not None:
-        elements = array.flatten()  # without what lies under missing lists
+        elements = array.flatten()  # without the elements of missing lists
         offsets = offsets_of(pc.list_value_length(array).fill_null(0).to_numpy())
     else:
         elements, offsets = array.values, array.offsets.to_numpy().astype(np.int64, copy=False)
@@ -195,7 +195,7 @@ def _from_vector(array: Any, type_: FeatureType, what: str) -> Column:
     widths = [stored.list_size] if is_fixed else pc.unique(pc.list_value_length(array.drop_null())).to_pylist()
     if any(found != width for found in widths):
         raise DataError(f"{what} has vectors of width {max(widths)}", allowed=f"declared: {type_}")
-    flat = array.flatten()  # without what lies under missing vectors
+    flat = array.flatten()  # without the numbers of missing vectors
     if flat.null_count:
         raise DataError(f"{what} has vectors with missing numbers", allowed="numbers of a vector are never missing")
     with np.errstate(all="ignore"):

@@ -1,9 +1,10 @@
-"""Features of stored events: a feature set and a dataset in, a new snapshot with features.parquet out.
+"""Backfill computes a feature set for all events of a dataset and makes a new snapshot with features.parquet.
 
-Every event is a row: the request just before it, by its user, at its time, with its item as the candidate and its
-context, seeing only what was received before. The old snapshot is in use until the new one is whole (`staging`).
-Features whose computation did not change since the last backfill are taken over. Memory is bounded: a bucket of whole
-users is computed and written as one row group, so that the buckets of the features are those of the events.
+Every event becomes one row. The row is a request of the event's user at the event's time, with the event's context and
+its item as the candidate; the request sees only events received before that time. The old snapshot stays in use until
+the new snapshot is complete (`staging`). Features whose computation did not change since the last backfill are copied.
+Memory is bounded: a bucket (all events of some users) is computed and written as one row group, so that features and
+events have the same buckets.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tackboard.features.stored_features import FEATURES, StoredRows, stored_arra
 
 @dataclasses.dataclass(frozen=True)
 class Backfilled:
-    """What a backfill did: where the snapshot is, which features were computed and which were taken over."""
+    """The result of a backfill: the path of the snapshot, the computed features and the features that were copied."""
 
     path: Path
     num_rows: int
@@ -46,8 +47,9 @@ class Backfilled:
 def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> Backfilled:
     """Makes a snapshot of `dataset` with the features of every event, and points `latest` at it.
 
-    Where the snapshot has exactly these features already, it stays. A change that needs a new version of the set raises
-    UsageError, data that the set cannot read DataError; then, and after a kill, the old snapshot is in use.
+    If the snapshot already has exactly these features, nothing is written. A change that needs a new version of the set
+    raises UsageError. Data that the set cannot read raises DataError. After an error or a kill, the old snapshot stays
+    in use.
     """
     source = dataset.path.resolve()
     check_newest(dataset)
@@ -73,7 +75,8 @@ def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> 
 
 
 def _unchanged(old: FeatureSet, stored: Mapping[str, Any], features: FeatureSet, schema: pa.Schema) -> list[str]:
-    """The features whose stored values are what a computation would give again."""
+    """Returns the features whose stored values are still valid, because neither their computation nor the versions of
+    the time zones and Unicode tables that they use changed."""
     fresh = features.to_json()
     databases = {"tzdata": ZONED, "unicode": UNICODE}
     moved = {op for key, ops in databases.items() if stored.get(key) != fresh.get(key) for op in ops}
@@ -108,7 +111,7 @@ def _write_rows(dataset: Dataset, features: FeatureSet, kept: list[str], path: P
 
 
 def _computed(dataset: Dataset, plan: Plan, schema: pa.Schema) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number of events, features as they are stored) of whole users, chunk by chunk."""
+    """Yields (number of events, features as they are stored) per chunk; a chunk holds all events of its users."""
     users, items = load_entities(dataset, plan)
     names = [*stored_event_columns(dataset, plan), "item_id"]
     if context_sources(plan):

@@ -1,7 +1,7 @@
-"""The batch executor: features of many requests, each with candidates, from stored data.
+"""The batch executor computes features of many requests, each with candidates, from stored data.
 
-Rows may come in any order. They are computed user after user, in chunks that bound memory; what comes back has the
-order that was given. A chunk holds whole requests, and a request's values do not depend on which chunk it fell into.
+Requests may come in any order. They are computed user after user, in chunks that bound memory, and the results have the
+order of the given requests. A request is never split between chunks, and its values do not depend on its chunk.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from tackboard.features.types import ID, TIME
 from tackboard.features.views import Positions, no_events, visible_before
 
 EVENTS_PER_CHUNK = 1 << 22
-"""Events that the requests of one chunk see, together, at most; one request may see more."""
+"""Largest sum, over the requests of a chunk, of the events of their users; a single request may have more."""
 CANDIDATES_PER_CHUNK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestRows:
-    """R requests and their C candidates. `request_of` [C] rises; None stands for one candidate per request.
+    """R requests and their C candidates. If `item_ids` is None, there are no candidates.
 
-    `context` holds a value per request. `item_ids` None: there are no candidates.
+    `request_of` [C] is the request of each candidate, in ascending order; None stands for one candidate per request.
+    `context` holds a value per request.
     """
 
     user_ids: Positions
@@ -53,7 +54,7 @@ class RequestRows:
             )
 
     def candidate_counts(self) -> Positions:
-        """Candidates of each request [R]."""
+        """Returns the number of candidates of each request [R]."""
         if self.item_ids is None:
             return np.zeros(len(self.user_ids), dtype=np.int64)
         if self.request_of is None:
@@ -83,7 +84,7 @@ class BatchExecutor:
 
     @classmethod
     def over(cls, dataset: Dataset, plan: Plan) -> BatchExecutor:
-        """The executor over a dataset, of which only the columns that `plan` reads are loaded."""
+        """Makes an executor over a dataset. Loads only the columns that `plan` reads."""
         events, users, items = load_tables(dataset, plan)
         return cls(plan, events=events, users=users, items=items)
 
@@ -95,7 +96,7 @@ class BatchExecutor:
         ]
 
     def _fold(self, entity: str, num_rows: int) -> None:
-        """Computes what depends on one entity alone over its table, once that is less work than row by row."""
+        """Folds the entity's table (see folding.py) if it has no more rows than there are rows to compute."""
         table = self.tables[entity]
         if table is None or entity in self._folded or num_rows < len(table.ids):
             return
@@ -103,7 +104,7 @@ class BatchExecutor:
         self._prepare(plan)
 
     def compute(self, rows: RequestRows) -> dict[str, Column]:
-        """Every feature: a value per request, or per candidate where the feature is of that level."""
+        """Returns every feature: a value per candidate for features of candidate level, else a value per request."""
         parts = list(self.chunks(rows))
         if len(parts) == 1 and parts[0][0] is None:
             return parts[0][1]
@@ -120,7 +121,7 @@ class BatchExecutor:
         return result
 
     def chunks(self, rows: RequestRows) -> Iterator[tuple[Positions | None, dict[str, Column]]]:
-        """(positions of the requests, their features) chunk by chunk; None stands for all, in the given order."""
+        """Yields (positions of the requests, their features) per chunk. None stands for all requests in their order."""
         self._fold("user", len(rows.user_ids))
         self._fold("item", 0 if rows.item_ids is None else len(rows.item_ids))
         owners = np.zeros(len(rows.user_ids), dtype=np.int64)
@@ -200,7 +201,7 @@ class BatchExecutor:
 
 
 def _cuts(weight: Positions, counts: Positions) -> list[int]:
-    """Where chunks begin and end, so that none is above its budget unless it is a single request."""
+    """Returns where chunks begin and end, so that only a chunk of a single request may exceed the limits."""
     bounds, events, candidates = [0], 0, 0
     if int(weight.sum()) <= EVENTS_PER_CHUNK and int(counts.sum()) <= CANDIDATES_PER_CHUNK:
         return [0, len(weight)]

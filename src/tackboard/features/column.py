@@ -7,10 +7,10 @@ A `Column` holds the values of one feature for many rows, flat, in NumPy arrays:
     list      values [all], offsets [n+1]
     sequence  fields: name → list column, all with the same offsets
 
-`present` [n] is False where a value is missing, and None where none is: explicit, never a NaN or a magic number. What
-stands in `values` under a missing entry is undefined. Decided: strings are codes into a dictionary, so that work on
-text is done once per distinct string; kernels may assume nothing about the dictionary's order, and it may hold strings
-that no row uses, and the same string twice.
+`present` [n] is False for rows whose value is missing; it is None if no value is missing. Missing values are always
+explicit, never a NaN or a magic number. The entry of a missing row in `values` is undefined. Decided: strings are codes
+into a dictionary, so that work on text is done once per string of the dictionary and not once per row. Kernels may not
+rely on the order of the dictionary. It may hold strings that no row uses, and it may hold the same string twice.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Column:
 
     @property
     def mask(self) -> Mask:
-        """`present` as an array, all True where nothing is missing."""
+        """`present` as an array; all True if nothing is missing."""
         return np.ones(len(self), dtype=np.bool_) if self.present is None else self.present
 
     def take(self, indices: NDArray[np.int64]) -> Column:
-        """The rows at `indices`, in that order; an index may occur more than once."""
+        """Returns the rows at `indices`, in that order; an index may occur more than once."""
         present = None if self.present is None else self.present.take(indices)
         if self.fields is not None:
             fields = {name: field.take(indices) for name, field in self.fields.items()}
             return Column(self.type, self.values, present=present, fields=fields)
         if self.offsets is None:
-            # `take` gathers rows of vectors four times faster than indexing does.
+            # `take` gathers rows of vectors four times faster than indexing.
             return Column(self.type, self.values.take(indices, axis=0), present=present, dictionary=self.dictionary)
         starts, lengths = self.offsets[indices], self.offsets[indices + 1] - self.offsets[indices]
         return Column(
@@ -80,18 +80,18 @@ class Column:
         )
 
     def flat(self) -> Column:
-        """The elements of a list column as a scalar column."""
+        """Returns the elements of a list column as a scalar column."""
         return Column(self.type.of_elements(), self.values, dictionary=self.dictionary)
 
     def texts(self) -> NDArray[np.object_]:
-        """The strings of a string column [all values]; any under a missing entry, whose code may point anywhere."""
+        """Returns the strings of a string column [all values]. The string of a missing row is arbitrary."""
         assert self.dictionary is not None
         if len(self.dictionary) == 0:
             return np.full(len(self.values), "", dtype=np.object_)
         return self.dictionary.take(self.values, mode="clip")
 
     def to_pylist(self) -> list[Any]:
-        """Plain Python values, one per row, None where missing. Lists of lists; a sequence as a dict of lists."""
+        """Returns a plain Python value per row: None if missing, a list for a list, a dict of lists for a sequence."""
         if self.fields is not None:
             lists = {name: field.to_pylist() for name, field in self.fields.items()}
             rows: list[Any] = [{name: lists[name][row] for name in lists} for row in range(len(self))]
@@ -105,7 +105,7 @@ class Column:
 
     @classmethod
     def of(cls, type: FeatureType, values: Sequence[Any]) -> Column:
-        """A column of plain Python values, the inverse of `to_pylist`. For constants, tests and small requests."""
+        """Makes a column of plain Python values: the inverse of `to_pylist`, for constants, tests, small requests."""
         missing = [value is None for value in values]
         present = np.array([not absent for absent in missing], dtype=np.bool_) if any(missing) else None
         if type.kind == "sequence":
@@ -130,7 +130,7 @@ class Column:
 
 
 def encode_strings(values: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
-    """Codes and dictionary of strings; each distinct string stands in the dictionary once, in order of appearance."""
+    """Returns codes and dictionary of strings. The dictionary holds each string once, in order of appearance."""
     known: dict[str, int] = {}
     codes = np.fromiter((known.setdefault(value, len(known)) for value in values), dtype=np.int64, count=len(values))
     dictionary = np.empty(len(known), dtype=np.object_)
@@ -139,7 +139,7 @@ def encode_strings(values: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
-    """Parallel scalar columns, given end to end, as one sequence column with rows of `lengths`."""
+    """Turns parallel scalar columns into one sequence column. `lengths` are the numbers of values of its rows."""
     offsets = offsets_of(lengths)
     fields = {
         name: Column(column.type.in_list(), column.values, offsets=offsets, dictionary=column.dictionary)
@@ -150,14 +150,14 @@ def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each run of `lengths` starts, and where the last one ends."""
+    """Returns the start of each run of `lengths`, and the end of the last run."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The indices start, start + 1, … of every run, end to end."""
+    """Returns the indices start, start + 1, … of every run, end to end."""
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int64)
     before = np.cumsum(lengths) - lengths
@@ -165,17 +165,17 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
 
 
 def ordered_sum(values: NDArray[np.float64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.float64]:
-    """The sum of `values` of each row [num_rows], added one after the other in the order given, from 0.0.
+    """Returns the sum of the `values` of each row [num_rows], added one after the other in the given order, from 0.0.
 
-    The one place where floats of rows are summed; components of vectors are added in their order as well. NumPy's own
-    `sum` adds in pairs, in an order that follows the shape of the whole array, so a row alone and the same row among
-    others would differ in their last bits.
+    This is the only function that sums floats of rows. (kernels/vectors.py adds the components of a vector in their
+    order as well.) NumPy's own `sum` adds in pairs, in an order that depends on the shape of the whole array, so a row
+    alone and the same row in a batch would differ in their last bits.
     """
     return np.asarray(np.bincount(rows, weights=values, minlength=num_rows), dtype=np.float64)
 
 
 def join_columns(parts: Sequence[Column]) -> Column:
-    """Columns of one type, one after the other."""
+    """Joins columns of one type, one after the other."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -199,7 +199,7 @@ def join_columns(parts: Sequence[Column]) -> Column:
 
 
 def both_present(*columns: Column) -> Mask | None:
-    """Where all of `columns` are present, or None where none of them misses anything; a column of one row spreads."""
+    """Returns the mask of rows in which all `columns` are present, or None if nothing is missing. Masks broadcast."""
     masks = [column.present for column in columns if column.present is not None]
     if not masks:
         return None
@@ -218,12 +218,12 @@ def spread(mask: Mask | None, num_rows: int) -> Mask | None: ...
 
 
 def spread(mask: Mask | None, num_rows: int) -> Mask | None:
-    """A mask of one row, or None, as a mask of `num_rows`."""
+    """Repeats a mask of one row for `num_rows` rows. Any other mask, and None, stays as it is."""
     return mask if mask is None or len(mask) == num_rows else np.broadcast_to(mask, (num_rows,))
 
 
 def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
-    """Rows in which two columns differ in any bit; NaNs of equal bits are equal, -0.0 and 0.0 are not."""
+    """Returns the rows in which two columns differ in any bit. NaNs with equal bits are equal; -0.0 and 0.0 differ."""
     if len(one) != len(other):
         return np.arange(max(len(one), len(other)), dtype=np.int64)
     differ = one.mask != other.mask
@@ -251,7 +251,7 @@ def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
 
 
 def bits(column: Column) -> NDArray[Any]:
-    """A scalar or vector column in a form that compares bit by bit."""
+    """Returns a scalar or vector column in a form in which `==` compares bit by bit."""
     if column.dictionary is not None:
         return column.texts()
     values = np.ascontiguousarray(column.values)

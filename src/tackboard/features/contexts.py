@@ -1,7 +1,7 @@
-"""What callers said about requests: JSON texts in, the context columns that a plan declares out.
+"""Turns the contexts of requests, stored as JSON texts, into the context columns that a plan declares.
 
-Each distinct text is parsed once. A key that is not there, a null and an event without a context are missing values; a
-value of another type than the declared one is an error that names feature and line.
+Each distinct text is parsed once. An absent key, a null and an event without a context give missing values. A value
+that does not have the declared type is an error that names the feature and the line.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ INT64 = range(-(1 << 63), 1 << 63)
 
 
 def context_sources(plan: Plan) -> list[tuple[int, Node]]:
-    """The sources of a plan that read the context."""
+    """Returns the sources of a plan that read the context."""
     return [(index, node) for index, node in plan.sources() if node.params["entity"] == "context"]
 
 
 def context_columns(plan: Plan, texts: pa.ChunkedArray | pa.Array) -> dict[str, Column]:
-    """The context columns that `plan` reads, one value per text. Raises DataError naming feature and line."""
+    """Returns the context columns that `plan` reads, one value per text. Raises DataError naming feature and line."""
     sources = context_sources(plan)
     if not sources:
         return {}
     array = encode(texts)
-    # One row more than there are distinct texts: what a row without a context says.
+    # The last object is for rows without a context.
     objects = [_parse(text) for text in array.dictionary.to_pylist()] + [{}]
     codes = array.indices.fill_null(len(objects) - 1).to_numpy().astype(np.int64)
     columns = {}
@@ -68,7 +68,7 @@ def _read(value: Any, type_: FeatureType, plan: Plan, index: int) -> Any:
 
 
 def _converted(value: Any, type_: FeatureType) -> Any:
-    """A JSON value as `Column.of` takes it; ValueError or TypeError where it is of another type."""
+    """Converts a JSON value for `Column.of`. Raises ValueError or TypeError if the value does not have the type."""
     kind, given = type_.kind, type(value)
     if kind in ("vector", "list") and given is list:
         if kind == "list":
@@ -80,6 +80,6 @@ def _converted(value: Any, type_: FeatureType) -> Any:
     elif (kind == "bool" and given is bool) or (kind == "float" and given in (int, float)):
         return float(value) if kind == "float" else value
     elif kind in ("string", "id") and given is str:
-        value.encode()  # Half a surrogate pair, which JSON can spell, is a ValueError here.
+        value.encode()  # JSON can hold half a surrogate pair, which raises ValueError here.
         return value if kind == "string" else string_id(value)
     raise TypeError(f"{given.__name__} is not {type_}")

@@ -1,7 +1,7 @@
-"""Does the data have what a feature set reads? A set and a dataset in; the first thing that does not fit as an error.
+"""Checks whether a dataset has the columns that a feature set reads, and raises the first problem as an error.
 
-Every column that the features read must be there, of the declared type and within the declared range, in every row,
-whether or not a feature would come to see it. Nothing is computed; events are read piece by piece.
+Every column that the features read must exist and have the declared type. Its values must be within the declared range
+in every row, even in rows that no feature would use. No feature is computed, and events are read chunk by chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tackboard.features.feature_set import FeatureSet
 
 
 def check_data(features: FeatureSet, dataset: Dataset) -> None:
-    """Raises DataError naming feature, line and column where `dataset` is not what `features` reads."""
+    """Raises a DataError that names feature, line and column if `dataset` does not fit `features`."""
     plan = features.plan
     program = Program(plan)
     tables = dict(zip(("user", "item"), load_entities(dataset, plan), strict=True))

@@ -1,7 +1,7 @@
-"""What expressions are about: the user, the item, the request, its context, and the user's events.
+"""The entities that expressions read: the user, the item, the request, its context, and the user's events.
 
-Each entity declares the columns it has and their types; what is not declared does not exist, so a typo is found before
-data is read. An attribute may be missing (an id nobody has seen, an empty cell) unless it is declared with a default.
+Each entity declares its columns and their types. A column that is not declared does not exist, so a typo is found
+before data is read. An attribute may be missing (for an unknown id or an empty cell), unless it has a default.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BUILT_IN: dict[str, dict[str, FeatureType]] = {
     "context": {},
     "event": {"item": ID, "action": STRING, "surface": STRING, "time": TIME},
 }
-"""Columns that every entity has, and never without a value."""
+"""The columns that each entity has without a declaration. Their values are never missing."""
 FUTURE = ("num_events", "first_ms", "last_ms")
-"""Columns of items.parquet and users.parquet that are counted over the whole log: a part of it is future."""
+"""Columns of items.parquet and users.parquet that are computed over the whole log, which includes the future."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A column as a user declares it. Values outside [minimum, maximum] are refused when data is read."""
+    """A column as a user declares it. A value outside [minimum, maximum] is an error when data is read."""
 
     type: FeatureType
     minimum: float | None = None
@@ -36,7 +36,7 @@ class Declared:
     default: Any = None
 
     def to_params(self, entity: str, column: str) -> dict[str, Any]:
-        """The parameters of the `source` operator."""
+        """Returns the parameters of the `source` operator."""
         type_ = self.type.with_nullable(self.default is None)
         params: dict[str, Any] = {"entity": entity, "column": column, "type": type_.to_json()}
         for name in ("minimum", "maximum", "default"):
@@ -66,7 +66,7 @@ def String(*, default: str | None = None) -> Declared:
 
 
 def Id(*, default: int | None = None) -> Declared:
-    """A column of ids: int64 as they are, strings by the one hash."""
+    """A column of ids: an int64 is the id itself, a string is hashed by `core.hashing`."""
     return Declared(type=ID, default=default)
 
 
@@ -99,7 +99,7 @@ class Entity:
         return self[column]
 
     def __iter__(self) -> NoReturn:
-        # Without this, Python would ask for column 0, 1, 2, … and never come to an end.
+        # Without this method, Python would ask for column 0, 1, 2, … without end.
         raise UsageError(
             f"{caller_place()}: columns of {'events' if self.kind == 'event' else self.kind} cannot be looped over",
             allowed="events are aggregated: events.count(), events.collect(events.item)",
@@ -137,13 +137,13 @@ class Request(Entity):
 
 
 class Context(Entity):
-    """What the caller says about the request: a device, a query."""
+    """Declared values that the caller sends with the request, such as a device or a query."""
 
     kind = "context"
 
 
 def _aggregate(op: str, about: str) -> Callable[[Events, Any], Expression]:
-    """A method that aggregates a column of the chosen events."""
+    """Returns a method that aggregates a column of the chosen events."""
 
     def aggregate(self: Events, column: Any) -> Expression:
         return Expression(op, (self._view, column))
@@ -153,10 +153,10 @@ def _aggregate(op: str, about: str) -> Callable[[Events, Any], Expression]:
 
 
 class Events(Entity):
-    """What the user did, as far as it was received strictly before the request.
+    """The events of the user that were received strictly before the request.
 
-    A column of the events is `events.action`; a choice of events (`where`, `within`, …) has the same columns and
-    operators. Nothing outside an aggregation sees single events.
+    `events.action` is a column of the events. A choice of events (`where`, `within`, …) has the same columns and
+    operators. A feature must aggregate events; it cannot be a column of single events.
     """
 
     kind = "event"
@@ -175,17 +175,17 @@ class Events(Entity):
         return self._chosen(Expression("where", (self._view, condition)))
 
     def within(self, duration: Duration) -> Events:
-        """The events younger than `duration` at the request."""
+        """The events that are younger than `duration` at the time of the request."""
         (whole_ms,) = duration_ms("within({})", duration)
         return self._chosen(Expression("within", (self._view,), {"duration_ms": whole_ms}))
 
     def between(self, oldest: Duration, newest: Duration) -> Events:
-        """The events younger than `oldest` and at least `newest` old."""
+        """The events whose age at the time of the request is below `oldest` and at least `newest`."""
         oldest_ms, newest_ms = duration_ms("between({}, {})", oldest, newest)
         return self._chosen(Expression("between", (self._view,), {"oldest_ms": oldest_ms, "newest_ms": newest_ms}))
 
     def newest(self, count: int) -> Events:
-        """The last `count` of the events."""
+        """The last `count` events."""
         return self._chosen(Expression("newest", (self._view,), {"count": count}))
 
     def matching(self, column: Expression, value: Any) -> Events:
@@ -193,7 +193,7 @@ class Events(Entity):
         return self._chosen(Expression("matching", (self._view, column, value)))
 
     def count(self) -> Expression:
-        """How many events there are."""
+        """The number of events."""
         return Expression("count", (self._view,))
 
     last = _aggregate("last", "The column of the last event.")
@@ -205,7 +205,7 @@ class Events(Entity):
     collect = _aggregate("collect", "The column of all the events, oldest first.")
 
     def decayed_sum(self, column: Any, *, half_life: Duration) -> Expression:
-        """The sum of the column, each event weighing half as much for every `half_life` of its age."""
+        """The sum of the column, in which the weight of an event halves with every `half_life` of its age."""
         (whole_ms,) = duration_ms("decayed_sum(half_life={})", half_life)
         return Expression("decayed_sum", (self._view, column), {"half_life_ms": whole_ms})
 

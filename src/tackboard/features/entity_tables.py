@@ -1,7 +1,7 @@
 """Stored data as the executors read it: the events of all users, and the attributes of users and items.
 
 Only the columns that a plan reads are loaded. Attributes may change: a table with `valid_from` holds several versions
-of an entity, and a request sees the newest one that was valid at its time.
+of an entity, and a request sees the newest version that was valid at the request's time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVENT_COLUMNS = {"item": "item_id", "action": "action", "surface": "surface", "t
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EventTable:
-    """Events of U users end to end, each user's by (time, order). `columns` are those of the language."""
+    """Events of U users end to end, sorted by (time, order) within a user. `columns` uses names of the language."""
 
     user_ids: Positions
     offsets: Positions
@@ -40,9 +40,9 @@ class EventTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table, plan: Plan) -> EventTable:
-        """The events of a dataset: sorted by user_id, time_ms and order, with the columns that `plan` reads.
+        """Reads the events of a dataset, sorted by user_id, time_ms and order, with the columns that `plan` reads.
 
-        Times that the table does not hold are 0: enough where only the order of the events is asked for.
+        If the table has no times, all times are 0. That is enough for plans that need only the order of the events.
         """
         users = numpy_column(table, "user_id")
         starts = starts_of_users(users)
@@ -64,11 +64,11 @@ class EventTable:
         )
 
     def owners_of(self, user_ids: Positions) -> Positions:
-        """The position of each user's range, or -1 for users without events."""
+        """Returns the position of each user in this table, or -1 for users without events."""
         return find_ids(self.user_ids, user_ids)
 
     def slice(self, first: int, last: int) -> EventTable:
-        """The users from position `first` to `last`, not included."""
+        """Returns the events of the users at positions `first` to `last` - 1."""
         start, end = int(self.offsets[first]), int(self.offsets[last])
         window = np.arange(start, end, dtype=np.int64)
         return EventTable(
@@ -84,7 +84,7 @@ class EventTable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EntityTable:
-    """Attributes by id, and by the time they are valid from where `valid_from` is given. Sorted by both."""
+    """Attributes, sorted by id. If `valid_from` is given, an id may have several versions, sorted by that time."""
 
     ids: Positions
     columns: Mapping[str, Column]
@@ -92,7 +92,7 @@ class EntityTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table, entity: str, plan: Plan) -> EntityTable:
-        """The attributes of `entity` (user or item) that `plan` reads, from a dataset's table."""
+        """Reads the attributes of `entity` (user or item) that `plan` reads, from a dataset's table."""
         columns = {}
         for index, node in plan.sources():
             name = str(node.params["column"])
@@ -106,7 +106,7 @@ class EntityTable:
         return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """A function of (attribute, default): its value for each id as valid at its time, the default, or missing."""
+        """Returns a function (attribute, default) → the attribute for each id at its time, the default, or missing."""
         places = self.places(ids, times)
         known = places >= 0
         safe, all_known = np.where(known, places, 0), bool(known.all())
@@ -122,7 +122,7 @@ class EntityTable:
         return read
 
     def places(self, ids: Positions, times: Positions | None) -> Positions:
-        """The row of each id, or -1."""
+        """Returns the row of each id at its time, or -1."""
         if self.valid_from is None:
             return find_ids(self.ids, ids)
         if times is None:
@@ -131,13 +131,13 @@ class EntityTable:
             )
         starts = np.searchsorted(self.ids, ids, side="left").astype(np.int64)
         ends = np.searchsorted(self.ids, ids, side="right").astype(np.int64)
-        # The first version that is valid from later than the request; the one before it is the request's.
+        # `later` is the first version that becomes valid after the request. The request sees the version before it.
         later = first_above(self.valid_from, starts, ends, times)
         return np.where(later > starts, later - 1, -1)
 
 
 def read_source(array: pa.ChunkedArray, plan: Plan, index: int) -> Column:
-    """A stored column as the source at `index` of the plan declares it, its default filled in."""
+    """Reads a stored column with the type that the source at `index` of the plan declares, and fills in its default."""
     node = plan.nodes[index]
     column = from_arrow(array, node.type, plan.describe_source(index))
     default = node.params.get("default")
@@ -145,7 +145,7 @@ def read_source(array: pa.ChunkedArray, plan: Plan, index: int) -> Column:
 
 
 def with_default(column: Column, default: Any) -> Column:
-    """The column with `default` where a value is missing."""
+    """Returns the column with `default` in place of missing values."""
     if column.present is None:
         return column
     if column.dictionary is not None:
@@ -157,7 +157,7 @@ def with_default(column: Column, default: Any) -> Column:
 
 
 def find_ids(sorted_ids: Positions, ids: Positions) -> Positions:
-    """The position of each id among sorted, distinct ones, or -1."""
+    """Returns the position of each id among sorted, distinct ids, or -1."""
     if not len(sorted_ids):
         return np.full(len(ids), -1, dtype=np.int64)
     places = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
@@ -167,9 +167,9 @@ def find_ids(sorted_ids: Positions, ids: Positions) -> Positions:
 def load_tables(
     dataset: Dataset, plan: Plan, *, timed: bool = True
 ) -> tuple[EventTable | None, EntityTable | None, EntityTable | None]:
-    """(events, users, items) of a dataset, as far as `plan` reads them.
+    """Loads (events, users, items) of a dataset; a table that `plan` does not read is None.
 
-    Without `timed`, the times of events are left on disk too: what remains cannot tell what a request saw.
+    Without `timed`, the times of events are not loaded either. Such a table cannot tell which events a request saw.
     """
     events = None
     if plan.reads_events:
@@ -179,7 +179,7 @@ def load_tables(
 
 
 def stored_event_columns(dataset: Dataset, plan: Plan, *, timed: bool = True) -> list[str]:
-    """The columns of events.parquet that `plan` reads, or DataError; `timed` adds the times."""
+    """Returns the columns of events.parquet that `plan` reads, and the times if `timed`. Raises DataError."""
     always = ["user_id", *(["time_ms", "received_ms"] if timed else [])]
     wanted = []
     for index, node in plan.sources():
@@ -193,7 +193,7 @@ def stored_event_columns(dataset: Dataset, plan: Plan, *, timed: bool = True) ->
 
 
 def load_entities(dataset: Dataset, plan: Plan) -> tuple[EntityTable | None, EntityTable | None]:
-    """(users, items) of a dataset, as far as `plan` reads them."""
+    """Loads (users, items) of a dataset; a table of which `plan` reads no attribute is None."""
     tables: list[EntityTable | None] = []
     for entity in ("user", "item"):
         params = [node.params for _, node in plan.sources() if node.params["entity"] == entity]

@@ -1,9 +1,9 @@
-"""Schema evolution of feature sets: two versions in, what changed between them out, and whether it may.
+"""Schema evolution of feature sets: lists the changes between two versions, and says which need a new version number.
 
 A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Without a new
-version of the set a feature may be added, described in other words or moved to another line, and a declared range may
-be widened: everything that was valid stays valid. Removing a feature, changing its type, changing how it is computed
-and narrowing a range need a version above the old one.
+version of the set, a feature may be added, described in other words or moved to another line, and a declared range may
+be widened, because everything that was valid stays valid. Removing a feature, changing its type or its computation,
+and narrowing a range need a higher version. Renaming the set needs one too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Range = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class FeatureChange:
-    """One difference between two versions of a set. `feature` is empty where it is about the set itself.
+    """One difference between two versions of a set. `feature` is empty if the difference is about the set itself.
 
-    A feature that only `moved` stands on another line of the file and is otherwise the same.
+    `moved` means that the feature is now on another line of the code.
     """
 
     feature: str
@@ -37,14 +37,14 @@ class FeatureChange:
 
 
 def sentences(changes: Sequence[FeatureChange]) -> list[str]:
-    """What changed, for people: every change in full, and how many features moved in one sentence."""
+    """Returns the changes as sentences for people. One sentence gives the number of all features that moved."""
     moved = sum(1 for change in changes if change.moved)
     count = [f"{moved} feature{'s' if moved > 1 else ''} moved to another line"] if moved else []
     return [*(change.sentence for change in changes if not change.moved), *count]
 
 
 def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Every change from `old` to `new`, one sentence each, in the order of the features."""
+    """Returns every change from `old` to `new`: first a new name of the set, then removed features, then the others."""
     changes = []
     if new.name != old.name:
         changes.append(FeatureChange("", "", f"the set {old.name} is now called {new.name}", needs_version=True))
@@ -66,7 +66,7 @@ def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
 
 
 def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """The changes from `old` to `new`; UsageError where one of them needs a version that was not raised."""
+    """Returns the changes from `old` to `new`. Raises UsageError if a change needs a higher version than `new` has."""
     changes = compare(old, new)
     if new.version < old.version:
         raise UsageError(
@@ -101,14 +101,14 @@ def _changes_of(old: Feature, new: Feature, *, same_computation: bool) -> list[F
 
 
 def _difference(old: FeatureType, new: FeatureType) -> str:
-    """In which respect two types differ."""
+    """Returns the word for the difference between two types."""
     if old.kind != new.kind or old.element != new.element or old.columns != new.columns:
         return "type"
     return "width" if old.width != new.width else "nullability"
 
 
 def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str, Range]) -> list[FeatureChange]:
-    """Changed ranges of columns that both versions read; a column that only one reads is another computation."""
+    """Returns the changed ranges of columns that both versions read. Reading another column changes the computation."""
     changes = []
     for column in sorted(old.keys() & new.keys()):
         (old_low, old_high), (low, high) = old[column], new[column]
@@ -125,7 +125,7 @@ def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str,
 
 
 def _ranges(plan: Plan, name: str) -> dict[str, Range]:
-    """The range of every column that a feature reads. A column declared twice must lie in both ranges."""
+    """Returns the range of every column that a feature reads. A column declared twice must be in both ranges."""
     found: dict[str, Range] = {}
     for _, node in plan.trimmed([name]).sources():
         column = column_name(node.params)
@@ -139,7 +139,7 @@ def _ranges(plan: Plan, name: str) -> dict[str, Range]:
 
 
 def _digests_without_ranges(plan: Plan) -> list[str]:
-    """The hashes of the nodes as if no column had a range: a range decides what is refused, not what is computed."""
+    """Returns the hashes of the nodes as if no column had a range, because a range does not change computed values."""
     nodes = tuple(
         dataclasses.replace(node, params=_without_bounds(node.params)) if node.op == "source" else node
         for node in plan.nodes

@@ -1,8 +1,8 @@
-"""Computes a plan over a frame: the one loop behind both executors.
+"""Computes a plan over a frame, in one loop that both executors use.
 
-It walks the nodes in order and calls each operator's kernel. A value of the request that meets values of candidates is
-spread over them: by its candidates' requests in a batch, by NumPy's broadcasting where there is one request. Both give
-the same bits, because kernels compute every row from that row alone.
+The loop goes through the nodes in order and calls the kernel of each operator. If a kernel combines values of requests
+with values of candidates, the values of a request are repeated for its candidates: in a batch by an index, and for a
+single request by NumPy's broadcasting. Both give the same bits, because kernels compute every row from that row alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Step = Callable[[list[Any], Frame], Any]
 
 
 class Program:
-    """A plan made ready to run. `run` may be called from several threads."""
+    """A plan that is ready to run. `run` may be called from several threads."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -48,7 +48,7 @@ class Program:
         return Program, (self.plan,)
 
     def run(self, frame: Frame) -> dict[str, Column]:
-        """Every feature: a row per request, or per candidate where the feature's level says so."""
+        """Returns every feature: a row per candidate for features of candidate level, else a row per request."""
         values: list[Any] = [None] * len(self.plan.nodes)
         for index, column in self._constants.items():
             values[index] = column
@@ -111,7 +111,7 @@ class Program:
         return read
 
     def check_range(self, column: Column, index: int) -> None:
-        """Raises DataError where a value of the source at `index` lies outside its declared range."""
+        """Raises DataError if a value of the source at `index` lies outside its declared range."""
         node = self.plan.nodes[index]
         low, high = node.params.get("minimum"), node.params.get("maximum")
         if low is None and high is None:
@@ -137,7 +137,7 @@ def _source_key(node: Node) -> tuple[str, str]:
 
 
 def _plain(kernel: Callable[..., Any], args: tuple[int, ...]) -> Step:
-    """A call with the values as they are. One and two inputs are most calls, and faster without a list of them."""
+    """Returns a step that calls the kernel with the values as they are. With one or two inputs, it avoids a list."""
     if len(args) == 1:
         (only,) = args
         return lambda values, _frame: kernel(values[only])
@@ -156,7 +156,10 @@ def _expand(column: Column, num_rows: int) -> Column:
 
 
 def _spread(value: Any, frame: Frame, *, broadcasts: bool) -> Any:
-    """A value per request as one per candidate; of one request, views are left to the kernels, columns to NumPy."""
+    """Repeats a value per request for every candidate.
+
+    With a single request, kernels handle a view of one row themselves, and NumPy broadcasts a column of one row.
+    """
     if isinstance(value, View):
         return value if frame.num_requests == 1 else frame.spread_view(value)
     if frame.num_requests == 1 and broadcasts:

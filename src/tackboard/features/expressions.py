@@ -1,8 +1,8 @@
-"""What a user writes: expressions over entities, events and the request.
+"""Expressions over entities, events and the request, as a user writes them.
 
-An expression is a tree of operator names. Building one computes nothing and checks nothing: it only remembers the line
-it was written on, so that the compiler (`plan.py`), which knows the feature's name, can point at it. The operators
-themselves, with their types and examples, stand in the registry.
+An expression is a tree of operator names. Building an expression computes nothing and checks nothing. The expression
+only remembers its line in the code, so that the compiler (`plan.py`), which knows the feature's name, can report that
+line. The operators themselves, with their types and examples, are in the registry.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 class CodePlace(NamedTuple):
-    """Where something was written."""
+    """A file and a line in it."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ NOWHERE = CodePlace("", 0)
 
 
 def caller_place() -> CodePlace:
-    """The innermost line that defines features: the user's, or that of a standard feature."""
+    """Returns the innermost line of the call stack that defines features: in the user's code or in standard.py."""
     frame = sys._getframe(1)
     while frame is not None and _is_machinery(frame.f_code.co_filename):
         if frame.f_back is None:
@@ -49,11 +49,11 @@ def _is_machinery(file: str) -> bool:
 
 
 class NoOperator(UsageError, AttributeError):
-    """An operator that does not exist. An AttributeError too, so that hasattr and getattr work as everywhere."""
+    """Raised for an operator that does not exist. It is an AttributeError too, so that hasattr and getattr work."""
 
 
 def _unary(op: str, about: str = "") -> Callable[[Expression], Expression]:
-    """A method that applies an operator to the expression."""
+    """Returns a method that applies an operator to the expression."""
 
     def method(self: Expression) -> Expression:
         return Expression(op, (self,))
@@ -63,7 +63,7 @@ def _unary(op: str, about: str = "") -> Callable[[Expression], Expression]:
 
 
 def _binary(op: str, about: str = "", *, mirrored: bool = False) -> Callable[[Expression, Any], Expression]:
-    """A method that applies an operator to the expression and another value; mirrored: to the value first."""
+    """Returns a method that applies an operator to the expression and another value; the value is first if mirrored."""
 
     def method(self: Expression, other: Any) -> Expression:
         return Expression(op, (other, self) if mirrored else (self, other))
@@ -86,7 +86,7 @@ class Expression:
         self.text = ""
 
     def described(self, text: str) -> Expression:
-        """The same expression with a sentence for the documentation page."""
+        """Returns the same expression with a sentence for the documentation page."""
         copy = Expression(self.op, self.args, self.params)
         copy.place, copy.text = self.place, text
         return copy
@@ -95,7 +95,8 @@ class Expression:
         return f"an expression ({self.place})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Python and NumPy ask for names with underscores to find out what an object can do; copies are made empty.
+        # Python and NumPy ask for names with underscores to find out what an object can do. A slot is absent only while
+        # `copy` or `pickle` makes a new object.
         if name.startswith("_") or name in Expression.__slots__:
             raise AttributeError(name)
         operators = [known for known in vars(Expression) if not known.startswith("_") and known not in self.__slots__]
@@ -168,11 +169,11 @@ class Expression:
     finite = _unary("finite", "The value; missing where it is NaN or infinite.")
 
     def fill_missing(self, value: Any) -> Expression:
-        """The value, or `value` where it is missing."""
+        """This value, or the constant `value` if it is missing."""
         return Expression("fill_missing", (self,), {"value": list(value) if isinstance(value, tuple) else value})
 
     def missing_if(self, value: Any) -> Expression:
-        """Missing where the value is `value`."""
+        """This value, but missing if it equals the constant `value`."""
         return Expression("missing_if", (self,), {"value": value})
 
     # Ids.
@@ -203,7 +204,7 @@ class Expression:
         return Expression("normalise", (self,), {"mean": mean, "std": std})
 
     def bucketize(self, boundaries: Sequence[float]) -> Expression:
-        """How many of `boundaries` are not larger than the value."""
+        """The number of `boundaries` that are less than or equal to the value."""
         return Expression("bucketize", (self,), {"boundaries": list(boundaries)})
 
     # Vectors.
@@ -220,7 +221,7 @@ class Expression:
     nfc = _unary("nfc", "The text with its accents composed (Unicode NFC).")
 
     def contains_text(self, text: str) -> Expression:
-        """Whether the text holds `text`."""
+        """Whether the text contains `text`."""
         return Expression("contains_text", (self,), {"text": text})
 
     # Time.
@@ -232,7 +233,7 @@ class Expression:
         return Expression("hour", (self,), {"zone": zone})
 
     def weekday(self, zone: str = "UTC") -> Expression:
-        """The day of the week, Monday 0."""
+        """The day of the week; Monday is 0."""
         return Expression("weekday", (self,), {"zone": zone})
 
     def minute_of_day(self, zone: str = "UTC") -> Expression:
@@ -260,14 +261,14 @@ class Expression:
 
 
 def as_expression(value: Any) -> Expression:
-    """A Python value as a constant; an expression as it is."""
+    """Turns a Python value into a constant. Returns an expression as it is."""
     if isinstance(value, Expression):
         return value
     return Expression("constant", (), {"value": value})
 
 
 def if_else(condition: Any, then: Any, otherwise: Any) -> Expression:
-    """`then` where the condition holds, `otherwise` where it does not."""
+    """`then` if the condition is true, else `otherwise`."""
     return Expression("if_else", (condition, then, otherwise))
 
 
@@ -308,7 +309,8 @@ def feature(name: str) -> Expression:
 class Duration(int):
     """A length of time in ms. It has a type of its own, so that `within(7)` without a unit is refused.
 
-    Durations add up and can be multiplied; anything else gives a plain number, and JSON holds a plain number.
+    The sum or difference of durations and a duration times a whole number are durations. Every other operation gives a
+    plain number, and JSON holds a plain number.
     """
 
     __slots__ = ()
@@ -327,7 +329,7 @@ class Duration(int):
 
 
 def duration_ms(call: str, *values: Any) -> list[int]:
-    """Durations as plain ms; UsageError with the user's line where one of `values` is not a duration."""
+    """Returns durations as plain ms. Raises UsageError with the user's line if one of `values` is not a duration."""
     if all(isinstance(value, Duration) for value in values):
         return [int(value) for value in values]
     given = call.format(*(f"{value!r:.40}" for value in values))
@@ -337,7 +339,7 @@ def duration_ms(call: str, *values: Any) -> list[int]:
 
 
 def _unit(unit: str, unit_ms: int) -> Callable[[float], Duration]:
-    """A function from a number of units to a duration, rounded to whole ms."""
+    """Returns a function that turns a number of units into a duration, rounded to whole ms."""
 
     def duration(count: float) -> Duration:
         number = isinstance(count, int | float) and not isinstance(count, bool)

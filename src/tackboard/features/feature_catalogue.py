@@ -1,8 +1,9 @@
 """The catalogue of a feature set: source → transform → models that use it, as one static page.
 
-In: a feature set, and the folders of models (bundles, checkpoints, runs). Out: HTML that loads nothing. What a model
-uses comes from its own files: `reads` in signature.json and features.json beside it. A model that read a feature when
-it was computed otherwise is shown as using another version of it. Everything that comes from a file is escaped.
+This module takes a feature set and the folders of models (bundles, checkpoints, runs) and returns HTML that loads
+nothing. The features that a model uses come from the model's own files: `reads` in signature.json, and features.json
+beside it. If a feature was computed differently when the model was made, the page says that the model uses another
+version of the feature. All text that comes from a file is escaped.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from tackboard.report.svg import MatrixRow, matrix
 
 OWNERS = ("user", "request", "context", "events", "item")
 WORTH_SHOWING = 24
-"""Names in one table cell; of more, the rest is counted."""
+"""Largest number of names in one table cell; the cell ends with the number of further names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelUse:
-    """A model's name, where it lies, what it reads (`hour`, `history.item`), and its features' hashes by name."""
+    """The name of a model, its folder, its reads (`hour`, `history.item`), and the hashes of its features by name."""
 
     name: str
     where: str
@@ -35,13 +36,13 @@ class ModelUse:
     hashes: Mapping[str, str]
 
     def features(self) -> list[str]:
-        """Names of the features it reads, without columns."""
+        """Returns the names of the features that the model reads, without columns."""
         return list(dict.fromkeys(read.partition(".")[0] for read in self.reads))
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A column that features read, as it is declared."""
+    """A column that features read, with its declared type and range."""
 
     name: str
     type: str
@@ -49,7 +50,7 @@ class Source:
 
 
 def read_model(folder: Path) -> ModelUse:
-    """What the model in a bundle, checkpoint or run reads; nothing where its files do not say. No torch is needed."""
+    """Returns what the model in a bundle, checkpoint or run reads: nothing if its files do not say. Needs no torch."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", allowed="allowed: a bundle, a run or a checkpoint")
     places = (folder, folder / "latest", folder / "checkpoints" / "latest")
@@ -69,7 +70,7 @@ def read_model(folder: Path) -> ModelUse:
 
 
 class FeatureCatalogue:
-    """A feature set and its models, worked out: what each feature reads and who uses it."""
+    """A feature set and its models: the sources that each feature reads, and the models that use the feature."""
 
     def __init__(self, features: FeatureSet, models: Sequence[ModelUse] = ()) -> None:
         self.set = features
@@ -82,7 +83,7 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """The models that read a feature, by position, and whether they read it as it is defined now."""
+        """Maps the position of each model that reads the feature to whether it reads the current version of it."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:
@@ -94,14 +95,14 @@ class FeatureCatalogue:
             if name in columns:
                 same[name] = not column or column in columns[name]
                 known += [read] if same[name] else []
-        # A sequence of which a model reads some columns has another hash than the whole of it.
+        # If a model reads only some columns of a sequence, the hash differs from that of the complete sequence.
         now = self.set.reading(known).feature_hashes() if known else {}
         return {
             name: is_known and model.hashes.get(name, now.get(name)) == now.get(name) for name, is_known in same.items()
         }
 
     def page(self) -> str:
-        """The whole page."""
+        """Returns the page as HTML."""
         page = Page(
             f"Features of {self.set.name}",
             f"Version {self.set.version}: where each feature comes from, how it is computed, and which models read it.",
@@ -123,7 +124,7 @@ class FeatureCatalogue:
         if self.models:
             self._models(page.section("Models"))
         self._entries(page.section("Features"))
-        # Half a surrogate pair can stand in JSON and in no file of text.
+        # JSON can hold half a surrogate pair, but a text file cannot.
         return page.render().encode("utf-8", "backslashreplace").decode()
 
     def _unused_note(self, used: int) -> str:
@@ -214,7 +215,7 @@ class FeatureCatalogue:
 
 
 def sources_of(plan: Plan, name: str) -> list[Source]:
-    """The columns that one feature reads; the times that a window needs are among them."""
+    """Returns the columns that one feature reads, including the times that a window needs."""
     part = plan.trimmed([name])
     found = {}
     for _, node in part.sources():

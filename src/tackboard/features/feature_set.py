@@ -1,11 +1,12 @@
-"""A set of features as it is written, stored and compared: Python in, `features.json` out and back.
+"""A feature set: users define it in Python; it is stored as `features.json` and read back from there.
 
     features = FeatureSet("home", version=1, hour=request.time.hour(), clicks=events.count())
 
-features.json holds the operations of the plan, the features' names, types and lines, and a content hash. The hash
-covers what is computed (operators, parameters, declared columns) and not how it is written: two files that define the
-same computation have the same hash, whatever their names for intermediate steps. Every feature has a hash of its own.
-A reader compiles what it reads, so an operator it does not know, a type clash or a changed byte is an error.
+features.json holds the operations of the plan, the names, types and lines of the features, and a content hash. The hash
+covers the computation (operators, parameters, declared columns), the set's name and its version, but not how the code
+is written: two files that differ only in the names of intermediate steps have the same hash. Every feature has a hash
+of its own. A reader compiles the operations again, so an unknown operator or a type clash is an error, and it compares
+the hash, so a changed computation is an error too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """One feature of a set, for people: its type, how often it is computed, where it was written, what it means."""
+    """One feature of a set, described for people: its type, its level, its place in the code and its meaning."""
 
     name: str
     type: FeatureType
@@ -53,7 +54,7 @@ class Feature:
 
 
 class FeatureSet:
-    """Named features, compiled. `FeatureSet(name, version=1, feature=expression, …)` checks all of them."""
+    """Named, compiled features. `FeatureSet(name, version=1, feature=expression, …)` checks all features."""
 
     def __init__(self, name: str, /, *, version: int = 1, **features: Expression) -> None:
         place = caller_place()
@@ -90,20 +91,20 @@ class FeatureSet:
         self._digests = node_digests(plan)
         own = {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
         self.declared = sorted(own.union(declared))
-        """Columns that the set knows, as entity.column: its own, and those of the set it was cut from."""
+        """Columns that the set knows, as entity.column: those it reads, and those of the sets that it was made from."""
 
     @property
     def hash(self) -> str:
-        """SHA-256 of what is computed; see the module's docstring."""
+        """SHA-256 of name, version and computation; see the module's docstring."""
         parts = {"name": self.name, "version": self.version, "features": self.feature_hashes()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def feature_hashes(self) -> dict[str, str]:
-        """The hash of each feature's own computation."""
+        """Returns, by name, the hash of each feature's own computation."""
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
     def reads(self) -> list[str]:
-        """The set as a model's `reads`: names of features, and of a sequence's columns."""
+        """Returns the set as the `reads` of a model: names of features, and of columns as `history.item`."""
         return [
             read
             for feature in self.features()
@@ -111,7 +112,7 @@ class FeatureSet:
         ]
 
     def features(self) -> list[Feature]:
-        """The features, in the order they were written."""
+        """Returns the features in the order they were written."""
         rows = []
         for name, index in self.plan.features.items():
             node = self.plan.nodes[index]
@@ -120,7 +121,7 @@ class FeatureSet:
         return rows
 
     def trimmed(self, names: Iterable[str]) -> FeatureSet:
-        """The set with some features only."""
+        """Returns the set with the named features only."""
         return self._with_plan(self.plan.trimmed(names))
 
     def _with_plan(self, plan: Plan) -> FeatureSet:
@@ -128,7 +129,7 @@ class FeatureSet:
         return _make(self.name, self.version, plan, texts, self.declared)
 
     def reading(self, reads: Iterable[str]) -> FeatureSet:
-        """The set with what a model reads only: features by name, and columns of a sequence as `history.item`."""
+        """Returns the part of the set that a model reads: features by name, columns of a sequence as `history.item`."""
         builder, places = self._rebuilt(PlanBuilder())
         named: dict[str, int] = {}
         wanted: dict[str, list[str]] = {}
@@ -146,7 +147,7 @@ class FeatureSet:
         return self._with_plan(Plan(tuple(builder.nodes), named).trimmed(named))
 
     def merged(self, other: FeatureSet) -> FeatureSet:
-        """This set, and the features of `other` whose names it does not have."""
+        """Returns this set with the features of `other` whose names are not in this set."""
         builder, places = self._rebuilt(PlanBuilder())
         named = {name: places[index] for name, index in self.plan.features.items()}
         _, more = other._rebuilt(builder)
@@ -156,18 +157,18 @@ class FeatureSet:
         return _make(self.name, self.version, plan, texts, [*self.declared, *other.declared])
 
     def _rebuilt(self, builder: PlanBuilder) -> tuple[PlanBuilder, list[int]]:
-        """Adds the plan's nodes to `builder`; returns where each of them went."""
+        """Adds the plan's nodes to `builder`. Returns the builder and the position of each node in it."""
         places: list[int] = []
         for node in self.plan.nodes:
             places.append(builder.add(node.op, tuple(places[i] for i in node.args), node.params, node.place))
         return builder, places
 
     def explain(self) -> str:
-        """The plan as text; see `Plan.explain`."""
+        """Returns the plan as text; see `Plan.explain`."""
         return f"feature set {self.name}, version {self.version}, {self.hash[:12]}\n{self.plan.explain()}"
 
     def to_json(self) -> dict[str, Any]:
-        """The content of features.json."""
+        """Returns the content of features.json."""
         data: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "name": self.name,
@@ -199,7 +200,7 @@ class FeatureSet:
 
     @classmethod
     def from_json(cls, data: Any, where: str = FILE_NAME) -> FeatureSet:
-        """The set that `to_json` wrote. Raises DataError for what this version cannot compile."""
+        """Returns the set that `to_json` wrote. Raises DataError if this version cannot compile it."""
         if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
             raise CorruptFileError(f"{where} is not a feature set")
         if data["format_version"] > FORMAT_VERSION:
@@ -241,7 +242,7 @@ def _make(name: str, version: int, plan: Plan, descriptions: Mapping[str, str], 
 
 
 def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str], node: Node) -> int:
-    """A sequence node with some of its columns, in the order they were written."""
+    """Adds a sequence node with only the given columns, in the order they were written; returns its position."""
     known = [column for column, _ in node.type.columns]
     for column in columns:
         if column not in known:
@@ -256,7 +257,7 @@ def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str
 
 
 def node_digests(plan: Plan) -> list[str]:
-    """A hash for every node, of its operator, its parameters and the hashes of its inputs."""
+    """Returns a hash for every node: of its operator, its parameters and the hashes of its inputs."""
     digests: list[str] = []
     for node in plan.nodes:
         content = [node.op, dict(node.params), [digests[argument] for argument in node.args]]
@@ -265,15 +266,16 @@ def node_digests(plan: Plan) -> list[str]:
 
 
 def read_features(folder: Path) -> FeatureSet | None:
-    """The feature set of a checkpoint, bundle or snapshot folder, or None where it has none."""
+    """Returns the feature set of a checkpoint, bundle or snapshot folder, or None if the folder has none."""
     path = folder / FILE_NAME
     return FeatureSet.from_json(read_json(path), str(path)) if path.exists() else None
 
 
 def load_features(place: str) -> FeatureSet:
-    """The set of `file.py`, `file.py:name`, `features.json` or a folder that holds one.
+    """Loads the feature set of `file.py`, `file.py:name`, `features.json` or a folder that holds a features.json.
 
-    A run stands for its latest checkpoint, a dataset for its latest snapshot; `tackboard.…` is a module of ours.
+    For a run, this is the set of its latest checkpoint; for a dataset, of its latest snapshot. A place that begins with
+    `tackboard.` is a module of this package.
     """
     path_text, separator, name = place.rpartition(":")
     if not separator or not (path_text.endswith(".py") or path_text.startswith(OWN_PREFIX)):

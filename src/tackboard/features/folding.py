@@ -1,9 +1,9 @@
-"""What depends on one entity's attributes alone is computed once per entity, not once per row.
+"""Folding: expressions that depend only on the attributes of one entity are computed once per entity, not once per row.
 
-A title in lower case, the hash of a brand, the logarithm of a price: for an item they are the same in every request.
-`fold` computes such expressions over the whole table of items (or users) and leaves a plan that reads their values
-like columns. A row's value is computed from that row alone, so computing before or after the lookup gives the same
-bits; an id that the table does not know reads one further row, in which everything is missing.
+A title in lower case, the hash of a brand, the logarithm of a price: for an item, these are the same in every request.
+`fold` computes such expressions over the whole table of items (or users). It returns a plan that reads their values
+like columns. The value of a row is computed from that row alone, so computing before or after the lookup gives the same
+bits. For an id that is not in the table, an additional last row is read, in which attributes are missing (or default).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class IdIndex:
-    """Finds ids among sorted, distinct ones by a table of slots: several times faster than a search for a thousand.
+    """Finds ids among sorted, distinct ids by a hash table, for a thousand ids several times faster than by a search.
 
-    An id's slot is the upper bits of a product. Of ids that share a slot one is in it; the others are searched for.
+    The slot of an id is the upper bits of a product. A slot holds one id. If several ids share a slot, the others are
+    found by a binary search.
     """
 
     def __init__(self, ids: Positions) -> None:
@@ -45,7 +46,7 @@ class IdIndex:
         return ((ids.view(np.uint64) * GOLDEN) >> self._shift).view(np.int64)
 
     def places(self, ids: Positions) -> Positions:
-        """The position of each id, or the number of ids where it is none of them."""
+        """Returns the position of each id; for an unknown id, the total number of ids."""
         ids = np.ascontiguousarray(ids, dtype=np.int64)
         places = self._slots.take(self._slots_of(ids)).astype(np.int64)
         other = np.flatnonzero(self._ids.take(places) != ids)
@@ -57,10 +58,10 @@ class IdIndex:
 
 
 class PackedColumns:
-    """Columns of which the numbers of a row lie together in memory.
+    """Columns stored so that the numbers of a row lie together in memory.
 
-    A request reads a thousand rows here and there, and most of the time goes into fetching memory: one place per row
-    costs less than one per row and column. Bools, masks, vectors and lists stay as they are.
+    A request reads a thousand scattered rows, and most of the time goes into fetching memory. Fetching one place per
+    row costs less than fetching one place per row and column. Bools, masks, vectors and lists stay as they are.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
@@ -68,7 +69,7 @@ class PackedColumns:
             name for name, column in columns.items() if column.type.kind in SCALARS and column.type.kind != "bool"
         ]
         self._whole = {name: column for name, column in columns.items() if name not in packed}
-        # Not the columns themselves: their values would be kept twice.
+        # The columns themselves are not kept, because then their values would be in memory twice.
         self._parts = [
             (name, columns[name].values.dtype, columns[name].type, columns[name].present, columns[name].dictionary)
             for name in packed
@@ -77,7 +78,7 @@ class PackedColumns:
         self._block = np.stack(arrays, axis=1) if arrays else np.zeros((0, 0), dtype=np.int64)
 
     def take(self, places: Positions) -> dict[str, Column]:
-        """The rows at `places` of every column."""
+        """Returns the rows at `places` of every column."""
         columns = {name: column.take(places) for name, column in self._whole.items()}
         if self._parts:
             rows = np.ascontiguousarray(self._block.take(places, axis=0).T)
@@ -88,24 +89,25 @@ class PackedColumns:
 
 
 class FoldedTable:
-    """Computed columns of an entity's table, with a last row for ids that it does not know."""
+    """Computed columns of an entity's table, with an additional last row for ids that are not in the table."""
 
     def __init__(self, table: EntityTable, columns: dict[str, Column]) -> None:
         self._table = table
         self.columns = columns
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """A function of (column, default) that gives the column for each id at its time; a default is in it already."""
+        """Returns a function (column name, default) → the column for each id at its time. Ignores the default, because
+        it is filled in already."""
         places = _places(self._table, ids, times)
         return lambda name, _default: self.columns[name].take(places)
 
     def for_requests(self) -> FoldedRequestTable:
-        """The same, laid out for a thousand ids at a time."""
+        """Returns the same table, laid out for lookups of about a thousand ids at a time."""
         return FoldedRequestTable(self._table, self.columns)
 
 
 class FoldedRequestTable:
-    """A folded table of which a request reads all columns at once, of all its ids at its own time."""
+    """A folded table from which a request reads all columns at once, for all its ids, as of the request's time."""
 
     def __init__(self, table: EntityTable, columns: Mapping[str, Column]) -> None:
         self.table = table
@@ -114,7 +116,7 @@ class FoldedRequestTable:
         self.packed = PackedColumns(columns)
 
     def read(self, ids: Positions, request_ms: int | None) -> dict[str, Column]:
-        """Every column for each id."""
+        """Returns every column for each id."""
         if self.index is not None:
             return self.packed.take(self.index.places(ids))
         times = None if request_ms is None else np.full(len(ids), request_ms, dtype=np.int64)
@@ -122,13 +124,13 @@ class FoldedRequestTable:
 
 
 def _places(table: EntityTable, ids: Positions, times: Positions | None) -> Positions:
-    """The row of each id at its time, or the one after the last."""
+    """Returns the row of each id at its time; for an unknown id, the additional row after the last row."""
     places = table.places(ids, times)
     return np.where(places >= 0, places, len(table.ids))
 
 
 def fold(plan: Plan, entity: str, table: EntityTable) -> tuple[Plan, FoldedTable]:
-    """The plan that is left when everything that depends on `entity` alone is computed, and what was computed."""
+    """Computes every node that depends only on `entity`. Returns the remaining plan and the computed columns."""
     own = _own(plan, entity, table)
     if any(own):
         plan = _with_parts(plan, own)
@@ -139,7 +141,7 @@ def fold(plan: Plan, entity: str, table: EntityTable) -> tuple[Plan, FoldedTable
             edge |= {argument for argument in node.args if own[argument]}
     if not edge:
         return plan, FoldedTable(table, {})
-    # A column is named after a feature that reads it, for the errors that a value of the table may bring about.
+    # A column is named after a feature that reads it, so that errors about its values can name that feature.
     names = {index: f"{plan.readers(index)[0]}@{index}" for index in sorted(edge)}
     inner = Plan(plan.nodes, {name: index for index, name in names.items()}).trimmed(names.values())
     columns = Program(inner).run(_whole_table(inner, entity, table))
@@ -150,7 +152,7 @@ def fold(plan: Plan, entity: str, table: EntityTable) -> tuple[Plan, FoldedTable
 
 
 def _own(plan: Plan, entity: str, table: EntityTable) -> list[bool]:
-    """Whether each node depends on columns of `entity`'s table alone."""
+    """Returns for each node whether it depends only on columns of the entity's table (and on constants)."""
     own: list[bool] = []
     for node in plan.nodes:
         if node.op == "source":
@@ -162,9 +164,10 @@ def _own(plan: Plan, entity: str, table: EntityTable) -> list[bool]:
 
 
 def _with_parts(plan: Plan, own: list[bool]) -> Plan:
-    """The same plan, in which the entity's part of a `cross` or `cosine` with something else is a node of its own.
+    """Returns the same plan, in which the entity's part of a mixed `cross` or `cosine` is a node of its own.
 
-    The hash of a string and the squared length of a vector can then be computed beforehand, to the same bits.
+    Mixed means that other inputs do not depend on the entity. The hash of a string and the squared length of a vector
+    can then be computed ahead of time, with the same bits.
     """
     nodes: list[Node] = []
     place: list[int] = []
@@ -186,7 +189,8 @@ def _with_parts(plan: Plan, own: list[bool]) -> Plan:
                 if plan.nodes[argument].type.kind == "string":
                     args[position] = add(_part(plan.nodes[argument], "hash_id", args[position]))
         if node.op == "cosine" and own[node.args[0]] != own[node.args[1]]:
-            # A third one is the square of what was folded before, the user's: the items' spares more.
+            # If users were folded before, a third input is there already: the square of the user's vector. The square
+            # of the item's vector replaces it, because that saves more work.
             other, mine = args[:2] if own[node.args[1]] else args[1::-1]
             args = [other, mine, add(_part(nodes[mine], "dot", mine, mine))]
         shape = place[node.shape] if 0 <= node.shape < index else node.shape
@@ -196,7 +200,7 @@ def _with_parts(plan: Plan, own: list[bool]) -> Plan:
 
 
 def _part(node: Node, op: str, *args: int) -> Node:
-    """A node that computes `op` of `node`."""
+    """Returns a node that computes `op` of `node`."""
     type_ = REGISTRY[op].rule((node.type,) * len(args), {})
     return dataclasses.replace(node, op=op, args=args, params={}, type=type_, shape=-1, maps_lists=False)
 
@@ -207,7 +211,7 @@ def _as_source(node: Node, entity: str, name: str) -> Node:
 
 
 def _whole_table(plan: Plan, entity: str, table: EntityTable) -> Frame:
-    """Every row of the table and one in which everything is missing, as requests or candidates."""
+    """Returns a frame with the table's rows, and one row of missing values, as requests or candidates."""
     num_rows = len(table.ids) + 1
     columns = {}
     for _, node in plan.sources():

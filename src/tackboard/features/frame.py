@@ -1,4 +1,4 @@
-"""What a plan is computed over: R requests, C candidates, E events, and the columns that are read."""
+"""The frame holds the inputs of a plan: R requests, C candidates, E events, and the columns that the plan reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tackboard.features.views import Positions, View
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Frame:
-    """Inputs of one computation. `request_of` [C] is each candidate's request; None where there is one request."""
+    """Inputs of one computation. `request_of` [C] is the request of each candidate; None if there is one request."""
 
     num_requests: int
     num_candidates: int
@@ -26,21 +26,21 @@ class Frame:
 
     @property
     def num_events(self) -> int:
-        """E."""
+        """E, the number of events."""
         return len(self.event_times)
 
     def times_of(self, view: View) -> Positions:
-        """The time of the request behind each row of a view."""
+        """Returns the time of the request of each row of a view."""
         if self.request_ms is None:
             raise UsageError("these features depend on the time of the request", allowed="give request_ms")
         return self.request_ms if view.requests is None else self.request_ms[view.requests]
 
     def candidate_requests(self) -> Positions:
-        """The request of each candidate [C]."""
+        """Returns the request of each candidate [C]."""
         if self.request_of is None:
             return np.zeros(self.num_candidates, dtype=np.int64)
         return self.request_of
 
     def spread_view(self, view: View) -> View:
-        """A view with a row per request as one with a row per candidate."""
+        """Turns a view with a row per request into a view with a row per candidate."""
         return view.spread(self.candidate_requests())

@@ -1,11 +1,11 @@
-"""Columns as JSON and back, bit for bit: what one line of the log of served features is made of.
+"""Converts columns to JSON and back, bit for bit, for the lines of the log of served features.
 
     {"dtype": "<f8", "values": base64, "present": base64, "offsets": base64, "dictionary": [texts], "fields": {…}}
 
-Arrays are base64 of their little-endian bytes; `present` is packed, eight rows to a byte, and stands only where a value
-is missing. Decided: the form is canonical. What nobody can see (values under missing entries, strings that no row uses,
-the order of a dictionary) is written in one way only, so two columns have the same JSON exactly where
-`column.differing_rows` finds no difference, and a digest of the JSON can stand for a column that must not be shown.
+Arrays are base64 of their little-endian bytes. `present` is packed, eight rows to a byte, and written only if a value
+is missing. Decided: the JSON is canonical. Details that do not matter (values of missing rows, strings that no row
+uses, the order of a dictionary) are always written in the same way. So two columns have the same JSON if and only if
+`column.differing_rows` finds no difference, and a hash of the JSON can replace a column that must not be shown.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OFFSETS = np.dtype("<i8")
 
 
 def encode_array(array: NDArray[Any]) -> dict[str, str]:
-    """An array as {"dtype", "values"}, its shape left out."""
+    """Returns an array as {"dtype", "values"}, without its shape."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return {"dtype": little.dtype.str, "values": _base64(little)}
 
 
 def decode_array(data: Mapping[str, Any], dtype: Any) -> NDArray[Any]:
-    """The flat array that `encode_array` wrote; CorruptFileError where it is not of `dtype`."""
+    """Returns the flat array that `encode_array` wrote. Raises CorruptFileError if it is not of `dtype`."""
     wanted = np.dtype(dtype).newbyteorder("<")
     if data.get("dtype") != wanted.str:
         raise CorruptFileError(f"an array of {str(data.get('dtype'))[:16]!r} is not an array of {wanted.str}")
@@ -41,7 +41,7 @@ def decode_array(data: Mapping[str, Any], dtype: Any) -> NDArray[Any]:
 
 
 def encode_column(column: Column) -> dict[str, Any]:
-    """A column of any type as plain JSON; see the module's docstring."""
+    """Returns a column of any type as plain JSON; see the module's docstring."""
     present = _mask_of(column)
     data: dict[str, Any] = {}
     if present is not None:
@@ -54,7 +54,7 @@ def encode_column(column: Column) -> dict[str, Any]:
 
 
 def decode_column(type_: FeatureType, data: Any, num_rows: int) -> Column:
-    """The column of `num_rows` that `encode_column` wrote; anything else raises CorruptFileError."""
+    """Returns the column of `num_rows` that `encode_column` wrote. Raises CorruptFileError for anything else."""
     if not isinstance(data, dict):
         raise CorruptFileError("a column is not a JSON object")
     present = None
@@ -84,7 +84,7 @@ def _mask_of(column: Column) -> NDArray[np.bool_] | None:
 
 
 def _encode_values(column: Column, present: NDArray[np.bool_] | None) -> dict[str, Any]:
-    """Values, offsets and dictionary, with what `present` hides written in one way: nothing, or zeros."""
+    """Returns values, offsets and dictionary. A missing row is written as an empty list or as zeros."""
     if column.offsets is None:
         values = column.values
         if column.dictionary is not None:
@@ -134,7 +134,7 @@ def _decode_values(
     texts = data.get("dictionary")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise CorruptFileError("a column of text has no dictionary")
-    # A column of which all is missing uses no string, and its zeros must still name one.
+    # If all rows are missing, the column uses no string, but its codes (zeros) must still point to a string.
     texts = texts or [""]
     if len(values) and not (int(values.min()) >= 0 and int(values.max()) < len(texts)):
         raise CorruptFileError("a column of text names strings that its dictionary does not hold")
@@ -168,5 +168,5 @@ def _from_base64(text: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise CorruptFileError("an array is not base64") from None
     if len(raw) % dtype.itemsize:
         raise CorruptFileError("an array ends within a value")
-    # A copy: the bytes of a string cannot be written, and kernels may expect arrays that can.
+    # Copy, because an array over `bytes` is read-only, and kernels may expect writable arrays.
     return np.frombuffer(raw, dtype=dtype).copy()

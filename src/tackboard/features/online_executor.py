@@ -1,8 +1,8 @@
-"""The online executor: features of one request with thousands of candidates.
+"""The online executor computes features of one request with thousands of candidates.
 
-Everything comes with the request: the history that its caller knows, the time, the context, attributes of the user and
-of the candidates. The user's side is computed once; the candidates' side is vectorised. It runs the same kernels as the
-batch executor in the same loop, and gives the same bits.
+The caller gives the user's history, the time and the context with the request, and also the attributes of the user and
+of the candidates, unless they are in a table in memory. The user's side is computed once, and the candidates' side is
+vectorised. The executor runs the same kernels as the batch executor in the same loop, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _IDS = (("user", "id"), ("item", "id"))
 
 
 class OnlineExecutor:
-    """Computes a plan for one request at a time. May be called from several threads.
+    """Computes a plan for one request at a time. `compute` may be called from several threads.
 
-    `users` and `items` are tables in memory. Where there is one, attributes come from it, and what depends on them
-    alone is computed now, once; where there is none, a request brings them.
+    `users` and `items` are tables in memory. If a table is given, attributes come from it, and expressions that depend
+    only on these attributes are computed once, in the constructor. Otherwise attributes come with each request.
     """
 
     def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
@@ -44,7 +44,7 @@ class OnlineExecutor:
                 self.tables[entity] = folded.for_requests()
         self.program = Program(plan)
         self._needs_times = plan.needs_event_times
-        # What a request brings, with its default.
+        # The columns that come with a request: (entity, column, default).
         self._given: list[tuple[str, str, Any]] = []
         for _, node in plan.sources():
             entity, name = str(node.params["entity"]), str(node.params["column"])
@@ -63,9 +63,10 @@ class OnlineExecutor:
         item: Columns | None = None,
         context: Columns | None = None,
     ) -> dict[str, Column]:
-        """Every feature: one value, or one per candidate where the feature is of that level.
+        """Returns every feature: a value per candidate for features of candidate level, else one value.
 
-        `history` holds the user's events by (time, order): a column `time`, and those that the plan reads.
+        `history` holds the user's events in the order (time, order): the column `time` and the columns that the plan
+        reads.
         """
         given = {"event": history or {}, "user": user or {}, "item": item or {}, "context": context or {}}
         times = _times(history or {}, needed=self._needs_times)
@@ -101,7 +102,7 @@ class OnlineExecutor:
 
 
 def _times(history: Columns, *, needed: bool) -> Positions:
-    """The times of the events. Some features need only the order of events; their history may come without times."""
+    """Returns the times of the events. A history may lack times if the features need only the order of the events."""
     if "time" in history:
         return history["time"].values
     if needed and history:

@@ -1,9 +1,9 @@
 """The operators of the feature language: one registry of types, kernels and examples.
 
 An operator says which types it takes, which type it gives, and how values are computed. Its kernel is the only code
-that computes it: both executors call it, and so do the examples of the reference (docs/features.md). A kernel takes
-columns and keyword parameters and returns a column. It does not change its inputs, and it computes each row from that
-row alone, so a row has the same value in a batch of millions and alone in a request.
+that computes it: both executors call the kernel, and so do the examples of the reference (docs/features.md). A kernel
+takes columns and keyword parameters and returns a column. It does not change its inputs, and it computes each row from
+that row alone, so a row has the same value in a batch of millions of rows and in a request of one row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TypeRule = Callable[[tuple[FeatureType, ...], Params], FeatureType]
 
 
 class TypeClash(Exception):
-    """Raised by a type rule: what was given and what the operator takes. The compiler adds feature and line."""
+    """Raised by a type rule. Says what was given and what the operator takes; the compiler adds feature and line."""
 
     def __init__(self, got: str, allowed: str = "", fix: str = "") -> None:
         super().__init__(got)
@@ -48,9 +48,9 @@ class TypeClash(Exception):
 class Example:
     """One line of the reference, executed by the tests.
 
-    `inputs` binds names to (type, values by row) and `code` is an expression over them, as a user would write it; its
-    values must be `result`. Where `events` is among the inputs it is a dict of event columns, all of one user, and
-    `request_ms` the time of the request.
+    `inputs` maps names to (type, values by row). `code` is an expression over these names, as a user would write it;
+    its values must be `result`. If the inputs contain `events`, these are event columns of one user by name, and
+    `request_ms` is the time of the request.
     """
 
     code: str
@@ -62,9 +62,9 @@ class Example:
 class Operator:
     """An operator; see the module's docstring.
 
-    `spelling` is how a user writes it. `elementwise` operators work value by value: NumPy broadcasting of a column of
-    one row must give the right result, and given a list they work on its elements. An operator that `broadcasts` takes
-    a column of one row beside longer columns as well, but works on whole lists.
+    `spelling` shows how a user writes the operator. `elementwise` operators work value by value: their kernels must be
+    right if NumPy broadcasts a column of one row, and they are applied to the elements of a list. An operator that
+    `broadcasts` also takes a column of one row together with longer columns, but works on whole lists.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Operator:
     def check_call(self, num_inputs: int, params: Params) -> None:
         """Raises TypeClash unless the kernel takes `num_inputs` inputs and parameters of exactly these names."""
         inputs, takes_more, wanted = _call_shape(self.kernel)
-        inputs -= self.family in ABOUT_EVENTS  # Their first is the frame.
+        inputs -= self.family in ABOUT_EVENTS  # Their first argument is the frame, which is not an input.
         if num_inputs != inputs and not (takes_more and num_inputs >= max(1, inputs)):
             raise TypeClash(f"it is given {num_inputs} inputs", allowed=f"{inputs}{' or more' if takes_more else ''}")
         if set(params) != wanted:
@@ -118,7 +118,7 @@ def register(
 
 @functools.cache
 def _call_shape(kernel: Callable[..., Any]) -> tuple[int, bool, frozenset[str]]:
-    """(positional inputs, whether any number may follow, names of parameters) of a kernel."""
+    """Returns (number of positional inputs, whether more may follow, names of the parameters) of a kernel."""
     found = inspect.signature(kernel).parameters.values()
     positional = sum(1 for parameter in found if parameter.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD)
     more = any(parameter.kind == inspect.Parameter.VAR_POSITIONAL for parameter in found)
@@ -132,7 +132,7 @@ def any_missing(types: tuple[FeatureType, ...]) -> bool:
 
 
 def need(types: tuple[FeatureType, ...], position: int, kinds: tuple[str, ...]) -> FeatureType:
-    """The type at `position`, or TypeClash where its kind is none of `kinds`."""
+    """Returns the type at `position`. Raises TypeClash if its kind is not among `kinds`."""
     given = types[position]
     if given.kind not in kinds:
         raise TypeClash(f"it is given {given}", allowed=f"it takes: {', '.join(kinds)}")
@@ -140,7 +140,7 @@ def need(types: tuple[FeatureType, ...], position: int, kinds: tuple[str, ...]) 
 
 
 def gives(result: FeatureType, *kinds: tuple[str, ...], check: Callable[[Params], None] | None = None) -> TypeRule:
-    """A rule: one input of each of `kinds`, the result of type `result`, missing where an input is missing."""
+    """Returns a type rule: input i is one of `kinds[i]`; the result has type `result` and is missing if an input is."""
 
     def rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
         for position, allowed in enumerate(kinds):

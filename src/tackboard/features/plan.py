@@ -1,12 +1,13 @@
-"""The compiler: expressions in, a checked plan out.
+"""The compiler takes the expressions of a feature set and returns a checked plan.
 
-A plan is a list of nodes in an order in which they can be computed. Equal sub-expressions become one node, however
-often and in however many features they were written. Every node gets its type and its level here, before any data is
-read; what does not fit is an error that names the feature and the line.
+A plan is a list of nodes in an order in which they can be computed. Equal sub-expressions become one node, even if
+several features contain them. The compiler gives every node its type and its level before any data is read. It reports
+a wrong type or a wrong level as an error that names the feature and the line.
 
-Levels say how often a node is computed. A constant: once. Event level: once per event of the log. Request level (user,
-request, context, and everything aggregated from events): once per request. Candidate level: once per candidate. That
-is how the user's side of a request with thousands of candidates is computed once.
+The level of a node says how often the node is computed. A constant is computed once. A node of event level is computed
+once per event of the log. A node of request level (user, request, context, and everything aggregated from events) is
+computed once per request, and a node of candidate level once per candidate. Therefore the user's side of a request
+with thousands of candidates is computed only once.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class SpecError(UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One step of a plan. `shape` tells lists apart: those of equal shape have the same length in every row."""
+    """One operation of a plan. Lists of two nodes with equal `shape` have the same length in every row.
+
+    `shape` is -1 if the values of the node are not lists.
+    """
 
     op: str
     args: tuple[int, ...]
@@ -63,29 +67,32 @@ class Node:
 
     @property
     def operator(self) -> Operator:
-        """The registry's entry."""
+        """The registry's entry for `op`."""
         return REGISTRY[self.op]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Nodes in order, and which of them is which feature."""
+    """Nodes in the order of their computation; `features` maps a feature's name to the position of its node."""
 
     nodes: tuple[Node, ...]
     features: Mapping[str, int]
 
     def sources(self) -> list[tuple[int, Node]]:
-        """The nodes that read data, with their positions."""
+        """Returns the nodes that read data, with their positions."""
         return [(index, node) for index, node in enumerate(self.nodes) if node.op == "source"]
 
     @property
     def reads_events(self) -> bool:
-        """Whether any feature looks at events."""
+        """Whether any feature reads events."""
         return any(node.op == "events" for node in self.nodes)
 
     @property
     def needs_event_times(self) -> bool:
-        """Whether any feature depends on how old events are: by a view of them, or by taking one time from another."""
+        """Whether any feature depends on the age of events.
+
+        Such a feature has a window or a decay, or it combines the time of events with the time of the request.
+        """
         if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
             return True
         clocks: list[frozenset[str]] = []
@@ -105,7 +112,7 @@ class Plan:
 
     @property
     def newest_events(self) -> int | None:
-        """How many of the newest events the features read at most; None where any event may count."""
+        """The largest number of newest events that a feature reads; None if `newest` does not limit every feature."""
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
         if not readers or any(node.op != "newest" for node in readers):
@@ -113,7 +120,7 @@ class Plan:
         return max(int(node.params["count"]) for node in readers)
 
     def trimmed(self, names: Iterable[str]) -> Plan:
-        """The plan of some features only, without the nodes that only others need. An unknown name is a UsageError."""
+        """Returns the plan of the named features, with only the nodes they need. An unknown name is a UsageError."""
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.features:
@@ -142,7 +149,7 @@ class Plan:
         return Plan(nodes, {name: place[self.features[name]] for name in wanted})
 
     def readers(self, index: int) -> list[str]:
-        """The features that depend on a node."""
+        """Returns the names of the features that depend on the node at position `index`."""
         dependent = {index}
         for later in range(index + 1, len(self.nodes)):
             if dependent.intersection(self.nodes[later].args):
@@ -150,22 +157,22 @@ class Plan:
         return [name for name, node in self.features.items() if node in dependent]
 
     def column_readers(self, entity: str, chosen: Callable[[str], bool]) -> set[str]:
-        """The features that depend on a chosen column of an entity."""
+        """Returns the names of the features that depend on a column of `entity` for which `chosen` is true."""
         places = [i for i, node in self.sources() if node.params["entity"] == entity and chosen(node.params["column"])]
         return {name for index in places for name in self.readers(index)}
 
     def describe_source(self, index: int) -> str:
-        """A source as errors name it: the first feature that depends on it, the line, the column."""
-        # A column that was computed before is named feature@number (folding.py).
+        """Describes a source for an error message: the first feature that depends on it, the line and the column."""
+        # A column that was computed ahead of time is named feature@number (folding.py).
         node, readers = self.nodes[index], list(dict.fromkeys(name.partition("@")[0] for name in self.readers(index)))
         first = (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
         return f"feature {first} ({node.place}): {column_name(node.params)}"
 
     def missing_source(self, index: int, known: Iterable[str] = ()) -> DataError:
-        """The error for a source that the data does not have; `known`: the columns that its entity has there."""
+        """Returns the error for a source that the data lacks. `known` lists the columns that the entity does have."""
         params = self.nodes[index].params
         entity, column = str(params["entity"]), str(params["column"])
-        # Closer than for a typo in a command: `price` is not meant to be `topic`.
+        # The match must be closer than for a typo in a command: `topic` is no sensible suggestion for `price`.
         close = next(iter(difflib.get_close_matches(column, list(known), n=1, cutoff=0.75)), None)
         return DataError(
             f"{self.describe_source(index)} is not in the data",
@@ -176,7 +183,7 @@ class Plan:
         )
 
     def explain(self) -> str:
-        """The plan as text: one line per node, with level, type, how often it is used, and its features."""
+        """Returns the plan as text: one line per node with its level, type, number of uses and feature names."""
         uses = collections.Counter(argument for node in self.nodes for argument in node.args)
         named: dict[int, list[str]] = {}
         for name, index in self.features.items():
@@ -214,7 +221,7 @@ class Plan:
 
 
 class PlanBuilder:
-    """Adds nodes one by one and checks each. A node that is there already is not added again."""
+    """Adds nodes one by one and checks each of them. A node that is equal to an earlier node is not added again."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -222,7 +229,7 @@ class PlanBuilder:
         self._declared: dict[tuple[Any, Any], Mapping[str, Any]] = {}
 
     def add(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: CodePlace) -> int:
-        """The position of the node. Raises TypeClash where inputs or parameters do not fit the operator."""
+        """Adds a node and returns its position. Raises TypeClash if inputs or parameters do not fit the operator."""
         key = _key(op, args, params)
         if key in self._known:
             return self._known[key]
@@ -236,7 +243,8 @@ class PlanBuilder:
     def _check(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: CodePlace) -> Node:
         if op == "source":
             node = _source(params, place)
-            # Executors know a column by its name, so it has one type and one default. Ranges may differ: all hold.
+            # Executors know a column by its name, so all declarations of the column must have the same type and the
+            # same default. Their ranges may differ, because every declared range is checked.
             declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
             if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
                 raise TypeClash(
@@ -272,7 +280,7 @@ class PlanBuilder:
     def _map_lists(
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: CodePlace
     ) -> Node:
-        """An elementwise operator on lists: the other inputs are constants, or lists of the same events."""
+        """Checks an elementwise operator on lists. Its other inputs must be constants or lists of the same events."""
         lists = [node for node in inputs if node.type.kind == "list"]
         for node in inputs:
             if node.type.kind == "list" and node.shape != lists[0].shape:
@@ -332,7 +340,7 @@ class PlanBuilder:
 
 
 class Compiler:
-    """Named expressions to a plan; see the module's docstring."""
+    """Compiles named expressions to a plan; see the module's docstring."""
 
     def __init__(self, features: Mapping[str, Expression]) -> None:
         self._features = features
@@ -342,7 +350,7 @@ class Compiler:
         self._path: list[str] = []
 
     def compile(self) -> Plan:
-        """The plan of all features. Raises SpecError naming feature and line."""
+        """Returns the plan of all features. Raises a SpecError that names the feature and the line."""
         for name in self._features:
             self._feature(name)
         return Plan(tuple(self._builder.nodes), {name: self._done[name] for name in self._features})
@@ -408,12 +416,12 @@ class Compiler:
 
 
 def compile_features(features: Mapping[str, Expression]) -> Plan:
-    """The plan of named expressions. Raises SpecError naming feature and line."""
+    """Returns the plan of named expressions. Raises a SpecError that names the feature and the line."""
     return Compiler(features).compile()
 
 
 def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
-    """The plan of features.json's nodes, checked like one that was just written. Raises DataError."""
+    """Returns the plan of the nodes in features.json, with the checks of a newly written plan. Raises DataError."""
     builder = PlanBuilder()
     positions: list[int] = []
     for number, data in enumerate(nodes):
@@ -455,7 +463,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
 
 
 def spec_error(feature: str, place: CodePlace, op: str, clash: TypeClash) -> SpecError:
-    """A TypeClash as users see it."""
+    """Turns a TypeClash into the error that users see."""
     spelling = REGISTRY[op].spelling if op in REGISTRY else {"source": "column"}.get(op, op[:40])
     return SpecError(f"feature {feature} ({place}), {spelling}: {clash.got}", allowed=clash.allowed, fix=clash.fix)
 
@@ -564,19 +572,19 @@ def _unknown_column(expression: Expression, name: str) -> SpecError:
 
 
 def column_name(params: Mapping[str, Any]) -> str:
-    """A column as errors and plans name it: `events.dwell_ms`."""
+    """Returns the name of a column in errors and plans, for example `events.dwell_ms`."""
     return f"{'events' if params['entity'] == 'event' else params['entity']}.{params['column']}"
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
-    """Names in one line; where there are more than `limit`, how many are left out."""
+    """Returns the names in one line. If there are more than `limit`, the line ends with the number left out."""
     every = list(names)
     more = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(every[:limit]) + more
 
 
 def _names_reading(number: int, nodes: Sequence[Any], features: Mapping[str, Any]) -> str:
-    """The features of features.json that depend on an operation."""
+    """Returns the names of the features in features.json that depend on operation `number`."""
     dependent = {number}
     for later in range(number + 1, len(nodes)):
         args = nodes[later].get("args", []) if isinstance(nodes[later], dict) else []

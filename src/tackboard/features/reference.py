@@ -1,8 +1,8 @@
-"""The operator reference: the registry in, Markdown out, with every example computed while it is written.
+"""The operator reference: writes the registry as Markdown and computes every example while doing so.
 
-Nothing here is written by hand that could differ from the code: what an operator does is its kernel's docstring, the
-types it takes and gives are found by asking its type rule about every type, and a result stands in the page only after
-the batch executor has given it. An example's code is read by a small interpreter and never run as Python.
+Every part of the reference that could differ from the code is generated. The description of an operator is the
+docstring of its kernel. The types come from asking its type rule about every type. The results of the examples come
+from the batch executor. The code of an example is read by a small interpreter and never run as Python.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ PROBES = (
     *(FeatureType("list", element=kind) for kind in SCALARS),
 )
 CONSTANTS: tuple[Any, ...] = (1, 0.5, "a", True, [])
-"""What a parameter named `value`, or one of `values`, is tried with, beside what the examples have."""
+"""Constants that are tried for a parameter `value` or `values`, in addition to those of the examples."""
 
 
 def reference() -> str:
-    """The reference as Markdown: a table for each family of operators."""
+    """Returns the reference as Markdown: a table for each family of operators."""
     kernels.load()
     parts = [
         f"{len(REGISTRY)} operators. `number` is bool, int or float; `?` marks what may be missing.",
@@ -84,7 +84,7 @@ def reference() -> str:
 
 
 def with_reference(page: str) -> str:
-    """A page with the reference between its markers. Raises DataError where it has no markers."""
+    """Returns the page with the reference between its markers. Raises DataError if the page has no markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -93,7 +93,7 @@ def with_reference(page: str) -> str:
 
 
 def refresh(path: Path) -> bool:
-    """Brings the reference in a page up to date; says whether it was stale."""
+    """Updates the reference in a page. Returns whether the reference was out of date."""
     page = path.read_text(encoding="utf-8")
     fresh = with_reference(page)
     if fresh != page:
@@ -102,13 +102,13 @@ def refresh(path: Path) -> bool:
 
 
 def run_example(example: Example) -> list[Any]:
-    """What the example's code gives, row by row. Raises SpecError where it does not compile."""
+    """Returns the result of the example's code, row by row. Raises SpecError if the code does not compile."""
     plan, (events, items, rows) = compile_features({"result": read_example(example)}), _data(example)
     return BatchExecutor(plan, events=events, items=items).compute(rows)["result"].to_pylist()
 
 
 def read_example(example: Example) -> Expression:
-    """The example's code as an expression; its inputs are attributes of the candidate."""
+    """Returns the example's code as an expression. Its inputs become attributes of the candidate."""
     names: dict[str, Any] = {name: getattr(language, name) for name in language.__all__ if name[0].islower()}
     names |= {"events": language.Events(), "request": language.Request(), "float": float}
     for name, (type_, _) in _columns(example).items():
@@ -119,7 +119,7 @@ def read_example(example: Example) -> Expression:
 
 
 def parse_type(text: str) -> FeatureType:
-    """The type of the given spelling, `str` of a FeatureType; sequences and views have none. Raises ValueError."""
+    """Parses the `str` of a FeatureType. Raises ValueError for any other text, also for a sequence or a view."""
     found = _TYPE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a type of a column")
@@ -153,7 +153,7 @@ def _columns(example: Example) -> dict[str, Any]:
 
 
 def _data(example: Example) -> tuple[EventTable | None, EntityTable, RequestRows]:
-    """One request of one user; the inputs are attributes of its candidates."""
+    """Returns (events, items, rows): one request of one user, with the inputs as attributes of its candidates."""
     columns = {name: Column.of(parse_type(type_), values) for name, (type_, values) in _columns(example).items()}
     item_ids = np.arange(max((len(column) for column in columns.values()), default=1), dtype=np.int64)
     moment = np.array([example.inputs.get("request_ms", 0)], dtype=np.int64)
@@ -195,7 +195,7 @@ def _show(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_show(entry)}' for name, entry in value.items())}}}"
     if isinstance(value, str):
-        # Two ways to write one letter must be told apart on the page.
+        # Two encodings of the same letter must look different on the page.
         return json.dumps(value, ensure_ascii=not (value.isprintable() and unicodedata.is_normalized("NFC", value)))
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
@@ -203,7 +203,7 @@ def _show(value: Any) -> str:
 
 
 def types_of(operator: Operator) -> str:
-    """What an operator takes and gives, `number, number → int or float`, by asking its rule about every type."""
+    """Returns the types of an operator as `number, number → int or float`, by asking its rule about every type."""
     taken: list[dict[str, None]] = []
     given: dict[str, None] = {}
     chooses = operator.family in ABOUT_EVENTS and operator.name != "sequence"
@@ -226,7 +226,7 @@ def types_of(operator: Operator) -> str:
 
 
 def _calls(operator: Operator) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The numbers of inputs and the parameters to ask a rule about: those of the examples, and other constants."""
+    """Returns (number of inputs, parameters) to ask a rule about: those of the examples, and some with CONSTANTS."""
     seen = []
     for example in operator.examples:
         plan: Plan = compile_features({"result": read_example(example)})
@@ -248,7 +248,7 @@ def _generic(type_: FeatureType) -> str:
 
 
 def _joined(kinds: Iterable[str]) -> str:
-    """`number or string`: kinds in words, as few as will do."""
+    """Returns kinds as text with as few words as possible, for example `number or string`."""
     left = list(kinds)
     if len(absent := [kind for kind in SCALARS if kind not in left]) == 1:
         left = [f"scalar but {absent[0]}", *(kind for kind in left if kind not in SCALARS)]

@@ -1,16 +1,16 @@
-"""Replay: a log of served features and a dataset in; every difference between serving and training out.
+"""Replay takes a log of served features and a dataset, and reports every difference between serving and training.
 
-Each logged request is computed again by the batch executor, which sees exactly the events received before the request,
-and is compared bit for bit with what was served. A difference has one of three reasons:
+The batch executor computes the features of each logged request again. It sees exactly the events received before the
+request. The result is compared bit for bit with the served features. A difference has one of three reasons:
 
-    late        it vanishes when events that happened before the request, but were received later, are seen too: the
-                server knew them already, or the dataset's receipt times are wrong
-    attributes  the dataset holds no attributes of the user or the item as of the request, and the feature reads them
-    skew        anything else: serving and training compute different values
+    late        the difference vanishes if late events (which happened before the request but were received later) are
+                used too: the server knew these events already, or the received times of the dataset are wrong
+    attributes  the feature reads attributes of the user or item, and the dataset has none as of the request
+    skew        any other difference: serving and training compute different values
 
-Decided: requests with late events are listed even where nothing differs, because then the features are right and the
-dataset explains what a later look at the data would find strange. Requests of users whom the dataset does not know
-cannot be compared and are counted. Where no request at all could be compared, replay ends with an error.
+Decided: requests with late events are listed even if no feature differs. In that case the features are right, and the
+list explains why the data looks different when someone reads it later. Requests of users who are not in the dataset
+are counted, but not compared. If no request could be compared, replay ends with an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HIDDEN = "(computed from the user's id: not shown)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkewExample:
-    """One value that differs, as text. `item` is the candidate's id, None for a value of the request."""
+    """One value that differs, as text. `item` is the candidate's id, or None for a feature of request level."""
 
     reason: str
     served: str
@@ -62,7 +62,7 @@ class SkewExample:
 
 @dataclasses.dataclass(kw_only=True)
 class FeatureResult:
-    """What the comparison of one feature gave."""
+    """The result of the comparison of one feature."""
 
     compared: int = 0
     mismatches: dict[str, int] = dataclasses.field(default_factory=lambda: {SKEW: 0, LATE: 0, ATTRIBUTES: 0})
@@ -70,7 +70,7 @@ class FeatureResult:
 
     @property
     def num_mismatches(self) -> int:
-        """Values that differ, for whatever reason."""
+        """The number of values that differ, over all reasons."""
         return sum(self.mismatches.values())
 
 
@@ -87,7 +87,7 @@ class LateRequest:
 
 @dataclasses.dataclass(kw_only=True)
 class ReplayReport:
-    """The whole of a replay. Lists hold the first few; the counts beside them count all."""
+    """The result of a replay. `late_requests` and all `examples` hold only the first few; the counts include all."""
 
     num_files: int = 0
     torn_files: list[str] = dataclasses.field(default_factory=list)
@@ -103,25 +103,25 @@ class ReplayReport:
 
     @property
     def num_values(self) -> int:
-        """Values compared, over all features."""
+        """The number of compared values, over all features."""
         return sum(result.compared for result in self.features.values())
 
     @property
     def num_mismatches(self) -> int:
-        """Values that differ, over all features."""
+        """The number of values that differ, over all features."""
         return sum(result.num_mismatches for result in self.features.values())
 
     def worst(self) -> tuple[str, FeatureResult]:
-        """The feature with the most differences, skew before all other reasons."""
+        """Returns the feature with the most differences that are skew; total differences break ties."""
         return max(self.features.items(), key=lambda entry: (entry[1].mismatches[SKEW], entry[1].num_mismatches))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, with the totals."""
+        """Returns the report as plain JSON, with the totals."""
         totals = {"num_values": self.num_values, "num_mismatches": self.num_mismatches}
         return totals | dataclasses.asdict(self)
 
     def text(self) -> str:
-        """The report for people."""
+        """Returns the report as text for people."""
         lines = [
             f"{self.num_requests:,} requests in {self.num_files} files, feature set {', '.join(self.feature_sets)}",
             f"{self.num_compared:,} requests compared, {self.num_values:,} values, {self.num_mismatches:,} differ",
@@ -146,10 +146,10 @@ class ReplayReport:
 def replay(
     log: Path, dataset: Dataset, key: bytes, *, max_requests: int | None = None, num_examples: int = 3
 ) -> ReplayReport:
-    """Compares a log, a folder or one file, with what the batch executor computes from `dataset`.
+    """Compares the log, a folder or one file, with the features that the batch executor computes from `dataset`.
 
-    `num_examples` bounds every list of the report. Raises DataError for a log that cannot be trusted and where no
-    request could be compared.
+    The report lists at most `num_examples` late requests, and as many examples per feature. Raises DataError if a log
+    file is damaged or has another key, or if nothing could be compared.
     """
     files = open_log(log, key)
     report = ReplayReport(num_files=len(files))
@@ -175,7 +175,7 @@ def replay(
 
 
 class _Users:
-    """The dataset's users by their keyed hash: the first 8 bytes of each, sorted, beside the ids."""
+    """Finds users of the dataset by their keyed hash. Keeps the sorted first 8 bytes of each hash, beside the ids."""
 
     def __init__(self, dataset: Dataset, key: bytes) -> None:
         ids = np.asarray(dataset.read_users(["user_id"])["user_id"].to_numpy(), dtype=np.int64)
@@ -185,7 +185,7 @@ class _Users:
         self._heads, self._ids, self._key = heads[order], ids[order], key
 
     def find(self, digest: bytes) -> int | None:
-        """The id behind a digest, or None."""
+        """Returns the id of the user with this keyed hash, or None."""
         head = np.frombuffer(digest[:8], dtype="<u8")[0] if len(digest) >= 8 else np.uint64(0)
         for place in range(int(np.searchsorted(self._heads, head)), len(self._heads)):
             if self._heads[place] != head:
@@ -196,7 +196,7 @@ class _Users:
 
 
 class _Group:
-    """Requests of known users, as the batch executor takes them; `request_of` [C] is each candidate's request."""
+    """Requests of known users, as the batch executor takes them. `request_of` [C] is the request of each candidate."""
 
     def __init__(
         self, requests: Sequence[LoggedRequest], user_ids: Positions, context: Mapping[str, FeatureType]
@@ -214,7 +214,7 @@ class _Group:
 
 
 class _Replayer:
-    """Computes one feature set again and writes what differs into the report."""
+    """Computes the features of one feature set again and writes the differences into the report."""
 
     def __init__(
         self, features: FeatureSet, dataset: Dataset, users: _Users, key: bytes, report: ReplayReport, num_examples: int
@@ -275,11 +275,11 @@ class _Replayer:
         return executor.compute(group.rows)
 
     def _per_candidate(self, name: str) -> bool:
-        """Whether a feature is compared candidate by candidate; a digest stands for all of a request's at once."""
+        """Whether a feature is compared candidate by candidate. A private feature has one digest per request."""
         return self.plan.nodes[self.plan.features[name]].level == CANDIDATE and name not in self.private
 
     def _differing(self, name: str, group: _Group, recomputed: Column) -> Positions:
-        """Where a feature differs from what was served: candidates, or requests."""
+        """Returns the positions (of candidates or of requests) at which a feature differs from the served value."""
         if name not in self.private:
             return differing_rows(join_columns([request.features[name] for request in group.requests]), recomputed)
         is_candidate = self.plan.nodes[self.plan.features[name]].level == CANDIDATE
@@ -291,7 +291,10 @@ class _Replayer:
         return np.flatnonzero(np.array(differ, dtype=np.bool_))
 
     def _lacking(self, group: _Group) -> dict[str, Mask]:
-        """For each feature, where the dataset holds no attributes that it reads; counts the requests concerned."""
+        """Returns a mask per feature: True if the dataset lacks the attributes that the feature reads.
+
+        Adds the number of requests with absent attributes to the report.
+        """
         num_requests = len(group.requests)
         users, items = np.zeros(num_requests, dtype=np.bool_), np.zeros(len(group.request_of), dtype=np.bool_)
         rows = group.rows
@@ -363,7 +366,7 @@ class _Replayer:
 def _groups(
     records: Iterator[LoggedRequest], report: ReplayReport, max_requests: int | None
 ) -> Iterator[list[LoggedRequest]]:
-    """Records in groups that fit into memory, counted, until there are `max_requests` in all."""
+    """Yields the records in groups that fit into memory, at most `max_requests` in all, and counts them."""
     group: list[LoggedRequest] = []
     num_candidates = 0
     for record in records:
@@ -380,7 +383,7 @@ def _groups(
 
 
 def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
-    """Features that read a column which the dataset does not have, each with the column."""
+    """Maps each feature that reads a column which the dataset lacks to the name of that column."""
     stored: dict[str, set[str]] = {"event": {*EVENT_COLUMNS, *dataset.fields}}
     for entity in ("user", "item"):
         history, newest = dataset.path / f"{entity}_history.parquet", dataset.path / f"{entity}s.parquet"
@@ -400,7 +403,7 @@ def _context_column(requests: Sequence[LoggedRequest], name: str, type_: Feature
 
 
 def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
-    """The events of some users only."""
+    """Returns the events of the given users only."""
     chosen = np.unique(user_ids)
     owners = find_ids(events.user_ids, chosen)
     owners = owners[owners >= 0]
@@ -416,19 +419,19 @@ def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
 
 
 def _with_late(events: EventTable) -> EventTable:
-    """The same events, each received as soon as it happened."""
+    """Returns the same events, but as if each had been received when it happened."""
     return dataclasses.replace(events, received=np.minimum(events.received, events.times))
 
 
 def _as_text(served: Column, served_row: int, recomputed: Column, row: int) -> tuple[str, str]:
-    """Two values as text that differs where they do: bits are added to what looks the same."""
+    """Returns two values as texts that differ. If the plain texts look the same, the bits are added to them."""
     one, other = served.take(np.array([served_row])), recomputed.take(np.array([row]))
     texts = [repr(column.to_pylist()[0]) for column in (one, other)]
     if texts[0] == texts[1] and one.fields is None:
         texts = [
             f"{text} (bits {bits(column).tobytes().hex()})" for text, column in zip(texts, (one, other), strict=True)
         ]
-    # Of a long value the part is shown where the two begin to differ.
+    # If the values are long, show the part in which they begin to differ.
     pairs = enumerate(zip(*texts, strict=False))
     same = next((place for place, (left, right) in pairs if left != right), 0)
     start = 0 if same < SHOWN_CHARACTERS - 20 else same - 20

@@ -1,15 +1,16 @@
-"""The log of served features: what a model was given, one line of JSON per request, for `features replay`.
+"""The log of served features: the values that a model received, one line of JSON per request, for `features replay`.
 
-    FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; a new file when one is full
+    FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; a new file begins when this one is full
 
-The header holds the whole features.json, so a log can be read with nothing but its key. A record holds the request's
-time, its user, its candidates, its context and every feature, exactly. Nothing else about the request is kept.
+The header holds the complete features.json, so the key is all that a reader of the log needs. A record holds the
+request's time, its user, its candidates (if a feature needs them), its context, and the exact value of every feature.
+Nothing else about the request is kept.
 
-Decided: the user is written as a keyed hash only, and so is every feature that is computed from the user's id: with the
-key and a dataset it can be compared, without them it says nothing. Every line ends with a keyed seal over its own text,
-so a changed byte is a damaged log and never passes for skew. Serving goes first: a request hands its arrays over and
-goes on; where the writer cannot keep up or the disk is full, records are dropped and counted, never waited for. Files
-only grow and none is removed, so when the room is used up, the newest records are missing.
+Decided: the user, and every feature that is computed from the user's id, is written only as a keyed hash. The hash can
+be compared by anyone who has the key and a dataset, and tells nothing to anyone else. Every line ends with a seal, a
+keyed hash of the line's text, so a changed byte is reported as a damaged log and never as skew. Logging never delays
+serving: a request hands its arrays over and goes on. If the writer cannot keep up or the disk is full, records are
+dropped and counted. Log files are never removed, so when the size limit is reached, the newest records are missing.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ PATTERN = "features-*.jsonl"
 KEY_BYTES = 32
 DIGEST_BYTES = 16
 RESCAN_S = 10.0
-"""Seconds after which the size of a full folder is measured again: someone may have made room."""
+"""Seconds after which the size of a full folder is measured again, because someone may have deleted old files."""
 _SEAL = ',"seal":"'
 
 
 def read_key(path: Path) -> bytes:
-    """The key in a file of 64 hexadecimal digits. Raises UsageError for anything else."""
+    """Reads the key from a file of 64 hexadecimal digits. Raises UsageError if the file holds anything else."""
     try:
         key = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except OSError as error:
@@ -68,29 +69,29 @@ def read_key(path: Path) -> bytes:
 
 
 def user_digest(key: bytes, user_id: int) -> bytes:
-    """What stands for a user in the log: 16 bytes that only the key connects to the id."""
+    """Returns the 16 bytes that replace a user's id in the log. Only the key connects these bytes to the id."""
     return _keyed(key, b"user", user_id.to_bytes(8, "little", signed=True))
 
 
 def column_digest(key: bytes, column: Column) -> str:
-    """What stands for a column that is computed from the user's id; equal where no bit of it differs."""
+    """Returns the keyed hash that replaces a column computed from the user's id; equal bits have equal hashes."""
     text = json.dumps(encode_column(column), sort_keys=True)
     return _keyed(key, b"column", text.encode()).hex()
 
 
 def private_features(plan: Plan) -> set[str]:
-    """The features that depend on the user's id, and whose values are therefore never written."""
+    """Returns the features that depend on the user's id. Their values are therefore never written."""
     return plan.column_readers("user", lambda column: column == "id")
 
 
 def context_types(plan: Plan) -> dict[str, FeatureType]:
-    """The columns of the context that a plan reads, with their types."""
+    """Returns the columns of the context that a plan reads, with their types."""
     return {str(node.params["column"]): node.type for _, node in context_sources(plan)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureLogConfig:
-    """How much is logged, and how much may wait or lie on disk."""
+    """The share of requests that are logged, and the limits of the queue and of the disk space."""
 
     sample: float = 1.0
     """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides which requests."""
@@ -129,8 +130,8 @@ class _Waiting:
 class FeatureLog:
     """Writes the features of one model into a folder, on a thread of its own. `offer` may be called from any thread.
 
-    num_logged: records on disk. num_dropped: records for which there was no room in the queue, on the disk or within
-    the size limit.
+    `num_logged` counts the records on disk. `num_dropped` counts the records that could not be written, mostly because
+    the queue or the disk was full or the folder had reached its size limit.
     """
 
     def __init__(self, folder: Path, features: FeatureSet, key: bytes, config: FeatureLogConfig | None = None) -> None:
@@ -142,7 +143,7 @@ class FeatureLog:
         self._key = key
         self._private = private_features(features.plan)
         self._context = context_types(features.plan)
-        # Candidates are needed to compute features of candidates again, and for nothing else.
+        # Replay needs the candidates only to compute features of candidates again.
         self._keeps_items = any(node.level == CANDIDATE for node in features.plan.nodes)
         self._line: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -159,7 +160,7 @@ class FeatureLog:
         self._thread.start()
 
     def is_sampled(self, user_id: int, request_ms: int) -> bool:
-        """Whether the requests of this user at this time are logged; the same answer in every process."""
+        """Whether a request of this user at this time is logged. Every process gives the same answer."""
         if self.config.sample >= 1:
             return True
         moment = user_id.to_bytes(8, "little", signed=True) + request_ms.to_bytes(8, "little", signed=True)
@@ -175,7 +176,7 @@ class FeatureLog:
         features: Mapping[str, Column],
         context: Mapping[str, Column] | None = None,
     ) -> bool:
-        """Hands one request over; returns at once, and whether it will be written. Never raises, never waits."""
+        """Queues one request, if it is sampled. Returns whether it was queued. Never waits and never raises."""
         if not self.is_sampled(user_id, request_ms):
             return False
         try:
@@ -201,7 +202,7 @@ class FeatureLog:
         return True
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Writes what waits and ends. Returns whether all of it was written within `timeout_s`."""
+        """Writes the waiting records and ends the thread. Returns whether the thread ended within `timeout_s`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -234,7 +235,7 @@ class FeatureLog:
             self._drop(f"the folder has reached its limit of {self.config.max_total_bytes:,} bytes")
         except OSError as error:
             self._drop(os.strerror(error.errno or 0))
-        except Exception as error:  # noqa: BLE001 - a bug here must cost a record, not the thread and all later ones
+        except Exception as error:  # noqa: BLE001 - a bug may lose this record, but must not end the writer thread
             self._drop(f"a bug: {type(error).__name__}")
 
     def _drop(self, reason: str) -> None:
@@ -243,7 +244,7 @@ class FeatureLog:
         self._complain(reason)
 
     def _complain(self, reason: str) -> None:
-        """Says each reason once: a full disk must not fill the server's own log as well."""
+        """Prints each reason once, because a full disk must not fill the server's own log as well."""
         if reason not in self._complaints:
             self._complaints.add(reason)
             say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on and counts drops")
@@ -274,7 +275,7 @@ class FeatureLog:
         return _sealed(self._key, header)
 
     def _append(self, line: bytes) -> None:
-        """Writes a whole line or nothing; OSError where it cannot."""
+        """Writes a line, all or nothing. Raises OSError if the line cannot be written."""
         if self._descriptor >= 0 and self._file_bytes + len(line) > self.config.max_file_bytes:
             self._flush()
             self._close_file()
@@ -284,7 +285,7 @@ class FeatureLog:
         self._write_all(line)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Raises _NoRoom where the folder has reached its size limit."""
+        """Raises _NoRoom if the folder would exceed its size limit."""
         limit = self.config.max_total_bytes
         if self._total_bytes + num_bytes > limit or self._descriptor < 0:
             if time.monotonic() - self._scanned_s >= RESCAN_S:
@@ -297,13 +298,13 @@ class FeatureLog:
         now_s, fraction = divmod(time.time(), 1)
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_s)) + f".{int(fraction * 1e6):06d}Z"
         path = self.folder / f"features-{moment}-{os.getpid()}.jsonl"
-        # Only the server's own user may read it: a history tells much about a person, even without a name.
+        # Only the server's own user may read the file: a history tells much about a person, even without a name.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._file_bytes = 0
         try:
             self._write_all(self._header())
         except OSError:
-            # Without its header a file is of no use, and there would be one more for every record.
+            # A file without its header is of no use, and every later record would leave another such file.
             self._close_file()
             path.unlink(missing_ok=True)
             raise
@@ -314,7 +315,8 @@ class FeatureLog:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            # A line that was written in part is cut off. A file that cannot be cut is left with its torn line last.
+            # Remove a line that was written only in part. If the file cannot be truncated, close it, so that the torn
+            # line stays its last line.
             try:
                 os.ftruncate(self._descriptor, self._file_bytes)
             except OSError:
@@ -340,7 +342,7 @@ class FeatureLog:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One record. `features` holds those that could be written, `digests` stands for the private ones."""
+    """One record. `features` holds the features with logged values, `digests` the keyed hashes of the private ones."""
 
     request_ms: int
     user: bytes
@@ -351,9 +353,9 @@ class LoggedRequest:
 
 
 class LogFile:
-    """One file of a log, its header read and checked. `features` is None where a kill left not even a whole header.
+    """One file of a log, with its header read and checked. `features` is None if the header line was cut short.
 
-    `is_torn` says, once the records have been read, that the last line was cut short; all others are whole.
+    After the records have been read, `is_torn` tells whether the last line was cut short, as when the server is killed.
     """
 
     def __init__(self, path: Path, key: bytes) -> None:
@@ -385,7 +387,7 @@ class LogFile:
             raise CorruptFileError(f"{path}: its header has the hash of another feature set")
 
     def records(self) -> Iterator[LoggedRequest]:
-        """The requests in the order they were written. A damaged line raises CorruptFileError naming it."""
+        """Yields the requests in the order they were written. Raises a CorruptFileError that names a damaged line."""
         if self.features is None:
             return
         plan = self.features.plan
@@ -403,7 +405,7 @@ class LogFile:
 
 
 def open_log(place: Path, key: bytes) -> list[LogFile]:
-    """The files of a log, oldest first: those of a folder, or one file. Raises UsageError where there are none."""
+    """Opens the log files of a folder, oldest first, or a single file. Raises UsageError if there is no log file."""
     paths = sorted(place.glob(PATTERN)) if place.is_dir() else [place] if place.is_file() else []
     if not paths:
         raise UsageError(
@@ -451,7 +453,7 @@ def _keyed(key: bytes, purpose: bytes, data: bytes) -> bytes:
 
 
 def _sealed(key: bytes, content: Mapping[str, Any]) -> bytes:
-    """One line: the content as JSON, its last field a keyed hash of all the text before it."""
+    """Returns the content as one line of JSON. Its last field is a keyed hash of all the text before that field."""
     text = json.dumps(content, separators=(",", ":"))[:-1].encode("ascii")
     return text + f'{_SEAL}{_keyed(key, b"seal", text).hex()}"}}\n'.encode("ascii")
 
@@ -484,7 +486,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _own(column: Column) -> Column:
-    """The column with arrays of its own: a view would keep a whole request body in memory, or change under us."""
+    """Copies array views: a view would keep the whole request body in memory, or its owner might change the data."""
     return dataclasses.replace(
         column,
         values=_owned(column.values),
@@ -499,7 +501,7 @@ def _owned(array: NDArray[Any] | None) -> Any:
 
 
 def _size(column: Column) -> int:
-    """About the bytes that a column holds; a dictionary's strings are guessed, because measuring them takes time."""
+    """Estimates the bytes of a column. The strings of a dictionary are guessed, because measuring them takes time."""
     if column.fields is not None:
         return sum(_size(field) for field in column.fields.values())
     arrays = (column.values, column.present, column.offsets)

@@ -1,8 +1,8 @@
-"""A plan's node back as text in the language: what `features docs` shows as a feature's transform.
+"""Writes a node of a plan as text in the feature language. `features docs` shows this text as a feature's transform.
 
-The text computes the same: read as Python it compiles to the node's own hash. A node that is another feature is
-written `feature("name")`, and one that is used twice gets a line of its own, so the text never grows faster than the
-plan. How an operator is written comes from its spelling in the registry; there is no second list of operators here.
+If the text is read as Python, it compiles to a node with the same hash. A node that is another feature is written
+`feature("name")`, and a node that is used twice gets a line of its own, so the text never grows faster than the plan.
+The notation of an operator comes from its spelling in the registry, so this module has no second list of operators.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tackboard.features.operators import REGISTRY, Operator
 from tackboard.features.plan import Plan
 
 WIDTH = 100
-"""Characters after which the inputs of a call go onto lines of their own."""
+"""Largest number of characters of a line. In a longer call, every input gets a line of its own."""
 DURATIONS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
 COMPARISON, OR, AND, SUM, PRODUCT, SIGN, CALL = range(7)
 MAX_DEPTH = 40
-"""Operators inside operators after which a line of its own begins."""
+"""Largest depth of nested operators. A deeper expression gets a name and a line of its own."""
 BINDING = {"|": OR, "&": AND, "+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "//": PRODUCT, "%": PRODUCT}
 _INFIX = re.compile(r"a (\S+) b")
 _PREFIX = re.compile(r"([-~])a")
@@ -32,7 +32,7 @@ _CALL = re.compile(r"(?:(\w+)\.)?(\w+)\((.*)\)")
 
 
 def spell(plan: Plan, name: str) -> str:
-    """The transform of one feature: lines that name what is used twice, then the expression."""
+    """Returns the transform of one feature: lines that name parts that are used twice, then the expression."""
     others: dict[int, str] = {}
     for other, index in plan.features.items():
         if other != name and index != plan.features[name] and plan.nodes[index].op not in ("source", "constant"):
@@ -41,7 +41,7 @@ def spell(plan: Plan, name: str) -> str:
 
 
 def source_name(params: Mapping[str, Any]) -> str:
-    """A column as the language writes it: `item.price`, or `item["the price"]` where the name is not an identifier."""
+    """Returns a column in the language: `item.price`, or `item["the price"]` if the name cannot be an attribute."""
     entity, column = str(params["entity"]), str(params["column"])
     owner = "events" if entity == "event" else entity
     taken = owner == "events" and hasattr(Events, column)
@@ -51,7 +51,7 @@ def source_name(params: Mapping[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """A constant or parameter as Python writes it, in double quotes and without characters that do not print."""
+    """Returns a constant or parameter as Python code. Strings get double quotes; unprintable characters are escaped."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=not value.isprintable())
     if isinstance(value, float) and not math.isfinite(value):
@@ -62,7 +62,7 @@ def literal(value: Any) -> str:
 
 
 def duration(milliseconds: Any) -> str:
-    """A duration as a user would write it: `days(7)`."""
+    """Returns a duration as a user would write it, for example `days(7)`."""
     for name, unit in DURATIONS:
         if isinstance(milliseconds, int) and milliseconds % unit == 0:
             return f"{name}({milliseconds // unit})"
@@ -77,7 +77,7 @@ class _Speller:
 
     def lines(self, root: int) -> str:
         needed, uses = {root}, dict.fromkeys(range(root + 1), 0)
-        for index in range(root, -1, -1):  # Inputs come before what reads them.
+        for index in range(root, -1, -1):  # A node comes after its inputs, so this sees every node before its inputs.
             if index in needed and (index == root or index not in self._others):
                 needed.update(self._nodes[index].args)
                 for argument in self._nodes[index].args:
@@ -94,7 +94,7 @@ class _Speller:
         return "\n".join([*lines, self._write(root)[0]])
 
     def _text(self, index: int, binding: int = COMPARISON) -> str:
-        """The node as a part of a larger expression, in brackets where it would come apart there."""
+        """Returns the node as part of a larger expression, in parentheses if its operator binds less tightly."""
         if index in self._named:
             return self._named[index]
         if index in self._others:
@@ -103,7 +103,7 @@ class _Speller:
         return f"({text})" if own < binding else text
 
     def _write(self, index: int) -> tuple[str, int]:
-        """The node's text, and how tightly its outermost operator binds."""
+        """Returns the node's text, and how tightly its outermost operator binds."""
         node = self._nodes[index]
         if node.op == "source":
             return source_name(node.params), CALL
@@ -118,7 +118,7 @@ class _Speller:
         spelling = REGISTRY[node.op].spelling
         if found := _INFIX.fullmatch(spelling):
             binding = BINDING.get(found[1], COMPARISON)
-            # Comparisons do not chain, and equal operators bind to the left.
+            # Comparisons cannot be chained, and operators of equal precedence are left-associative.
             left = self._text(node.args[0], max(binding, OR))
             return f"{left} {found[1]} {self._text(node.args[1], binding + 1)}", binding
         if found := _PREFIX.fullmatch(spelling):
@@ -140,7 +140,7 @@ class _Speller:
 
 
 def _params(spelt: str, operator: Operator, params: Mapping[str, Any]) -> list[str]:
-    """Parameters in the order of the operator, by keyword where its spelling says so: `count`, `half_life=…`."""
+    """Returns the parameters in the kernel's order, as keywords if the spelling has `=`: `count`, `half_life=…`."""
     keywords = [name.split("=")[0].strip() for name in spelt.split(",") if "=" in name]
     texts = []
     for name in inspect.signature(operator.kernel).parameters:

@@ -1,9 +1,9 @@
-"""The features that every sequence model can read, defined in the language like anybody's own.
+"""The standard features, which every sequence model can read. They are defined in the feature language.
 
-`history` is the sequence of the user's newest events, in columns that a model chooses from: item, action and surface
-as positions in the vocabulary, time, and gap (a bucket of the time since the event before). `since_last` is what a
-request knows beside it: the seconds since the newest event. A set of the user's own may define a `history` of its own,
-and adds features of the request beside it.
+`history` is the sequence of the user's newest events. A model chooses from its columns: item; action and surface, as
+positions in the vocabulary; time; and gap, a bucket of the time since the previous event. `since_last` is a feature of
+the request: the seconds since the newest event. A feature set written by a user of tackboard may define another
+`history` and add features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEVER = -1.0
 
 
 def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> FeatureSet:
-    """The set of `history` over the newest `max_history` events."""
+    """Returns the set with `history` over the newest `max_history` events."""
     events = Events()
     recent = events.newest(max_history)
     return FeatureSet(
@@ -47,7 +47,7 @@ def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> 
 
 
 def request_features() -> FeatureSet:
-    """What a model may read of the time of a request, beside the history."""
+    """Returns the set with `since_last`, which depends on the time of the request."""
     events, request = Events(), Request()
     since_last = request.time.seconds_since(events.last(events.time)).fill_missing(NEVER)
     return FeatureSet(
@@ -64,7 +64,7 @@ def features_for_model(
     *,
     of_requests: bool = False,
 ) -> FeatureSet:
-    """The features that a model reads, of the user's own set and the standard set; ConfigError as `check_readable`."""
+    """Returns the features in `reads`, from `own` and the standard set. Raises ConfigError if one cannot be read."""
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())
@@ -81,11 +81,12 @@ def features_for_model(
 
 
 def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool = False) -> None:
-    """Raises ConfigError unless a model can read the set: a history with items, and features that its batch carries.
+    """Raises ConfigError unless a model can read the set: a history with items, and features that fit into its batch.
 
-    A model of histories reads plain numbers, one per request; a model of requests reads everything but text, of the
-    request or of its candidates. The history is the newest events, all of them: training on histories predicts the
-    items of runs of events from one another, and training on requests reads what was received before each.
+    A model of histories reads plain numbers, one per request. A model of requests reads features of the request or of
+    its candidates, of every type but text and sequence. The items of the history must be those of the newest
+    `max_history` events, without a filter: training on histories predicts items from the events before them, and
+    training on requests reads the events received before each request.
     """
     for feature in features.features():
         node = features.plan.nodes[features.plan.features[feature.name]]
@@ -121,7 +122,7 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
 
 
 def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None:
-    """Raises CorruptFileError naming `where`, the file of `features`, unless these are all that a model reads."""
+    """Raises CorruptFileError unless `features` has everything that a model reads; `where` is its file."""
     known = features.reads()
     if missing := [read for read in reads if read not in known]:
         raise CorruptFileError(
@@ -130,7 +131,7 @@ def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None
 
 
 def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Of computed `columns` those with a value per request, and those with one per candidate; not the history."""
+    """Splits computed `columns` by level: (a value per request, without the history; a value per candidate)."""
     plan = features.plan
     of_candidates = {name for name, index in plan.features.items() if plan.nodes[index].level == CANDIDATE}
     return (
@@ -140,7 +141,7 @@ def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[
 
 
 def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
-    """Raises DataError naming the feature and its line where a number that a model reads is NaN or infinite."""
+    """Raises a DataError that names the feature and its line if a number is NaN or infinite as a 32-bit float."""
     for feature in features.features():
         column = columns.get(feature.name)
         if column is None or column.fields is not None or column.values.dtype.kind != "f":
@@ -157,7 +158,7 @@ def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
 
 
 def _is_newest(plan: Plan, history: Node, count: int) -> bool:
-    """Whether the item column of a sequence is the items of `events.newest(count)`."""
+    """Whether the item column of a sequence holds the items of `events.newest(count)`."""
     place = [name for name, _ in history.type.columns].index(ITEM)
     item = plan.nodes[history.args[place]]
     if item.op != "collect":

@@ -1,8 +1,8 @@
 """features.parquet: the values of a feature set for every event of a snapshot, in the order of events.parquet.
 
-Columns of any type go in and come back bit for bit. Decided: text is stored as plain strings, because a column's
-dictionary may hold a string twice; a vector is stored as a list that remembers its width (see
-events/vector_columns.py), and a sequence as a struct of lists. The types are those of features.json beside the file.
+Columns of any type are stored and read back bit for bit. Decided: text is stored as plain strings, because the
+dictionary of a column may hold a string twice. A vector is stored as a list with its width in the metadata (see
+events/vector_columns.py), and a sequence as a struct of lists. The types come from features.json beside the file.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FEATURES = "features.parquet"
 
 
 def stored_schema(features: FeatureSet) -> pa.Schema:
-    """The columns of features.parquet for a feature set."""
+    """Returns the schema of features.parquet for a feature set."""
     return pa.schema([_field(feature.name, feature.type) for feature in features.features()])
 
 
 def stored_arrays(columns: Mapping[str, Column], schema: pa.Schema) -> dict[str, pa.Array]:
-    """Columns as they lie in the file. A text that no file can hold raises DataError naming the feature."""
+    """Returns columns as they are stored. Raises a DataError that names the feature if a text cannot be stored."""
     arrays = {}
     for name, column in columns.items():
         try:
@@ -44,9 +44,9 @@ def stored_arrays(columns: Mapping[str, Column], schema: pa.Schema) -> dict[str,
 
 
 def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) -> dict[str, Column]:
-    """Stored features of a snapshot, all or those named, one value per event in the order of the events.
+    """Reads stored features of a snapshot (all, or those in `names`), one value per event in the order of the events.
 
-    A snapshot without features raises DataError, a name it does not have UsageError.
+    A snapshot without features raises DataError. An unknown name raises UsageError.
     """
     return read_features_rows(dataset, names, [(0, dataset.num_events)])[0]
 
@@ -54,7 +54,7 @@ def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) ->
 def read_features_rows(
     dataset: Dataset, names: Iterable[str] | None, spans: Sequence[tuple[int, int]]
 ) -> tuple[dict[str, Column], int]:
-    """Stored features of the events [first, last) of each of `spans`, and the compressed bytes that were read."""
+    """Reads stored features of the events [first, last) of each span. Also returns the compressed bytes read."""
     features = read_features(dataset.path)
     if features is None:
         raise DataError(
@@ -76,7 +76,7 @@ def read_features_rows(
 
 
 class StoredRows:
-    """Some columns of a features.parquet, read from the first row to the last, a row group in memory at a time."""
+    """Reads some columns of a features.parquet from the first row to the last, one row group after the other."""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         self._path = path
@@ -86,7 +86,7 @@ class StoredRows:
         self._held = self._file.schema_arrow.empty_table().select(self._names)
 
     def read(self, num_rows: int) -> pa.Table:
-        """The next `num_rows` rows; CorruptFileError where there are fewer."""
+        """Returns the next `num_rows` rows. Raises CorruptFileError if there are fewer."""
         while self._held.num_rows < num_rows:
             if self._group == self._file.num_row_groups:
                 raise CorruptFileError(f"{self._path} does not hold a row per event")

@@ -1,9 +1,9 @@
-"""The types of features: what an expression gives, checked before any data is read.
+"""The types of expressions and features. They are checked before any data is read.
 
 A scalar is a bool, int (64 bits), float (64 bits), string, id (an int64 that names something and is never calculated
-with) or time (ms since 1970, UTC). Beside scalars there are the vector of fixed width (32-bit floats), the list of a
-scalar, and the sequence: parallel lists, one entry per event. `nullable` says that a value may be missing; elements of
-lists and vectors never are. A view is a choice of events inside the language. It is not a feature.
+with) or time (ms since 1970, UTC). The other types are the vector of fixed width (32-bit floats), the list of a scalar
+type, and the sequence: parallel lists, one entry per event. `nullable` means that a value may be missing; elements of
+lists and vectors are never missing. A view is a choice of events inside the language. It is not a feature.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = (*SCALARS, "vector", "list", "sequence", "view")
 
 @dataclasses.dataclass(frozen=True)
 class FeatureType:
-    """One type. `element` is a list's scalar, `width` a vector's, `columns` a sequence's lists by name."""
+    """One type. A list has an `element` (its scalar kind), a vector a `width`, a sequence `columns` (lists by name)."""
 
     kind: str
     element: str = ""
@@ -42,23 +42,23 @@ class FeatureType:
 
     @property
     def is_number(self) -> bool:
-        """Whether it can be calculated with."""
+        """Whether values of this type are numbers: bool, int or float."""
         return self.kind in NUMBERS
 
     def with_nullable(self, nullable: bool) -> FeatureType:  # noqa: FBT001
-        """The same type, with or without missing values."""
+        """Returns the same type, with or without missing values."""
         return self if nullable == self.nullable else _with_nullable(self, nullable)
 
     def of_elements(self) -> FeatureType:
-        """The scalar type of a list's elements; any other type is its own."""
+        """Returns the scalar type of a list's elements. Returns any other type as it is."""
         return FeatureType(self.element) if self.kind == "list" else self
 
     def in_list(self) -> FeatureType:
-        """The list of this scalar."""
+        """Returns the type of a list of this scalar."""
         return FeatureType("list", element=self.kind)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, without the fields that are at their default."""
+        """Returns plain JSON, without the fields that have their default."""
         data: dict[str, Any] = {"kind": self.kind}
         if self.element:
             data["element"] = self.element
@@ -82,7 +82,7 @@ VIEW = FeatureType("view")
 
 
 def type_from_json(data: Any) -> FeatureType:
-    """The type that `to_json` wrote; anything else raises DataError."""
+    """Returns the type that `to_json` wrote. Raises DataError for anything else."""
     if not isinstance(data, dict) or data.get("kind") not in KINDS or not set(data) <= _FIELDS:
         raise DataError(f"{str(data)[:80]!r} is not a feature type", allowed=f"kinds: {', '.join(KINDS)}")
     width, columns, element = data.get("width", 0), data.get("columns", {}), data.get("element", "")

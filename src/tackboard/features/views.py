@@ -1,16 +1,16 @@
-"""A choice of events for every row, without copying them.
+"""Views choose events for every row without copying the events.
 
-The events of all users lie end to end, each user's by time. A `View` gives every row (a request, or a candidate) a
-range of an index into them:
+The events of all users lie end to end, and the events of each user are in the order of time. A `View` gives every row
+(a request or a candidate) a range of an index into the events:
 
     events   0 1 2 3 4 5 6 7 8 9        two users: 0–5 and 6–9
     index    0   2   4   6 7            the clicks among them; None stands for all events in order
-    row r    index[starts[r]:ends[r]]   what row r sees, oldest first
+    row r    index[starts[r]:ends[r]]   the events that row r sees, oldest first
 
-Filtering events moves the ranges with one cumulative count, a time window is a binary search, the newest n a
-subtraction; none of them touches single events of single rows. `bounds` cuts the index into segments (one per user at
-first), and `segments` says in which one a row's range lies, so that events can be grouped by a key within it.
-`requests` is each row's request where rows are candidates, and None where rows are requests.
+Filtering events moves the ranges with one cumulative count. A time window is a binary search, and the newest n events
+are a subtraction. None of them loops over the events of each row. `bounds` cuts the index into segments (at first one
+per user), and `segments` holds the segment of each row's range, so that events can be grouped by a key within a
+segment. If rows are candidates, `requests` holds the request of each row; if rows are requests, it is None.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class View:
 
     @property
     def lengths(self) -> Positions:
-        """Events of each row."""
+        """The number of events of each row."""
         return self.ends - self.starts
 
     def at_index(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values of the events, in the order of the index."""
+        """Returns the values [events] in the order of the index."""
         return values if self.index is None else values[self.index]
 
     def expanded(self) -> tuple[Positions, Positions]:
-        """(places in the index, rows) of every event of every row, end to end; computed once."""
+        """Returns (places in the index, rows) of all events of all rows, end to end. The result is computed once."""
         if self._expanded is None:
             lengths = self.lengths
             places = ranges(self.starts, lengths)
@@ -66,14 +66,14 @@ class View:
         return self._expanded
 
     def is_everything(self, num_events: int) -> bool:
-        """Whether the rows' events, end to end, are all `num_events` in their order."""
+        """Whether the events of all rows, end to end, are exactly all `num_events` events in their order."""
         starts, ends = self.starts, self.ends
         if self.index is not None or not len(starts) or starts[0] != 0 or ends[-1] != num_events:
             return False
         return bool((starts[1:] == ends[:-1]).all())
 
     def events_of_rows(self) -> Positions:
-        """Positions of the events of every row, end to end."""
+        """Returns the positions of the events of all rows, end to end."""
         if len(self.starts) == 1:
             start, end = int(self.starts[0]), int(self.ends[0])
             return np.arange(start, end, dtype=np.int64) if self.index is None else self.index[start:end]
@@ -81,20 +81,20 @@ class View:
         return places if self.index is None else self.index[places]
 
     def segment_of_places(self) -> Positions:
-        """The segment of every place in the index."""
+        """Returns the segment of every place in the index."""
         return np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int64), np.diff(self.bounds))
 
     def with_ranges(self, starts: Positions, ends: Positions) -> View:
-        """The same index with other ranges."""
+        """Returns a view with the same index and other ranges."""
         return View(self.index, starts, ends, self.segments, self.bounds, self.requests)
 
     def spread(self, request_of: Positions) -> View:
-        """Rows of requests as rows of candidates."""
+        """Turns a view with a row per request into a view with a row per candidate."""
         starts, ends, segments = self.starts[request_of], self.ends[request_of], self.segments[request_of]
         return View(self.index, starts, ends, segments, self.bounds, request_of)
 
     def keep(self, condition: NDArray[np.bool_]) -> View:
-        """The events for which `condition` [events] holds."""
+        """Returns the events for which `condition` [events] is True."""
         if len(self) == 1:
             events = self.events_of_rows()
             index = events[condition[events]]
@@ -108,31 +108,32 @@ class View:
         return View(index, starts, ends, self.segments, before[self.bounds], self.requests)
 
     def newest(self, count: int) -> View:
-        """The last `count` events of each row."""
+        """Returns the last `count` events of each row."""
         return self.with_ranges(np.maximum(self.starts, self.ends - count), self.ends)
 
     def from_time(self, times: Positions, oldest: Positions) -> View:
-        """The events at or after `oldest` [rows]; `times` [events] rise within a segment."""
+        """Returns the events at or after `oldest` [rows]; `times` [events] must be ascending within a segment."""
         return self.with_ranges(first_at_least(self.at_index(times), self.starts, self.ends, oldest), self.ends)
 
     def before_time(self, times: Positions, limit: Positions) -> View:
-        """The events before `limit` [rows]."""
+        """Returns the events before `limit` [rows]."""
         return self.with_ranges(self.starts, first_at_least(self.at_index(times), self.starts, self.ends, limit))
 
     def until_time(self, times: Positions, newest: Positions) -> View:
-        """The events at or before `newest` [rows]."""
+        """Returns the events at or before `newest` [rows]."""
         return self.with_ranges(self.starts, first_above(self.at_index(times), self.starts, self.ends, newest))
 
     def group(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
-        """The events whose key [events] is the key that the row wants [rows]; none where `known` is False.
+        """Returns, for each row, the events whose key (`keys` [events]) equals `wanted` [rows] of that row.
 
-        A view of one row is grouped for any number of rows that want something.
+        A row with `known` = False gets no events. If this view has one row, `wanted` may have any number of rows.
         """
         if len(self) == 1:
             return self._group_one(keys, wanted, known)
         code_of, code, num_codes = coded(self.at_index(keys), wanted)
         num_segments = len(self.bounds) - 1
-        # Segment and key as one number: it is sorted at once and, where there are few, looked up without a search.
+        # Segment and key become one number, which needs only one sort. If there are few such numbers, they are looked
+        # up in a table and not by a search.
         group_of = code_of + num_codes * self.segment_of_places() if num_segments > 1 else code_of
         order = np.argsort(group_of, kind="stable")
         sorted_groups = group_of[order]
@@ -147,8 +148,8 @@ class View:
         group = np.where(found, group, 0)
         starts = np.where(found, group_bounds[group], 0)
         ends = np.where(found, group_bounds[group + 1], 0)
-        # Within a group the order is that of the events, so a narrower range is one more search for each end. Group and
-        # place as one number rise along the whole index, so all rows are searched at once.
+        # Within a group the events keep their order, so a narrower range needs one more search for each end. Group and
+        # place as one number ascend along the whole index, so one search serves all rows.
         narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
         narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
         if narrow_start or narrow_end:
@@ -162,30 +163,31 @@ class View:
         return View(index, starts, ends, group, group_bounds, self.requests)
 
     def _group_one(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
-        """`group` of a single row's events, without spreading that row over the rows that want something."""
+        """Does the work of `group` for a view of one row, without repeating that row for every wanted key."""
         events = self.events_of_rows()
         code_of, code, num_codes = coded(keys[events], wanted)
-        # An empty group comes before those of the codes, for what is no key: its code is -1.
+        # An empty group comes first, for wanted values with code -1.
         bounds = np.zeros(num_codes + 2, dtype=np.int64)
         np.cumsum(np.bincount(code_of, minlength=num_codes), out=bounds[2:])
         group = code + 1 if known is None else (code + 1) * known
         requests = self.requests if len(wanted) == 1 else np.zeros(len(wanted), dtype=np.int64)
-        # Integers of 16 bits are sorted in linear time.
+        # 16-bit integers are sorted in linear time.
         order = np.argsort(code_of.astype(np.uint16) if num_codes <= 1 << 16 else code_of, kind="stable")
         return View(events[order], bounds.take(group), bounds.take(group + 1), group, bounds, requests)
 
 
 def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
-    """(numbers of the keys, numbers of what is wanted, how many numbers): small, in the order of the keys.
+    """Returns (codes of `keys`, codes of `wanted`, limit of the codes). Codes are small and in the order of the keys.
 
-    What is wanted and is not among the keys gets -1.
+    A wanted value gets the code of the equal key. The code is -1, or a code that no key has, if there is no equal key.
     """
     if not len(keys):
         return keys, np.full(len(wanted), -1, dtype=np.int64), 1
     low, high = int(np.minimum.reduce(keys)), int(np.maximum.reduce(keys))
     if high - low < 2 * len(keys) + 64:
         codes = wanted - low
-        # What is below `low` is huge without a sign: one comparison for both ends, also where the difference wraps.
+        # As an unsigned number, a wanted value below `low` is huge, so one comparison checks both ends, even if the
+        # difference wraps around.
         codes[codes.view(np.uint64) > high - low] = -1
         return keys - low, codes, high - low + 1
     distinct, codes_of = np.unique(keys, return_inverse=True)
@@ -194,7 +196,7 @@ def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int
 
 
 def positions_of(numbers: Positions, wanted: Positions, limit: int) -> Positions:
-    """The position of each of `wanted` among rising `numbers`, or -1; all are below `limit`."""
+    """Returns the position of each wanted number among ascending `numbers`, or -1. All numbers are below `limit`."""
     if limit <= 4 * (len(wanted) + len(numbers)) + 64:
         table = np.full(limit, -1, dtype=np.int64)
         table[numbers] = np.arange(len(numbers))
@@ -206,9 +208,9 @@ def positions_of(numbers: Positions, wanted: Positions, limit: int) -> Positions
 
 
 def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
-    """For each row the first place in [start, end) whose value is not less than `wanted`, or end.
+    """Returns for each row the first place in [start, end) whose value is at least `wanted`, or end if there is none.
 
-    `values` rise within each range. All rows are searched side by side, halving their ranges.
+    `values` must be ascending within each range. One binary search runs for all rows at the same time.
     """
     if len(starts) == 1:
         start = int(starts[0])
@@ -228,17 +230,18 @@ def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wan
 
 
 def first_above(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
-    """For each row the first place in [start, end) whose value is greater than `wanted`, or end; see above."""
+    """Returns for each row the first place in [start, end) whose value is greater than `wanted`, or end."""
     largest = wanted == INT64_MAX  # nothing is greater, and adding 1 would wrap around
     return np.where(largest, ends, first_at_least(values, starts, ends, np.where(largest, wanted, wanted + 1)))
 
 
 class Visibility:
-    """What requests see of events: those of their user that were received strictly before them.
+    """Finds the events that a request sees: those of its user that were received strictly before the request.
 
-    `received` [events] lie end to end, those of owner o from offsets[o] to offsets[o + 1]. Where events arrive in the
-    order in which they happened, a request sees the head of its owner's range, found by a search. Where some event of
-    that head came late, the events that the request sees are listed one by one. Treated as immutable.
+    `received` [events] holds received times end to end, those of owner (user) o from offsets[o] to offsets[o + 1]. If
+    events were received in the order in which they happened, a request sees the first events of its owner's range; a
+    search finds where they end. If some of these events were received later, the events that the request sees are
+    listed one by one. Treated as immutable.
     """
 
     def __init__(self, received: Positions, offsets: Positions) -> None:
@@ -249,15 +252,17 @@ class Visibility:
         in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
         self._in_order = bool(in_order.all())
         if not self._in_order:
-            # The smallest received time from here to the end of the range rises along it, so it can be searched.
+            # `_earliest` is the smallest received time from an event to the end of its range. It ascends along the
+            # range, so it can be searched.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 
     def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
-        """What each request sees; `owners` are -1 for users without events.
+        """Returns the events that each request sees. `owners` is -1 for users without events.
 
-        `newest` says that only this many of the newest events will be read. `view.newest(newest)` is then the same as
-        without it, but a request with late events lists a few times that many events and not all of its user's.
+        `newest` promises that only this number of the newest events will be read. It does not change
+        `view.newest(newest)`, but a request with late events then lists only a few times that number of events, and not
+        all events of its user.
         """
         offsets, received = self._offsets, self._received
         known = owners >= 0
@@ -282,7 +287,7 @@ class Visibility:
     def _listed(
         self, starts: Positions, ends: Positions, request_ms: Positions, newest: int | None
     ) -> tuple[Positions, Positions]:
-        """(events in [start, end) received before each request, end to end; how many each request has)."""
+        """Returns (events in [start, end) received before each request, end to end; their number per request)."""
         lengths = ends - starts if newest is None else np.minimum(ends - starts, 2 * newest)
         while True:
             events, rows = ranges(ends - lengths, lengths), np.repeat(np.arange(len(ends)), lengths)
@@ -295,12 +300,12 @@ class Visibility:
 
 
 def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
-    """What each request sees, of events that are looked at once; see `Visibility`."""
+    """Returns the events that each request sees. For events that are used only once; else keep a `Visibility`."""
     return Visibility(received, offsets).view(owners, request_ms)
 
 
 def _running(values: Positions, offsets: Positions, combine: Any, direction: int) -> Positions:
-    """The running minimum or maximum within each range of `offsets`, from its start (1) or its end (-1)."""
+    """Returns the running minimum or maximum within each range of `offsets`, from its start (1) or its end (-1)."""
     result = values.copy()
     owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     step, longest = 1, int(np.diff(offsets).max(initial=0))
@@ -313,6 +318,6 @@ def _running(values: Positions, offsets: Positions, combine: Any, direction: int
 
 
 def no_events(num_rows: int) -> View:
-    """A view in which no row sees any event."""
+    """Returns a view in which no row sees any event."""
     nothing = np.zeros(num_rows, dtype=np.int64)
     return View(None, nothing, nothing, nothing, np.zeros(2, dtype=np.int64))

@@ -1,8 +1,8 @@
-"""Arithmetic on numbers: columns of bool, int or float in, int or float out.
+"""Arithmetic on numbers: the kernels take columns of bool, int or float and return columns of int or float.
 
-Decided: a bool counts as 0 or 1; ints are 64 bits wide and wrap around, as NumPy's do, because a check would cost more
-than the sum; one float among the inputs makes the result a float. Only whole division can give a missing value of its
-own. A sum or product that is not a number is always the same NaN, see `one_nan`.
+Decided: a bool counts as 0 or 1. Ints are 64 bits wide and wrap around, as NumPy's do, because a check would cost more
+than the sum. One float among the inputs makes the result a float. If no input is missing, only `//` and `%` can give a
+missing value. A sum or product that is not a number is always the same NaN, see `one_nan`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _FIXES = {
 
 
 def one_nan(values: NDArray[Any]) -> NDArray[Any]:
-    """Gives every NaN in `values`, a fresh array, the bits of np.nan.
+    """Gives every NaN in `values` the bits of np.nan. Changes `values` in place, so `values` must be a new array.
 
-    Of two NaNs, `+` and `*` keep the bits of the one or of the other, and NumPy's loops choose by the place in the
-    array and by whether an input has one row: without this a row alone would differ from the same row among others.
+    The sum or product of two NaNs has the bits of one of the two. In NumPy, the choice depends on the position in the
+    array and on whether an input has one row. Without this function, a row alone could differ from the same row in a
+    batch.
     """
     nan = np.isnan(values)
     if nan.any():
@@ -40,26 +41,26 @@ def one_nan(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def whole(column: Column) -> NDArray[Any]:
-    """The values of a column of numbers, with bool as int64: NumPy's `+` of two bools would be an `or`."""
+    """Returns the values of a column of numbers, with bool as int64, because NumPy's `+` of two bools is an `or`."""
     return column.values.astype(np.int64) if column.type.kind == "bool" else column.values
 
 
 def joined(type_: FeatureType, values: NDArray[Any], *columns: Column) -> Column:
-    """A column of `values` that is missing where any of `columns` is."""
+    """Returns a column of `values` that is missing in every row in which one of `columns` is missing."""
     return Column(type_, values, present=spread(both_present(*columns), len(values)))
 
 
 def promoted(types: tuple[FeatureType, ...]) -> FeatureType:
-    """The type that holds all of some numbers: float where one is a float, else int."""
+    """Returns the type that can hold all these numbers: float if one of them is a float, else int."""
     return FLOAT if any(type_.kind == "float" for type_ in types) else INT
 
 
 def need_numbers(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = NUMBERS) -> None:
-    """TypeClash where one of `types` is none of `kinds`, with what to write instead."""
+    """Raises TypeClash, with a suggestion, if the kind of one of `types` is not among `kinds`."""
     for type_ in types:
         if type_.kind not in kinds:
             given = " and ".join(str(one) for one in types)
-            # Of one string there is nothing to join, and of one time nothing to subtract.
+            # With only one input there is nothing to join or to subtract.
             fix = _FIXES.get(type_.kind, "") if len(types) > 1 or type_.kind == "id" else ""
             raise TypeClash(f"it is given {given}", allowed=f"it takes: {', '.join(kinds)}", fix=fix)
 
@@ -70,7 +71,7 @@ def _promoting(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
 
 
 def to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
-    """A rule: numbers, giving a float."""
+    """The type rule of operators that take numbers and give a float."""
     need_numbers(types)
     return FLOAT.with_nullable(any_missing(types))
 
@@ -95,8 +96,8 @@ def _same_number(types: tuple[FeatureType, ...], _params: Params) -> FeatureType
     Example("x + 0.5", [1.5, 0.5], {"x": ("bool", [True, False])}),
 )
 def add(a: Column, b: Column) -> Column:
-    """The sum of two numbers. A bool counts as 0 or 1; int is 64 bits wide and wraps around; with a float the result is
-    a float. Missing where an input is missing."""
+    """The sum of two numbers. A bool counts as 0 or 1; an int is 64 bits wide and wraps around; if one of the two is a
+    float, the result is a float. Missing if an input is missing."""
     values = np.add(whole(a), whole(b))
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 
@@ -105,7 +106,7 @@ def add(a: Column, b: Column) -> Column:
     "subtract", "a - b", _promoting, Example("x - y", [4.5, None], {"x": ("int", [5, 5]), "y": ("float?", [0.5, None])})
 )
 def subtract(a: Column, b: Column) -> Column:
-    """The difference of two numbers. Types as for `a + b`; int wraps around. Missing where an input is missing. For two
+    """The difference of two numbers. Types as for `a + b`; int wraps around. Missing if an input is missing. For two
     times see `a.seconds_since(b)`."""
     values = np.subtract(whole(a), whole(b))
     return joined(INT if values.dtype == np.int64 else FLOAT, values, a, b)
@@ -118,7 +119,7 @@ def subtract(a: Column, b: Column) -> Column:
     Example("x * y", [2.5, 0.0], {"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}),
 )
 def multiply(a: Column, b: Column) -> Column:
-    """The product of two numbers. Types as for `a + b`; int wraps around. Missing where an input is missing."""
+    """The product of two numbers. Types as for `a + b`; int wraps around. Missing if an input is missing."""
     values = np.multiply(whole(a), whole(b))
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 
@@ -131,8 +132,8 @@ def multiply(a: Column, b: Column) -> Column:
     Example("x / 0.0", [math.inf, -math.inf], {"x": ("float", [1.0, -1.0])}),
 )
 def divide(a: Column, b: Column) -> Column:
-    """The quotient of two numbers, always a float. Division by zero gives inf, -inf or NaN, as IEEE 754 has it: write
-    `.finite()` behind it to make these missing. Missing where an input is missing."""
+    """The quotient of two numbers, always a float. Division by zero gives inf, -inf or NaN, as IEEE 754 says; write
+    `(a / b).finite()` to make these values missing. Missing if an input is missing."""
     return joined(FLOAT, np.true_divide(whole(a), whole(b)), a, b)
 
 
@@ -143,8 +144,8 @@ def divide(a: Column, b: Column) -> Column:
     Example("x // y", [3, -4, None], {"x": ("int", [7, -7, 7]), "y": ("int", [2, 2, 0])}),
 )
 def floor_divide(a: Column, b: Column) -> Column:
-    """The quotient of two ints, rounded down as in Python. Missing where the divisor is 0 or an input is missing; the
-    smallest int divided by -1 wraps around to itself."""
+    """The quotient of two ints, rounded down as in Python. The smallest int divided by -1 wraps around to itself.
+    Missing if the divisor is 0 or an input is missing."""
     return joined_nonzero(np.floor_divide(whole(a), whole(b)), a, b)
 
 
@@ -155,13 +156,13 @@ def floor_divide(a: Column, b: Column) -> Column:
     Example("x % y", [1, 2, None], {"x": ("int", [7, -7, 7]), "y": ("int", [3, 3, 0])}),
 )
 def modulo(a: Column, b: Column) -> Column:
-    """The rest of `a // b`; it has the sign of the divisor, as in Python. Missing where the divisor is 0 or an input is
+    """The remainder of `a // b`, with the sign of the divisor, as in Python. Missing if the divisor is 0 or an input is
     missing."""
     return joined_nonzero(np.remainder(whole(a), whole(b)), a, b)
 
 
 def joined_nonzero(values: NDArray[Any], a: Column, b: Column) -> Column:
-    """An int column of `values` that is missing where `a` or `b` is, and where `b` is 0."""
+    """Returns an int column of `values` that is missing in every row in which `a` or `b` is missing or `b` is 0."""
     present: Mask | None = both_present(a, b)
     nonzero: Mask = b.values != 0
     if not nonzero.all():
@@ -178,7 +179,8 @@ def negate(a: Column) -> Column:
 
 @_register("absolute", "a.abs()", _same_number, Example("x.abs()", [2.5, None], {"x": ("float?", [-2.5, None])}))
 def absolute(a: Column) -> Column:
-    """The number without its sign. The smallest int has no positive twin and stays as it is; missing stays missing."""
+    """The absolute value of a number. The smallest int has no positive counterpart and stays as it is. Missing stays
+    missing."""
     return joined(promoted((a.type,)), np.absolute(a.values), a)
 
 
@@ -186,6 +188,6 @@ def absolute(a: Column) -> Column:
     "floor", "a.floor()", _same_number, Example("x.floor()", [2.0, -3.0, None], {"x": ("float?", [2.7, -2.2, None])})
 )
 def floor(a: Column) -> Column:
-    """The largest whole number that is not above it, still a float; an int is unchanged. NaN and ±inf stay what they
-    are, and missing stays missing."""
+    """The number rounded down to a whole number. A float stays a float; an int, NaN and ±inf are unchanged. Missing
+    stays missing."""
     return joined(promoted((a.type,)), np.floor(a.values) if a.type.kind == "float" else a.values, a)

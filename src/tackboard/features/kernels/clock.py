@@ -1,12 +1,13 @@
 """Time: seconds between two times, and hour, weekday and minute of the day in a time zone.
 
-In: time columns, ms since 1970 in UTC. Out: floats and ints.
+The kernels take time columns, in ms since 1970 in UTC, and return floats and ints.
 
-Decided: time zones come from the package `tzdata` alone, whose version `database_version` tells. The machine's own
-/usr/share/zoneinfo is never read: two machines would then give one row two hours. A zone is read once into two arrays,
-transitions and offsets, and looked up by binary search. Its last rule holds forever: it is written out for 400 years,
-after which the Gregorian calendar repeats itself to the weekday, and later times are looked up that many years
-earlier. Before its first transition a zone keeps its first offset. So every int64 has an hour.
+Decided: time zones come only from the package `tzdata`, whose version `database_version` returns. The machine's own
+/usr/share/zoneinfo is never read, because then two machines could compute different hours for the same row. A zone is
+read once into two arrays, transitions and offsets, and looked up by binary search. The last rule of a zone is valid
+forever. Its transitions are written out for 400 years, because after 400 years the Gregorian calendar repeats itself,
+weekdays included; a later time is looked up a multiple of 400 years earlier. Before its first transition a zone keeps
+its first offset. So every int64 has an hour.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tackboard.features.types import FLOAT, INT
 DAY_S = 86_400
 CYCLE_YEARS = 400
 CYCLE_S = 146_097 * DAY_S
-"""400 years of the Gregorian calendar: whole weeks, so a rule such as "the last Sunday in March" repeats exactly."""
+"""400 Gregorian years in seconds: a whole number of weeks, so that "the last Sunday in March" repeats exactly."""
 EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 EPOCH_WEEKDAY = 3
 """1970 began on a Thursday."""
@@ -54,8 +55,9 @@ _register = functools.partial(register, family="time", elementwise=True)
 class Zone:
     """The offsets from UTC of one time zone, in seconds, east positive.
 
-    `offsets_s[i]` holds from `transitions_s[i - 1]` on and until just before `transitions_s[i]`, so there is one offset
-    more than transitions. From `cycle_start_s` on the offsets repeat every `CYCLE_S`; transitions reach that far.
+    `offsets_s[i]` is valid from `transitions_s[i - 1]` until just before `transitions_s[i]`, so there is one offset
+    more than transitions. From `cycle_start_s` on, the offsets repeat every `CYCLE_S`. The transitions cover the first
+    of these cycles.
     """
 
     transitions_s: NDArray[np.int64]
@@ -63,7 +65,7 @@ class Zone:
     cycle_start_s: int
 
     def local_seconds(self, times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What a clock on the wall shows, in whole seconds since 1970, for times in ms since 1970 in UTC."""
+        """Returns the local time of the zone, in whole seconds since 1970, for times in ms since 1970 in UTC."""
         if len(times_ms) == 1:
             return np.array([self._local_second(int(times_ms[0]) // 1000)], dtype=np.int64)
         seconds: NDArray[np.int64] = times_ms // 1000
@@ -77,7 +79,7 @@ class Zone:
         return seconds + offsets_s
 
     def _local_second(self, second: int) -> int:
-        """`local_seconds` of one time, such as that of a request: plain ints are several times faster here."""
+        """Returns `local_seconds` of one time, such as the request's. Plain ints are several times faster here."""
         lookup = second
         if second >= self.cycle_start_s + CYCLE_S:
             lookup = self.cycle_start_s + (second - self.cycle_start_s) % CYCLE_S
@@ -85,7 +87,7 @@ class Zone:
 
 
 def database_version() -> str:
-    """The version of the tzdata package in use, such as 2026.6: every hour and weekday depends on it."""
+    """Returns the version of the installed tzdata package, such as 2026.6. Every hour and weekday depends on it."""
     try:
         return str(importlib.import_module("tzdata").__version__)
     except ModuleNotFoundError:
@@ -96,15 +98,15 @@ def database_version() -> str:
 
 @functools.cache
 def zone_names() -> frozenset[str]:
-    """The names of all time zones of the database, such as Europe/Berlin."""
+    """Returns the names of all time zones in tzdata, such as Europe/Berlin."""
     database_version()
     return frozenset((importlib.resources.files("tzdata") / "zones").read_text(encoding="utf-8").split())
 
 
 @functools.cache
 def zone(name: str) -> Zone:
-    """The time zone of that IANA name, read once per process; TypeClash, with a suggestion, where there is none."""
-    # A name becomes a path below, so nothing but a listed name may pass.
+    """Returns the time zone of an IANA name, read once per process. Raises TypeClash, with a suggestion, if unknown."""
+    # The name becomes part of a path below, so only a listed name may pass.
     if name not in zone_names():
         raise TypeClash(
             f"{name[:80]!r} is not a time zone of tzdata {database_version()}",
@@ -116,12 +118,12 @@ def zone(name: str) -> Zone:
 
 
 def parse_zone(data: bytes) -> Zone:
-    """The zone of a TZif file (RFC 9636), version 2 or newer; anything else raises DataError."""
+    """Reads a TZif file (RFC 9636) of version 2 or newer. Raises DataError for anything else."""
     try:
         magic, version, *counts = _HEADER.unpack_from(data, 0)
         if magic != b"TZif" or version < b"2":
             raise DataError("the time zone file is not TZif of version 2 or newer")
-        # The first block repeats the second in 32 bits.
+        # The first block is a 32-bit copy of the second block.
         second = _HEADER.size + _block_bytes(counts, time_bytes=4)
         counts = list(_HEADER.unpack_from(data, second)[2:])
         num_times, num_kinds = counts[3], counts[4]
@@ -144,8 +146,8 @@ def _block_bytes(counts: list[int], *, time_bytes: int) -> int:
 
 
 def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: str) -> Zone:
-    """The zone of listed transitions, continued by the rule of `footer`, which is empty or a POSIX TZ string."""
-    # A file of nothing but a rule follows it from 1970 on; no zone of the database is so.
+    """Returns the zone of the listed transitions, continued by the rule in `footer`: empty or a POSIX TZ string."""
+    # If a file lists no transitions, its rule is valid from 1970 on. tzdata has no such zone with summer time.
     last = times[-1] if len(times) else np.int64(-1)
     year = 1970 + int(last.astype("datetime64[s]").astype("datetime64[Y]").astype(np.int64))
     cycle_start_s = (datetime.date(year + 1, 1, 1).toordinal() - EPOCH_DAY) * DAY_S
@@ -153,7 +155,7 @@ def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: s
     if footer and rule is None:
         raise DataError(f"the time zone file ends with {footer[:80]!r}, which is not a POSIX TZ rule")
     if rule is None or rule["start"] is None:
-        # Listed transitions end in the offset of such a rule.
+        # A rule without summer time adds nothing: the last listed offset is already the offset of that rule.
         return Zone(times, offsets_s, cycle_start_s)
     # POSIX counts west positive.
     standard_s = -_seconds(rule["standard"])
@@ -170,13 +172,16 @@ def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: s
 
 
 def _seconds(text: str) -> int:
-    """Seconds of [+-]h[:mm[:ss]]; hours may be beyond 24."""
+    """Returns the seconds of a text [+-]h[:mm[:ss]]; hours may be above 24."""
     hours, minutes, seconds = [*(int(part) for part in text.lstrip("+-").split(":")), 0, 0][:3]
     return (-1 if text.startswith("-") else 1) * (hours * 3600 + minutes * 60 + seconds)
 
 
 def _day(year: int, date: str) -> int:
-    """The day since 1970 of a POSIX date: Mmonth.week.weekday, J1 to J365 without 29 February, or 0 to 365 with it."""
+    """Returns the days from 1 January 1970 to a POSIX date in `year`.
+
+    A date is Mmonth.week.weekday, or J1 to J365 (29 February is not counted), or 0 to 365 (29 February is counted).
+    """
     january = datetime.date(year, 1, 1).toordinal() - EPOCH_DAY
     if date.startswith("J"):
         leap_day = _days_of_month(year, 2) == 29 and int(date[1:]) >= 60
@@ -197,7 +202,7 @@ def _days_of_month(year: int, month: int) -> int:
 
 
 def _nearest(name: str) -> str:
-    """The zone that a mistyped name, or a city alone, most likely means."""
+    """Returns the zone that a mistyped name, or only a city, most likely means."""
     given = name[:80].strip().replace(" ", "_").lower()
     by_text: dict[str, str] = {}
     for known in sorted(zone_names()):
@@ -225,15 +230,15 @@ def _check_zone(params: Params) -> None:
     ),
 )
 def seconds_since(a: Column, b: Column) -> Column:
-    """The seconds from `b` to `a`, negative where `a` is earlier. Missing where either time is.
+    """The seconds from `b` to `a`, negative if `a` is earlier. Missing if either time is missing.
 
-    The difference is taken in whole milliseconds of 64 bits and wraps around beyond 292 million years.
+    The difference is computed in whole milliseconds of 64 bits and wraps around beyond 292 million years.
     """
     seconds = (a.values - b.values) / 1000.0
     return joined(FLOAT, seconds, a, b)
 
 
-# The example is one ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
+# The example shows 1 ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
 @_register(
     "hour",
     "t.hour(zone)",
@@ -243,12 +248,12 @@ def seconds_since(a: Column, b: Column) -> Column:
 def hour(a: Column, *, zone: str) -> Column:
     """The hour of the day, 0 to 23, on a clock in the time zone `zone`, summer time included.
 
-    Missing where the time is.
+    Missing stays missing.
     """
     return Column(INT, _local_seconds(a, zone) // 3600 % 24, present=a.present)
 
 
-# In the example it is Thursday 1 January 1970, midnight in UTC, and still Wednesday in New York.
+# The first time of the example is midnight of Thursday 1 January 1970 in UTC, when it is still Wednesday in New York.
 @_register(
     "weekday",
     "t.weekday(zone)",
@@ -256,7 +261,7 @@ def hour(a: Column, *, zone: str) -> Column:
     Example('t.weekday("America/New_York")', [2, 3, None], {"t": ("time?", [0, 5 * 3_600_000, None])}),
 )
 def weekday(a: Column, *, zone: str) -> Column:
-    """The day of the week in the time zone `zone`: Monday is 0, Sunday 6. Missing where the time is."""
+    """The day of the week in the time zone `zone`: Monday is 0, Sunday is 6. Missing stays missing."""
     return Column(INT, (_local_seconds(a, zone) // DAY_S + EPOCH_WEEKDAY) % 7, present=a.present)
 
 
@@ -271,9 +276,9 @@ def weekday(a: Column, *, zone: str) -> Column:
     ),
 )
 def minute_of_day(a: Column, *, zone: str) -> Column:
-    """The minutes since midnight, 0 to 1439, on a clock in the time zone `zone`. Missing where the time is.
+    """The minutes from 00:00 to the local time in the time zone `zone`, 0 to 1439. Missing stays missing.
 
-    It is what the clock shows, so it jumps where summer time begins and ends.
+    Local time jumps when summer time begins and ends, and so does this number.
     """
     return Column(INT, _local_seconds(a, zone) // 60 % 1440, present=a.present)
 

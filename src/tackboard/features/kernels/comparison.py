@@ -1,9 +1,9 @@
-"""Comparison, logic and choice: columns of one kind in, bool out (or what was chosen).
+"""Comparison, logic and choice: the kernels take columns of one kind and return bool (`if_else`: the chosen values).
 
-Decided: an int beside a float is compared as a float (64 bits), as NumPy does; strings are equal where their code
-points are, so composed and decomposed letters differ until `.nfc()` is applied; `&` and `|` know three values, so that
-`False & missing` is False. Work on strings is done once per distinct string, and never on more strings than rows: an
-item table's dictionary may be far larger than a request.
+Decided: an int is compared with a float as a float (64 bits), as NumPy does. Strings are equal if their code points
+are equal, so composed and decomposed letters differ until `.nfc()` is applied. `&` and `|` follow three-valued logic:
+`False & missing` is False. Work on strings is done once per distinct string, and never on more strings than rows,
+because the dictionary of an item table may be far larger than a request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ORDERED = ("bool", "int", "float", "time")
 
 
 def in_one_dictionary(*columns: Column) -> tuple[NDArray[np.object_], list[NDArray[np.int64]]]:
-    """A dictionary that holds the strings of all of `columns`, and each column's codes into it."""
+    """Returns a dictionary with the strings of all `columns`, and the codes of each column in that dictionary."""
     first = columns[0].dictionary
     assert first is not None
     if len(first) and all(column.dictionary is first for column in columns):
@@ -38,7 +38,7 @@ def in_one_dictionary(*columns: Column) -> tuple[NDArray[np.object_], list[NDArr
 
 
 def need_constant(type_: FeatureType, value: Any) -> None:
-    """TypeClash where `value`, a parameter, is no value of the scalar `type_`. An int will do for a float."""
+    """Raises TypeClash if the parameter `value` is not a value of the scalar `type_`. An int is allowed for a float."""
     if type_.kind == "bool":
         allowed, fits = "True or False", isinstance(value, bool)
     elif type_.kind == "string":
@@ -58,7 +58,7 @@ def _is_int64(value: Any) -> bool:
 
 
 def common_type(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = SCALARS) -> FeatureType:
-    """The type that holds all of `types`: one kind, or numbers; TypeClash where there is none."""
+    """Returns the type that can hold all of `types`: all of one kind, or all numbers. Raises TypeClash otherwise."""
     if all(type_.with_nullable(False) == types[0].with_nullable(False) for type_ in types) and types[0].kind in kinds:
         return types[0].with_nullable(False)
     if all(type_.is_number for type_ in types):
@@ -111,7 +111,7 @@ def _choice(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
 
 
 def _comparable(a: Column, b: Column) -> list[NDArray[Any]]:
-    """The values of both, with strings as numbers that are equal where the strings are."""
+    """Returns the values of both columns. Strings become numbers; equal strings become equal numbers."""
     return text_keys(a, b) if a.type.kind == "string" else [a.values, b.values]
 
 
@@ -123,28 +123,29 @@ def _comparable(a: Column, b: Column) -> list[NDArray[Any]]:
     Example("x == 2**53", [True, False], {"x": ("float", [2.0**53, 0.5])}),
 )
 def equal(a: Column, b: Column) -> Column:
-    """Whether two values are the same. An int beside a float is compared as a float; NaN equals nothing, and 0.0 equals
-    -0.0; strings are compared by code points; an id equals an int of the same number. Missing where an input is."""
+    """Whether two values are the same. An int is compared with a float as a float. NaN equals nothing, and 0.0 equals
+    -0.0. Strings are compared by code points. An id equals an int of the same number. Missing if an input is
+    missing."""
     return joined(BOOL, np.equal(*_comparable(a, b)), a, b)
 
 
 @_register("not_equal", "a != b", _equality, Example("x != 7", [False, True, None], {"x": ("id?", [7, 8, None])}))
 def not_equal(a: Column, b: Column) -> Column:
-    """Whether two values differ: the opposite of `a == b`, so NaN differs from everything. Missing where an input
-    is."""
+    """Whether two values differ: the opposite of `a == b`, so NaN differs from everything. Missing if an input is
+    missing."""
     return joined(BOOL, np.not_equal(*_comparable(a, b)), a, b)
 
 
 @_register("less", "a < b", _order, Example("x < 1.5", [True, False, None], {"x": ("int?", [1, 2, None])}))
 def less(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is smaller. An int beside a float is compared as a float, and False for
-    NaN. Missing where an input is."""
+    """Whether the first of two numbers or times is smaller; False for NaN. An int is compared with a float as a float.
+    Missing if an input is missing."""
     return joined(BOOL, np.less(a.values, b.values), a, b)
 
 
 @_register("less_equal", "a <= b", _order, Example("x <= 0.0", [True, False], {"x": ("float", [-0.0, 0.1])}))
 def less_equal(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is not greater; False for NaN. Missing where an input is."""
+    """Whether the first of two numbers or times is smaller or equal; False for NaN. Missing if an input is missing."""
     return joined(BOOL, np.less_equal(a.values, b.values), a, b)
 
 
@@ -152,13 +153,13 @@ def less_equal(a: Column, b: Column) -> Column:
     "greater", "a > b", _order, Example("x > y", [True, None], {"x": ("time", [10, 20]), "y": ("time?", [5, None])})
 )
 def greater(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is greater; False for NaN. Missing where an input is."""
+    """Whether the first of two numbers or times is greater; False for NaN. Missing if an input is missing."""
     return joined(BOOL, np.greater(a.values, b.values), a, b)
 
 
 @_register("greater_equal", "a >= b", _order, Example("x >= 1", [True, False, None], {"x": ("int?", [1, 0, None])}))
 def greater_equal(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is not smaller; False for NaN. Missing where an input is."""
+    """Whether the first of two numbers or times is greater or equal; False for NaN. Missing if an input is missing."""
     return joined(BOOL, np.greater_equal(a.values, b.values), a, b)
 
 
@@ -169,8 +170,8 @@ def greater_equal(a: Column, b: Column) -> Column:
     Example("x & y", [False, None, True], {"x": ("bool?", [None, None, True]), "y": ("bool", [False, True, True])}),
 )
 def logical_and(a: Column, b: Column) -> Column:
-    """Whether both are true. A False on either side decides, even beside a missing value; else missing where an input
-    is."""
+    """Whether both are true. If either is False, the result is False, even if the other is missing. Otherwise missing
+    if an input is missing."""
     values = a.values & b.values
     return Column(BOOL, values, present=_decided(a, b, ~a.values, ~b.values, len(values)))
 
@@ -182,14 +183,14 @@ def logical_and(a: Column, b: Column) -> Column:
     Example("x | y", [True, None, False], {"x": ("bool?", [None, None, False]), "y": ("bool", [True, False, False])}),
 )
 def logical_or(a: Column, b: Column) -> Column:
-    """Whether one of the two is true. A True on either side decides, even beside a missing value; else missing where an
-    input is."""
+    """Whether at least one of the two is true. If either is True, the result is True, even if the other is missing.
+    Otherwise missing if an input is missing."""
     values = a.values | b.values
     return Column(BOOL, values, present=_decided(a, b, a.values, b.values, len(values)))
 
 
 def _decided(a: Column, b: Column, by_a: Mask, by_b: Mask, num_rows: int) -> Mask | None:
-    """Where `a` and `b` are both present, or one is present and decides alone."""
+    """Returns the rows in which `a` and `b` are both present, or in which one is present and decides alone."""
     if a.present is None and b.present is None:
         return None
     if a.present is None:
@@ -215,8 +216,8 @@ def logical_not(a: Column) -> Column:
     Example("x.is_in([])", [False], {"x": ("int", [1])}),
 )
 def is_in(a: Column, *, values: list[Any]) -> Column:
-    """Whether the value is one of a list of constants: strings by code points, or whole numbers for int, id and time
-    (ms). False for an empty list. Missing stays missing."""
+    """Whether the value is in a list of constants. Strings are compared by code points; for int, id and time (ms) the
+    constants are whole numbers. False for an empty list. Missing stays missing."""
     if a.type.kind == "string":
         return joined(BOOL, per_text(a, set(values).__contains__, np.bool_), a)
     if not values:
@@ -232,8 +233,9 @@ def is_in(a: Column, *, values: list[Any]) -> Column:
     Example("if_else(x > 0, x, 0.5)", [3.0, 0.5, None], {"x": ("int?", [3, -3, None])}),
 )
 def if_else(condition: Column, a: Column, b: Column) -> Column:
-    """The first value where the condition is true, else the second. Both are of one kind, or numbers: then the result
-    is the wider of the two. Missing where the condition or the chosen value is; the other one does not matter."""
+    """`a` if the condition is true, else `b`. Both must be of one kind, or numbers; numbers of two kinds give a float
+    if one is a float, else an int. Missing if the condition or the chosen value is missing; the other value does not
+    matter."""
     type_ = common_type((a.type, b.type))
     if type_.kind == "string":
         dictionary, (left, right) = in_one_dictionary(a, b)

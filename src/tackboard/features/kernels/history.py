@@ -1,7 +1,7 @@
-"""Choosing and aggregating events. In: a view and columns of the events. Out: a narrower view, or one value per row.
+"""Choosing and aggregating events: the kernels take a view and columns of the events, and return a view or a column.
 
-These kernels also get the frame, which knows the times of events and requests. A missing value in an aggregated column
-is passed over, except by `last`, which gives what the last event has.
+These kernels also get the frame, which knows the times of events and requests. Aggregations skip missing values of
+their column. Only `last` does not skip them: it gives the value of the last event, even if that value is missing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ EVENTS = {
     "surface": ["home"] * 4,
     "time": [0, DAY, 2 * DAY, 3 * DAY],
 }
-"""What the examples are about: four events, one a day."""
+"""The events of the examples: four events, one a day."""
 AT = {"events": EVENTS, "request_ms": 3 * DAY + 1}
 _choosing = functools.partial(register, family=CHOOSING)
 _aggregating = functools.partial(register, family=AGGREGATING)
 
 
 def _gives(result: FeatureType, *column: str) -> TypeRule:
-    """A rule: events, and a column of one of the given kinds where there are any; the result is of type `result`."""
+    """Returns a type rule: the result has type `result`. If kinds are given, the column must be of one of them."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         if column:
@@ -84,7 +84,7 @@ def events(frame: Frame) -> View:
     Example('events.where(events.action == "click").count()', [2], AT),
 )
 def where(frame: Frame, view: View, condition: Column) -> View:
-    """The events for which a condition on their own columns holds; a missing condition does not hold."""
+    """The events for which a condition on their own columns is true; a missing condition counts as false."""
     held = condition.values if condition.present is None else condition.values & condition.present
     return view.keep(spread(held, frame.num_events))
 
@@ -96,7 +96,7 @@ def _within_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType
 
 @_choosing("within", "events.within(duration)", _within_rule, Example("events.within(days(2)).count()", [2], AT))
 def within(frame: Frame, view: View, *, duration_ms: int) -> View:
-    """The events younger than a duration at the time of the request."""
+    """The events that are younger than a duration at the time of the request."""
     return view.from_time(frame.event_times, _back(frame.times_of(view), duration_ms))
 
 
@@ -117,7 +117,7 @@ def _between_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     Example("events.between(days(3), days(1)).count()", [2], AT),
 )
 def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View:
-    """The events younger than `oldest` and at least as old as `newest`."""
+    """The events whose age at the time of the request is below `oldest` and at least `newest`."""
     times = frame.times_of(view)
     narrowed = view.from_time(frame.event_times, _back(times, oldest_ms))
     if newest_ms:
@@ -128,7 +128,7 @@ def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View
 
 
 def _back(times: Positions, duration_ms: int) -> Positions:
-    """The first ms that is less than `duration_ms` before each time, at the least int64's smallest."""
+    """Returns the first ms that is less than `duration_ms` before each time, but not below the smallest int64."""
     if len(times) == 1:
         return np.array([max(int(times[0]) - (duration_ms - 1), INT64_MIN)], dtype=np.int64)
     with_room = times >= INT64_MIN + duration_ms
@@ -153,7 +153,8 @@ def _newest_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType
     Example('events.newest(3).where(events.action == "click").count()', [1], AT),
 )
 def newest(frame: Frame, view: View, *, count: int) -> View:
-    """The last `count` of the events; the order of choices matters: the newest three, and of these the clicks."""
+    """The last `count` events. The order of choices matters: the example takes the newest three events, and then the
+    clicks among these three."""
     del frame
     return view.newest(count)
 
@@ -177,7 +178,7 @@ def _matching_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureTy
     ),
 )
 def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
-    """The events whose column equals a value of the request or the candidate; missing values match nothing."""
+    """The events whose column equals a value of the request or of the candidate. Missing values match nothing."""
     if column.present is not None:
         view = view.keep(spread(column.present, frame.num_events))
     keys, wanted = _keys(column, value)
@@ -192,16 +193,17 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
 
 
 def _keys(*columns: Column) -> list[Positions]:
-    """Columns of one kind as int64 that are equal where the values are; small numbers for strings."""
+    """Returns int64 keys for columns of one kind. Equal values have equal keys; strings get small numbers."""
     if columns[0].dictionary is not None:
         return text_keys(*columns)
     return [column.values.astype(np.int64, copy=False) for column in columns]
 
 
 def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
-    """(order, groups) of rising rows and their keys: sorted by both, stably, and a number for each pair in that order.
+    """Returns (order, groups). `order` sorts stably by (row, key); `groups` numbers each (row, key) in that order.
 
-    One number for both sorts several times faster than two keys, because along it the rows rise already.
+    `rows` must be ascending. Sorting by one combined number is several times faster than sorting by two keys, because
+    ascending rows leave that number partly sorted.
     """
     if not len(rows) or rows[0] == rows[-1]:
         order = np.argsort(keys, kind="stable")
@@ -214,7 +216,7 @@ def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
 
 @_aggregating("count", "events.count()", _gives(INT), Example('events.where(events.action == "like").count()', [0], AT))
 def count(frame: Frame, view: View) -> Column:
-    """How many events there are; 0 where there are none."""
+    """The number of events; 0 if there are none."""
     del frame
     return Column(INT, view.lengths)
 
@@ -226,7 +228,7 @@ def count(frame: Frame, view: View) -> Column:
     Example('events.where(events.action == "click").last(events.item)', [1], AT),
 )
 def last(frame: Frame, view: View, column: Column) -> Column:
-    """The column of the last event; missing where there is no event, or where that event misses it."""
+    """The column's value at the last event. Missing if there is no event, or if the value of that event is missing."""
     if frame.num_events == 0:
         empty = np.zeros((len(view), *column.values.shape[1:]), dtype=column.values.dtype)
         dictionary = None if column.dictionary is None else np.array([""], dtype=np.object_)
@@ -247,7 +249,7 @@ def last(frame: Frame, view: View, column: Column) -> Column:
     Example("events.distinct(events.item)", [3], AT),
 )
 def count_distinct(frame: Frame, view: View, column: Column) -> Column:
-    """How many distinct values the column has among the events."""
+    """The number of distinct values of the column among the events."""
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
@@ -257,7 +259,7 @@ def count_distinct(frame: Frame, view: View, column: Column) -> Column:
         num_distinct = min(len(ordered), 1) + np.count_nonzero(ordered[1:] != ordered[:-1])
         return Column(INT, np.array([num_distinct], dtype=np.int64))
     order, groups = _groups(view.segment_of_places(), view.at_index(keys))
-    # An event counts where the same value did not occur before it within the row's range.
+    # An event counts if its value did not occur earlier within the row's range.
     previous = np.full(len(order), -1, dtype=np.int64)
     same = groups[1:] == groups[:-1]
     previous[order[1:][same]] = order[:-1][same]
@@ -277,7 +279,8 @@ def _sum_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     Example('events.sum(if_else(events.action == "click", 1.0, 0.5))', [3.0], AT),
 )
 def sum_(frame: Frame, view: View, column: Column) -> Column:
-    """The sum of the column, 0 without events; floats are added in the order of the events, ints wrap at 64 bits."""
+    """The sum of the column; 0 if there are no events. Floats are added in the order of the events; ints wrap around at
+    64 bits."""
     column = _all_events(column, frame)
     if column.type.kind == "float":
         values, rows = _values_of_rows(view, column)
@@ -299,7 +302,7 @@ def sum_(frame: Frame, view: View, column: Column) -> Column:
     Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),
 )
 def mean(frame: Frame, view: View, column: Column) -> Column:
-    """The mean of the column, added in the order of the events; missing where no event has a value."""
+    """The mean of the column, added in the order of the events. Missing if no event has a value."""
     values, rows = _values_of_rows(view, _all_events(column, frame))
     counts = np.bincount(rows, minlength=len(view))
     total = ordered_sum(values.astype(np.float64, copy=False), rows, len(view))
@@ -317,7 +320,8 @@ def _extreme_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureTyp
     Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),
 )
 def max_(frame: Frame, view: View, column: Column) -> Column:
-    """The largest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
+    """The largest value of the column; NaN if one value is NaN, and 0.0 instead of -0.0. Missing if no event has a
+    value."""
     return _extreme(frame, view, column, np.maximum)
 
 
@@ -328,7 +332,8 @@ def max_(frame: Frame, view: View, column: Column) -> Column:
     Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),
 )
 def min_(frame: Frame, view: View, column: Column) -> Column:
-    """The smallest value of the column, NaN where one is NaN, 0.0 for -0.0; missing where no event has a value."""
+    """The smallest value of the column; NaN if one value is NaN, and 0.0 instead of -0.0. Missing if no event has a
+    value."""
     return _extreme(frame, view, column, np.minimum)
 
 
@@ -340,7 +345,7 @@ def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
     if len(values):
         result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
     if result.dtype == np.float64:
-        # Which of -0.0 and 0.0, and which of several NaNs, comes out is up to the processor.
+        # Whether -0.0 or 0.0 comes out, and which of several NaNs, depends on the processor.
         result = one_nan(result + 0.0)
     return Column(column.type, result, present=some)
 
@@ -358,9 +363,9 @@ def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),
 )
 def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) -> Column:
-    """The sum of the column times 0.5 to the power of age over half-life, added in the order of the events.
+    """The sum of the column, each value times 0.5 to the power of age / half-life, added in the order of the events.
 
-    An age is the difference of two int64, which wraps for times more than 292 million years apart.
+    An age is the difference of two int64, which wraps around if the times are more than 292 million years apart.
     """
     column = _all_events(column, frame)
     if column.present is not None:
@@ -380,7 +385,8 @@ def _top_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 
 @_aggregating("top", "events.top(column, count)", _top_rule, Example("events.top(events.item, 2)", [[1, 3]], AT))
 def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
-    """The most frequent values of the column, most frequent first; of equally frequent ones the more recent first."""
+    """The `count` most frequent values of the column, most frequent first. Among equally frequent values, the more
+    recent one comes first."""
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
@@ -388,7 +394,7 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     if len(view) == 1:
         return _top_of_one(view.events_of_rows(), keys, column, count)
     events_, (places, rows) = view.events_of_rows(), view.expanded()
-    # Numbered before they are repeated for every row that sees them.
+    # The keys get their codes here, before they are repeated for every row that sees them.
     codes = coded(view.at_index(keys), _NO_KEYS)[0][places]
     order, groups = _groups(rows, codes)
     is_first = np.ones(len(order), dtype=np.bool_)
@@ -396,7 +402,7 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     first = np.flatnonzero(is_first)
     end = np.append(first[1:], len(order)).astype(np.int64)
     newest_ = order[end - 1] if len(order) else order
-    # The sort is stable, so the last of a group is the newest event of that value.
+    # The sort is stable, so the last event of a group is the newest event with that value.
     ranked = _ranked(rows[newest_], end - first, newest_)
     per_row = np.bincount(rows[newest_], minlength=len(view)).astype(np.int64)
     lengths = np.minimum(per_row, count)
@@ -420,8 +426,8 @@ def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int)
     counts = ends.copy()
     counts[1:] -= ends[:-1]
     if len(counts):
-        counts[0] += 1  # the first group begins at 0, and the others one after the end of the one before
-    # Count and newest event as one number: no two are equal.
+        counts[0] += 1  # the first group begins at 0; every other group begins one after the end of its predecessor
+    # Count and newest event are packed into one number; no two of these numbers are equal.
     packed = counts * len(keys) + order[ends]
     packed.sort()
     chosen = events_[packed[::-1][:count] % max(len(keys), 1)]
@@ -430,16 +436,16 @@ def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int)
 
 
 def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
-    """`newest`, by row, in a row by falling count, and among equal counts falling."""
+    """Sorts `newest` by row, within a row by descending count, and among equal counts by descending `newest`."""
     if not len(rows) or rows[0] == rows[-1]:
         return newest[np.lexsort((-newest, -counts))]
     most, last = int(counts.max()), int(newest.max())
     count_bits, place_bits = most.bit_length(), last.bit_length()
     if int(rows.max()).bit_length() + count_bits + place_bits > 62:
         return newest[np.lexsort((-newest, -counts, rows))]
-    # Packed into one number they sort several times faster than by three keys; no two are equal.
+    # Sorting one packed number is several times faster than sorting by three keys. No two numbers are equal.
     packed = (((rows << count_bits) + (most - counts)) << place_bits) + (last - newest)
-    packed.sort(kind="stable")  # along it the rows rise already, which only this kind makes use of
+    packed.sort(kind="stable")  # the rows are ascending already, and only this kind of sort benefits from it
     return last - (packed & ((1 << place_bits) - 1))
 
 
@@ -456,7 +462,7 @@ def _collect_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureTyp
     "collect", "events.collect(column)", _collect_rule, Example("events.newest(2).collect(events.item)", [[1, 3]], AT)
 )
 def collect(frame: Frame, view: View, column: Column) -> Column:
-    """The column of all the events as a list, oldest first."""
+    """The column's values at all the events as a list, oldest first."""
     column = _all_events(column, frame)
     return Column(
         column.type.in_list(),
@@ -490,21 +496,21 @@ def _sequence_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     ),
 )
 def sequence(frame: Frame, *columns: Column, names: list[str]) -> Column:
-    """Parallel lists of one choice of events as one feature: what a sequence model reads."""
+    """Parallel lists of the same events as one feature, which a sequence model can read."""
     del frame
     type_ = FeatureType("sequence", columns=tuple((n, c.type) for n, c in zip(names, columns, strict=True)))
     return Column(type_, np.zeros(0), fields=dict(zip(names, columns, strict=True)))
 
 
 def _all_events(column: Column, frame: Frame) -> Column:
-    """A constant as a column of all events."""
+    """Returns the column with one value per event: a constant is repeated for all events."""
     if len(column) == frame.num_events:
         return column
     return column.take(np.zeros(frame.num_events, dtype=np.int64))
 
 
 def _values_of_rows(view: View, column: Column) -> tuple[NDArray[Any], Positions]:
-    """The column's values of every row's events, end to end, and the rows; missing ones left out."""
+    """Returns the column's values at the events of all rows, end to end, and their rows. Leaves out missing values."""
     _, rows = view.expanded()
     events_ = view.events_of_rows()
     if column.present is not None:

@@ -1,8 +1,8 @@
-"""Ids: strings and whole numbers in, ids and small ints out.
+"""Ids: the kernels take strings and whole numbers and return ids and small ints.
 
-Decided: an id is the int64 that `core.hashing` makes of it, the same for events, features and tables, so an int's id is
-the int itself and a string's is its BLAKE2b. The numbers that `cross` and `bucket_hash` give are part of every model
-trained on them and never change; the tests hold golden values.
+Decided: an id is an int64. `core.hashing` makes it in the same way for events, features and tables: the id of an int is
+the int itself, and the id of a string is its BLAKE2b hash. The numbers that `cross` and `bucket_hash` give are part of
+every model trained on them, so they must never change. The tests compare them with golden values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tackboard.features.types import ID, INT, STRING, FeatureType
 _register = functools.partial(register, family="ids", elementwise=True)
 HASHABLE = ("string", "int", "bool", "time", "id")
 CROSS_SEED = 0
-"""No table's hash function has this seed: `core.hashing.table_seed` begins at 1."""
+"""No hash function of a table has this seed, because `core.hashing.table_seed` begins at 1."""
 MAX_SEED = (1 << 32) - 1
 
 
@@ -84,8 +84,8 @@ def _ids(column: Column) -> NDArray[Any]:
     Example("x.hash_id()", [-7], {"x": ("int", [-7])}),
 )
 def hash_id(a: Column) -> Column:
-    """The id of a value: a string's is a hash of its code points (composed and decomposed letters differ: see
-    `.nfc()`); an int, a bool (0 or 1), a time (ms) and an id keep their number. Missing stays missing."""
+    """The id of a value. The id of a string is a hash of its code points, so composed and decomposed letters differ
+    (see `.nfc()`). An int, a bool (0 or 1), a time (ms) and an id keep their number. Missing stays missing."""
     return joined(ID, _ids(a), a)
 
 
@@ -100,8 +100,8 @@ def hash_id(a: Column) -> Column:
     ),
 )
 def cross(*columns: Column) -> Column:
-    """One id for a combination of values, each of a kind that `hash_id` takes. The order matters; the number of values
-    does too. Missing where one of them is missing: fill it first if that is a combination of its own."""
+    """One id for a combination of values, each of a kind that `hash_id` takes. The order and the number of values
+    matter. Missing if one of the values is missing; fill it first if missing should count as a value."""
     mixed = mix64(_ids(columns[0]), CROSS_SEED)
     for column in columns[1:]:
         mixed = mix64(mixed ^ _ids(column).view(np.uint64), CROSS_SEED)
@@ -115,8 +115,8 @@ def cross(*columns: Column) -> Column:
     Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
-    """An int from 0 to num_buckets - 1 for an id, spread evenly: the row that a table of one hash would give it. Two
-    seeds give unrelated buckets. Missing stays missing."""
+    """An int from 0 to num_buckets - 1 for an id, spread evenly. It is the row of that id in a table with one hash
+    function. Two seeds give unrelated buckets. Missing stays missing."""
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
 
@@ -127,7 +127,8 @@ def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
     Example('x.index_in(["click", "save"])', [2, 0, None], {"x": ("string?", ["save", "hide", None])}),
 )
 def index_in(a: Column, *, names: list[str]) -> Column:
-    """The position of a string in a list of names, counted from 1; 0 for a string that is not in it. Strings are
-    compared by code points. Missing stays missing: `.fill_missing(0)` joins it with the unknown ones."""
+    """The position of a string in a list of names, counted from 1; 0 for a string that is not in the list. Strings are
+    compared by code points. Missing stays missing; `.fill_missing(0)` treats it like a string that is not in the
+    list."""
     index = {name: position for position, name in enumerate(names, start=1)}
     return joined(INT, per_text(a, lambda text: index.get(text, 0), np.int64), a)

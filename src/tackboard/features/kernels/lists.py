@@ -1,12 +1,13 @@
 """Lists: length, elements, distinct elements, common elements, sums and differences.
 
-In: list columns (flat values and offsets), for some operators a vector, a string or a scalar beside them. Out: a value
-per row, or a list per row.
+The kernels take list columns (flat values and offsets); some also take a vector, a string or a scalar. They return a
+value per row, or a list per row.
 
-Decided: no loop over rows; lists are jagged and everything goes over the flat values. Where elements are compared for
-being the same, floats are compared as numbers (-0.0 is 0.0) with one exception: a NaN is the same as a NaN, for a list
-of three NaNs has one distinct element to any reader. Strings are compared by their text, whatever their codes.
-In `has` and `overlap` a column of one row spreads over the other's rows, which spares copying a user's list per item.
+Decided: no kernel loops over rows; all work is done on the flat values of the jagged lists. Two floats are the same
+element if they are equal as numbers (-0.0 is 0.0), with one exception: a NaN is the same as a NaN, because readers
+expect that a list of three NaNs has one distinct element. Strings are compared by their text and not by their codes.
+In `has` and `overlap`, a column of one row is used for all rows of the other column, so that a user's list need not be
+copied per item.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from tackboard.features.operators import Example, Params, TypeClash, TypeRule, a
 from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, FeatureType
 
 LIMIT = 2**31
-"""Positions and lengths that a user writes are below this."""
+"""Positions and lengths that a user writes must be below this number."""
 FEW = 12
-"""Up to this many keys are compared one after the other, which is faster than searching among them."""
+"""Up to this number, keys are compared one after the other, which is faster than a binary search among them."""
 Ints = NDArray[np.int64]
 _register = functools.partial(register, family="lists")
 
 
 def _tight(column: Column) -> tuple[Column, Ints]:
-    """The list column with offsets from 0 to the number of its values, and those offsets."""
+    """Returns the list column with offsets that go from 0 to the number of its values, and these offsets."""
     offsets = column.offsets
     if offsets is None:
         raise ValueError(f"{column!r} has no lists")
@@ -45,14 +46,14 @@ def _tight(column: Column) -> tuple[Column, Ints]:
 
 
 def _rows(offsets: Ints) -> Ints:
-    """The row of each element."""
+    """Returns the row of each element."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
 def _grouped(keys: Ints, rows: Ints, num_rows: int) -> Ints:
-    """Positions in the order of (row, key), those with both the same in the order in which they stood."""
+    """Returns the positions sorted by (row, key). Positions with the same row and key keep their order."""
     order = np.argsort(keys, kind="stable")
-    # Two stable sorts beat np.lexsort, and integers of 16 bits are sorted in linear time.
+    # Two stable sorts are faster than np.lexsort, and 16-bit integers are sorted in linear time.
     small = rows.astype(np.uint16) if num_rows <= 2**16 else rows
     return order[np.argsort(small[order], kind="stable")]
 
@@ -73,7 +74,7 @@ def _among(keys: Ints, pool: Ints) -> Mask:
 
 
 def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
-    """Whether each key is the first of its kind in its row."""
+    """Whether each key is the first occurrence of that key in its row."""
     order = _grouped(keys, rows, num_rows)
     keys, rows = keys[order], rows[order]
     starts = np.ones(len(order), dtype=np.bool_)
@@ -84,7 +85,7 @@ def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
 
 
 def _keys(*columns: Column) -> list[Ints]:
-    """One int64 per value, for each of `columns`; two values are the same where their keys are equal."""
+    """Returns one int64 key per value, for each of `columns`. Two values are the same if their keys are equal."""
     if columns[0].dictionary is not None:
         return text_keys(*columns)
     return [_number_keys(column.values) for column in columns]
@@ -114,7 +115,7 @@ def _whole_number(params: Params, name: str, low: int) -> int:
 
 
 def _from_list(result: FeatureType | None, elements: tuple[str, ...], *, missing_if_empty: bool = False) -> TypeRule:
-    """A rule: one list of `elements`, giving `result` or, where that is None, the list's element."""
+    """Returns a type rule: takes one list of `elements`; gives `result` or, if it is None, the type of the elements."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         given = _need_list(types, 0, elements)
@@ -178,7 +179,7 @@ def _differences_rule(types: tuple[FeatureType, ...], _params: Params) -> Featur
     Example("a.length()", [4, 5], {"a": ("string", ["caf\u00e9", "cafe\u0301"])}),
 )
 def length(a: Column) -> Column:
-    """The number of elements of a list, or of a string's Unicode code points. Missing where the list or string is."""
+    """The number of elements of a list, or of Unicode code points of a string. Missing stays missing."""
     if a.offsets is not None:
         return Column(INT, a.offsets[1:] - a.offsets[:-1], present=a.present)
     return Column(INT, per_text(a, len, np.int64), present=a.present)
@@ -194,7 +195,8 @@ def length(a: Column) -> Column:
 def at(a: Column, *, index: int) -> Column:
     """The element of a list, or the component of a vector, at position `index`: 0 is the first, -1 the last.
 
-    Missing where the list has no such element or is missing itself. A vector's position is checked beforehand.
+    Missing if the list is missing or has no such element. For a vector, the position is checked before any data is
+    read.
     """
     if a.offsets is None:
         return Column(FLOAT, a.values[:, index].astype(np.float64), present=a.present)
@@ -216,7 +218,7 @@ def at(a: Column, *, index: int) -> Column:
     Example("a.take(2)", [[5, 6], [8], [], None], {"a": ("list[int]?", [[5, 6, 7], [8], [], None])}),
 )
 def take(a: Column, *, count: int) -> Column:
-    """The first `count` elements of a list, all of them where there are fewer. Missing where the list is."""
+    """The first `count` elements of a list, or all if there are fewer. Missing stays missing."""
     a, offsets = _tight(a)
     lengths = np.diff(offsets)
     if not (lengths > count).any():
@@ -233,9 +235,9 @@ def take(a: Column, *, count: int) -> Column:
     Example("a.distinct()", [["b", "a"], [], None], {"a": ("list[string]?", [["b", "a", "b"], [], None])}),
 )
 def distinct_list(a: Column) -> Column:
-    """The list without repetitions, in the order of first appearance. Missing where the list is.
+    """The list without repetitions, in the order of first appearance. Missing stays missing.
 
-    Of floats, -0.0 and 0.0 are the same, and so are all NaNs.
+    Among floats, -0.0 and 0.0 are the same, and all NaNs are the same.
     """
     a, offsets = _tight(a)
     (keys,) = _keys(a)
@@ -256,14 +258,14 @@ def distinct_list(a: Column) -> Column:
     broadcasts=True,
 )
 def has(a: Column, b: Column) -> Column:
-    """Whether `x` is among the elements of a list; false for an empty list. Missing where the list or `x` is.
+    """Whether `x` is among the elements of a list; false for an empty list. Missing if the list or `x` is missing.
 
-    Of floats, -0.0 and 0.0 are the same, and so are all NaNs.
+    Among floats, -0.0 and 0.0 are the same, and all NaNs are the same.
     """
     a, offsets = _tight(a)
     keys, wanted = _keys(a, b)
     if len(a) == 1:
-        # One list for all, such as a user's beside a thousand items.
+        # One list is compared with all rows, for example a user's list with a thousand items.
         found = _among(wanted, keys)
     else:
         rows = _rows(offsets)
@@ -282,9 +284,9 @@ def has(a: Column, b: Column) -> Column:
     broadcasts=True,
 )
 def overlap(a: Column, b: Column) -> Column:
-    """The number of distinct elements that two lists have in common. Missing where either list is.
+    """The number of distinct elements that two lists have in common. Missing if either list is missing.
 
-    Of floats, -0.0 and 0.0 are the same, and so are all NaNs.
+    Among floats, -0.0 and 0.0 are the same, and all NaNs are the same.
     """
     if len(b) != 1:
         a, b = b, a
@@ -297,8 +299,8 @@ def overlap(a: Column, b: Column) -> Column:
         rows = rows[_first_of_row(a_keys[common], rows, len(a))]
     else:
         keys, rows = np.concatenate([a_keys, b_keys]), np.concatenate([rows, _rows(b_offsets)])
-        # The same elements of one row form a run in which those of `a` come first: a step from `a` to `b` inside a run
-        # is a common element, and there is at most one in each.
+        # After the sort, the equal elements of a row form a run in which the elements of `a` come before those of `b`.
+        # Each step from `a` to `b` inside a run is a common element. A run has at most one such step.
         order = _grouped(keys, rows, len(a))
         keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
         rows = rows[1:][(keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]]
@@ -314,14 +316,14 @@ def overlap(a: Column, b: Column) -> Column:
     Example("a.sum()", [2], {"a": ("list[bool]", [[True, False, True]])}),
 )
 def list_sum(a: Column) -> Column:
-    """The sum of a list of numbers, 0 for an empty one. Missing where the list is.
+    """The sum of a list of numbers; 0 for an empty list. Missing stays missing.
 
-    Floats are added in the order of the list; ints wrap around beyond 64 bits; of bools, the true ones are counted.
+    Floats are added in the order of the list. Ints wrap around beyond 64 bits. A bool counts as 0 or 1.
     """
     a, offsets = _tight(a)
     if a.values.dtype == np.float64:
         return Column(FLOAT, ordered_sum(a.values, _rows(offsets), len(a)), present=a.present)
-    # Differences of running sums are exact even where these wrap around.
+    # Differences of running sums are exact even if the running sums wrap around.
     running = offsets_of(a.values)
     return Column(INT, running[offsets[1:]] - running[offsets[:-1]], present=a.present)
 
@@ -333,9 +335,10 @@ def list_sum(a: Column) -> Column:
     Example("a.mean()", [1.5, None, None], {"a": ("list[int]?", [[1, 2], [], None])}),
 )
 def list_mean(a: Column) -> Column:
-    """The mean of a list of numbers, as a float. Missing where the list is empty or missing.
+    """The mean of a list of numbers, as a float. Missing if the list is empty or missing.
 
-    Every element is made a float first, so that ints cannot wrap around; they are added in the order of the list.
+    Every element becomes a float first, so that ints cannot wrap around. The elements are added in the order of the
+    list.
     """
     a, offsets = _tight(a)
     lengths = np.diff(offsets)
@@ -357,18 +360,18 @@ def _not_empty(column: Column, lengths: Ints) -> Mask | None:
     Example("a.max()", [3, None, None], {"a": ("list[int]?", [[1, 3, 2], [], None])}),
 )
 def list_max(a: Column) -> Column:
-    """The largest element of a list of numbers or times; NaN where the list has one. Missing where it is empty or
-    missing. A largest element of -0.0 is given as 0.0.
+    """The largest element of a list of numbers or times; NaN if one element is NaN, and 0.0 instead of -0.0. Missing if
+    the list is empty or missing.
     """
     a, offsets = _tight(a)
     lengths = np.diff(offsets)
     largest = np.zeros(len(lengths), dtype=a.values.dtype)
     filled = lengths > 0
     if len(a.values):
-        # Empty rows hold no values, so each row that is not empty reaches to the start of the next such row.
+        # Empty rows hold no values, so the values of a non-empty row end where those of the next non-empty row begin.
         largest[filled] = np.maximum.reduceat(a.values, offsets[:-1][filled])
     if largest.dtype == np.float64:
-        # Which of -0.0 and 0.0, and which of several NaNs, comes out of `maximum` is up to the processor.
+        # Whether -0.0 or 0.0 comes out of `maximum`, and which of several NaNs, depends on the processor.
         largest = one_nan(largest + 0.0)
     return Column(a.type.of_elements(), largest, present=_not_empty(a, lengths))
 
@@ -382,10 +385,8 @@ def list_max(a: Column) -> Column:
     ),
 )
 def differences(a: Column) -> Column:
-    """Each element of a list less the one before it, 0 for the first; of times, in ms. Missing where the list is.
-
-    Ints and times wrap around beyond 64 bits.
-    """
+    """The difference between each element of a list and the element before it; 0 for the first element. For times the
+    difference is in ms. Ints and times wrap around beyond 64 bits. Missing stays missing."""
     a, offsets = _tight(a)
     values = np.zeros_like(a.values)
     np.subtract(a.values[1:], a.values[:-1], out=values[1:])

@@ -1,8 +1,8 @@
 """Missing values: finding them, filling them, making them.
 
-Columns of any kind in. Decided: these operators see whole rows and never the elements of a list, for elements are never
-missing; NaN is a value and not a missing one until `.finite()` says so; a constant must be of the column's own kind, so
-that filling never changes a type.
+Decided: these operators work on rows and never on the elements of a list, because elements are never missing. NaN is a
+value; only `.finite()` makes it missing. A constant must be of the column's own kind, so that filling never changes a
+type.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _unless_infinite(types: tuple[FeatureType, ...], _params: Params) -> Feature
     "is_missing", "a.is_missing()", _any_kind, Example("x.is_missing()", [False, True], {"x": ("string?", ["", None])})
 )
 def is_missing(a: Column) -> Column:
-    """Whether the value is missing. Of any kind; NaN, an empty string and an empty list are not missing. Never missing
-    itself."""
+    """Whether a value of any kind is missing. NaN, an empty string and an empty list are not missing. The result itself
+    is never missing."""
     return Column(BOOL, np.zeros(len(a), dtype=np.bool_) if a.present is None else ~a.present)
 
 
@@ -78,14 +78,15 @@ def is_missing(a: Column) -> Column:
     Example("x.fill_missing([])", [[1], []], {"x": ("list[int]?", [[1], None])}),
 )
 def fill_missing(a: Column, *, value: Any) -> Column:
-    """The value, or a constant of the same kind where it is missing: text for a string, a whole number for int, id and
-    time (ms), one number for all components of a vector, and [] for a list. Never missing itself; NaN stays NaN."""
+    """The value, or a constant of the same kind if the value is missing: text for a string, a whole number for int, id
+    and time (ms), one number for all components of a vector, and [] for a list. NaN stays NaN. The result is never
+    missing."""
     type_ = a.type.with_nullable(False)
     if a.present is None or (len(a.present) == 1 and a.present[0]):
         return Column(type_, a.values, offsets=a.offsets, dictionary=a.dictionary)
     if a.offsets is not None:
         lengths = np.diff(a.offsets)
-        # A missing row may hold elements: what stands there is undefined.
+        # A missing row may hold elements, but their values are undefined.
         keep = np.repeat(a.present, lengths)
         values = a.values[a.offsets[0] : a.offsets[-1]][keep]
         return Column(type_, values, offsets=offsets_of(lengths * a.present), dictionary=a.dictionary)
@@ -107,8 +108,8 @@ def fill_missing(a: Column, *, value: Any) -> Column:
     Example("coalesce(x, y, 0.5)", [1.0, 8.0, 0.5], {"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])}),
 )
 def coalesce(*columns: Column) -> Column:
-    """The first of the values that is not missing. All are scalars of one kind or vectors of one width, or numbers:
-    then the result is the widest of them. Missing where all are missing."""
+    """The first value that is not missing. All values must be scalars of one kind, vectors of one width, or numbers;
+    numbers of different kinds give a float if one is a float, else an int. Missing if all are missing."""
     type_ = common_type(tuple(column.type for column in columns), (*SCALARS, "vector"))
     dictionary = None
     parts: list[NDArray[Any]] = [column.values for column in columns]
@@ -132,8 +133,8 @@ def coalesce(*columns: Column) -> Column:
     Example('x.missing_if("")', ["a", None, None], {"x": ("string?", ["a", "", None])}),
 )
 def missing_if(a: Column, *, value: Any) -> Column:
-    """The value, but missing where it equals a constant of the same kind: for data that writes -1 or "" for unknown.
-    -0.0 equals 0.0. Missing stays missing."""
+    """The value, but missing if it equals a constant of the same kind. This is for data that writes -1 or "" for
+    unknown values. -0.0 equals 0.0. Missing stays missing."""
     if a.dictionary is not None:
         keep: Mask = per_text(a, lambda text: text != value, np.bool_)
     else:
@@ -149,11 +150,11 @@ def missing_if(a: Column, *, value: Any) -> Column:
     Example("x.finite()", [None, 1.5, None], {"x": ("float?", [float("nan"), 1.5, None])}),
 )
 def finite(a: Column) -> Column:
-    """The float, but missing where it is NaN, inf or -inf. Missing stays missing."""
+    """The float, but missing if it is NaN, inf or -inf. Missing stays missing."""
     return _kept(a, np.isfinite(a.values))
 
 
 def _kept(a: Column, keep: Mask) -> Column:
-    """The column `a`, missing where `keep` is False too."""
+    """Returns the column `a`, in which the rows with `keep` = False are missing too."""
     present = keep if a.present is None else a.present & keep
     return Column(a.type.with_nullable(True), a.values, present=present, dictionary=a.dictionary)

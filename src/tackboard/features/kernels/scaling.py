@@ -1,7 +1,8 @@
-"""Scaling: numbers in, numbers of a range that a model likes out.
+"""Scaling: the kernels bring numbers into a range that suits a model.
 
-Decided: outside their domain the functions give what IEEE 754 has (log of 0 is -inf, of -1 is NaN); `.finite()` makes
-that missing. Everything runs through NumPy on contiguous arrays: on others NumPy takes a loop whose last bits differ.
+Decided: outside their domain the functions give the values of IEEE 754 (the log of 0 is -inf, the log of -1 is NaN).
+`.finite()` makes such values missing. NumPy gets contiguous arrays only, because it uses another loop for other arrays,
+and the results of that loop differ in their last bits.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ def _floats(column: Column) -> NDArray[np.float64]:
 
 @_register("log", "a.log()", to_float, Example("x.log()", [0.0, -math.inf, None], {"x": ("float?", [1.0, 0.0, None])}))
 def log(a: Column) -> Column:
-    """The natural logarithm: -inf for 0, NaN below. Missing stays missing."""
+    """The natural logarithm: -inf for 0, NaN for numbers below 0. Missing stays missing."""
     return joined(FLOAT, np.log(_floats(a)), a)
 
 
 @_register("log1p", "a.log1p()", to_float, Example("x.log1p()", [0.0, -math.inf, None], {"x": ("int?", [0, -1, None])}))
 def log1p(a: Column) -> Column:
-    """The natural logarithm of 1 + a, the usual scale for counts and prices: -inf for -1, NaN below. Missing stays
-    missing."""
+    """The natural logarithm of 1 + a, the usual scale for counts and prices: -inf for -1, NaN for numbers below -1.
+    Missing stays missing."""
     return joined(FLOAT, np.log1p(_floats(a)), a)
 
 
@@ -82,13 +83,13 @@ def log1p(a: Column) -> Column:
     "exp", "a.exp()", to_float, Example("x.exp()", [1.0, math.inf, None], {"x": ("float?", [0.0, 1000.0, None])})
 )
 def exp(a: Column) -> Column:
-    """e to the power of a: inf where that is too large for a float. Missing stays missing."""
+    """e to the power of a; inf if the result is too large for a float. Missing stays missing."""
     return joined(FLOAT, np.exp(_floats(a)), a)
 
 
 @_register("sqrt", "a.sqrt()", to_float, Example("x.sqrt()", [3.0, math.sqrt(2), None], {"x": ("int?", [9, 2, None])}))
 def sqrt(a: Column) -> Column:
-    """The square root: NaN below 0. Missing stays missing."""
+    """The square root; NaN for numbers below 0. Missing stays missing."""
     return joined(FLOAT, np.sqrt(_floats(a)), a)
 
 
@@ -100,12 +101,13 @@ def sqrt(a: Column) -> Column:
     Example("x.clip(None, 1.0)", [-math.inf, 1.0], {"x": ("float", [-math.inf, 7.0])}),
 )
 def clip(a: Column, *, low: float | None = None, high: float | None = None) -> Column:
-    """The number, but low where it is below low and high where it is above high; either may be None. An int with int
-    bounds stays an int, else the result is a float. NaN stays NaN, -0.0 is not below 0.0, and missing stays missing."""
+    """The number, but `low` if it is below `low`, and `high` if it is above `high`. One of the two may be None. An int
+    with int bounds stays an int; otherwise the result is a float. NaN stays NaN, -0.0 is not below 0.0, and missing
+    stays missing."""
     type_ = _clip_type(a.type, low, high)
     dtype = np.int64 if type_.kind == "int" else np.float64
     values = np.array(a.values, dtype=dtype)
-    # Not np.clip: of -0.0 and 0.0 it may keep either.
+    # np.clip is not used, because it may return either of -0.0 and 0.0.
     if low is not None:
         np.copyto(values, dtype(low), where=values < dtype(low))
     if high is not None:
@@ -120,8 +122,8 @@ def clip(a: Column, *, low: float | None = None, high: float | None = None) -> C
     Example("x.normalise(mean=10, std=2)", [2.0, 0.0, None], {"x": ("int?", [14, 10, None])}),
 )
 def normalise(a: Column, *, mean: float, std: float) -> Column:
-    """(a - mean) / std, with a std above 0 and both as constants: they belong to the feature and not to the data at
-    hand. Missing stays missing."""
+    """(a - mean) / std, with a std above 0. Both are constants, because they belong to the feature and are not computed
+    from the data at hand. Missing stays missing."""
     return joined(FLOAT, (_floats(a) - np.float64(mean)) / np.float64(std), a)
 
 
@@ -133,7 +135,8 @@ def normalise(a: Column, *, mean: float, std: float) -> Column:
     Example("x.bucketize([0, 10])", [2], {"x": ("float", [math.nan])}),
 )
 def bucketize(a: Column, *, boundaries: list[Any]) -> Column:
-    """How many of the boundaries, which must increase, are not above the number: 0 to len(boundaries), and the last for
-    NaN. Ints are compared with int boundaries exactly, else all are compared as floats. Missing stays missing."""
+    """The number of boundaries that are less than or equal to the value: 0 to len(boundaries); len(boundaries) for NaN.
+    The boundaries must increase. Ints are compared with int boundaries exactly; otherwise all are compared as floats.
+    Missing stays missing."""
     dtype = np.int64 if all(isinstance(boundary, int) for boundary in boundaries) else np.float64
     return joined(INT, np.array(boundaries, dtype=dtype).searchsorted(a.values, side="right"), a)

@@ -1,10 +1,11 @@
 """Text: lower case, trimming, Unicode form, joining, searching.
 
-In: string columns, codes into a dictionary. Out: the same codes with a new dictionary, or a value per row.
+The kernels take string columns, which hold codes into a dictionary. They return a new string column, or a value per
+row.
 
-Decided: work on text is done once per distinct string, and only on those that a row uses where the dictionary is
-longer than the column: a request for ten items never goes through the strings of a whole catalogue. Lower case and
-white space are those of Python's `str`, so a character newer than Python's Unicode tables stays as it is.
+Decided: work on text is done once per string of the dictionary. If the dictionary is longer than the column, only the
+strings that a row uses are processed, so a request for ten items never goes through the strings of a whole catalogue.
+Python's `str` defines lower case and white space, so a character newer than its Unicode tables stays as it is.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ _register = functools.partial(register, family="text", elementwise=True)
 
 
 def used_texts(column: Column) -> tuple[Codes, Texts]:
-    """(codes [all values], strings) of a string or string list column: no more strings than codes, but at least one.
+    """Returns (codes [all values], strings) of a string or string list column.
 
-    Every code is valid, also under a missing value. A string may still occur twice.
+    There are no more strings than codes, but at least one string. Every code is valid, even the code of a missing
+    value. A string may still occur twice.
     """
     codes, texts = column.values, column.dictionary
     if texts is None or len(texts) == 0:
-        # Nothing is present: any string will do.
+        # No value is present, so any string will do.
         return np.zeros(len(codes), dtype=np.int64), np.array([""], dtype=np.object_)
     if column.present is not None:
         codes = np.clip(codes, 0, len(texts) - 1)
@@ -47,11 +49,14 @@ def used_texts(column: Column) -> tuple[Codes, Texts]:
 
 
 def renumber(codes: Codes, size: int) -> tuple[Codes, Codes]:
-    """The distinct ones of `codes`, all in [0, size), in rising order, and each code's position among them."""
+    """Returns the distinct values of `codes` in ascending order, and the position of each code among these values.
+
+    All codes are in [0, size).
+    """
     if size > 4 * len(codes) + SMALL_TABLE:
         used, numbers = np.unique(codes, return_inverse=True)
         return used, numbers
-    # A table of flags beats sorting while it is not much longer than the codes.
+    # A table of flags is faster than sorting if the table is not much longer than the codes.
     seen = np.zeros(size, dtype=np.bool_)
     seen[codes] = True
     used = np.flatnonzero(seen)
@@ -61,14 +66,14 @@ def renumber(codes: Codes, size: int) -> tuple[Codes, Codes]:
 
 
 def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArray[Any]:
-    """`compute` of every value's string, called once per string; an array of `dtype` [all values]."""
+    """Returns `compute(string)` for every value, an array of `dtype` [all values]; calls it once per string."""
     codes, texts = used_texts(column)
     table: NDArray[Any] = np.fromiter((compute(text) for text in texts), dtype=dtype, count=len(texts))
     return table[codes]
 
 
 def text_keys(*columns: Column) -> list[Codes]:
-    """A number for every value of some string columns; two numbers are equal where the strings are."""
+    """Returns a number for every value of some string columns. Two numbers are equal if the strings are equal."""
     known: dict[str, int] = {}
     return [per_text(column, lambda text: known.setdefault(text, len(known)), np.int64) for column in columns]
 
@@ -104,7 +109,7 @@ def _check_text(params: Params) -> None:
     Example("x.lower()", ["zürich", "οδος", None], {"x": ("string?", ["Zürich", "ΟΔΟΣ", None])}),
 )
 def lower(a: Column) -> Column:
-    """The text in lower case, by the rules of Unicode; the result may be longer. Missing where the text is."""
+    """The text in lower case, by the rules of Unicode; the result may be longer. Missing stays missing."""
     return _rewritten(a, str.lower)
 
 
@@ -115,7 +120,7 @@ def lower(a: Column) -> Column:
     Example("x.strip()", ["red shoe", "", None], {"x": ("string?", ["  red shoe\n", "\u00a0", None])}),
 )
 def strip(a: Column) -> Column:
-    """The text without white space at its ends; white space is what Unicode calls so. Missing where the text is."""
+    """The text without white space, as Unicode defines it, at its beginning and end. Missing stays missing."""
     return _rewritten(a, str.strip)
 
 
@@ -126,10 +131,8 @@ def strip(a: Column) -> Column:
     Example("x.nfc() == y", [True], {"x": ("string", ["cafe\u0301"]), "y": ("string", ["caf\u00e9"])}),
 )
 def nfc(a: Column) -> Column:
-    """The text in Unicode's composed form (NFC), in which two spellings of one character are equal.
-
-    Missing where the text is.
-    """
+    """The text in Unicode's composed form (NFC), in which two encodings of the same character become equal. Missing
+    stays missing."""
     return _rewritten(a, lambda text: unicodedata.normalize("NFC", text))
 
 
@@ -144,10 +147,8 @@ def nfc(a: Column) -> Column:
     ),
 )
 def concat(*columns: Column, separator: str = "") -> Column:
-    """The texts one after the other, with `separator` between them; an empty text keeps its separator.
-
-    Missing where any of the texts is.
-    """
+    """The texts one after the other, with `separator` between them, even beside an empty text. Missing if any text is
+    missing."""
     codes, texts = used_texts(columns[0])
     for column in columns[1:]:
         right_codes, right_texts = used_texts(column)
@@ -166,7 +167,7 @@ def concat(*columns: Column, separator: str = "") -> Column:
     Example('x.contains_text("shoe")', [True, False, None], {"x": ("string?", ["red shoes", "Shoe", None])}),
 )
 def contains_text(a: Column, *, text: str) -> Column:
-    """Whether `text` occurs in the text, compared character by character: use `lower()` and `nfc()` first where
-    case or Unicode form may differ. Missing where the text is.
+    """Whether the constant `text` occurs in the value, compared character by character. Use `lower()` and `nfc()` first
+    if case or Unicode form may differ. Missing stays missing.
     """
     return Column(BOOL, per_text(a, lambda whole: text in whole, np.bool_), present=a.present)

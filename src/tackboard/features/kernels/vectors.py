@@ -1,10 +1,11 @@
-"""Vectors of fixed width: products, lengths, cosine, and packing numbers into one.
+"""Vectors of fixed width: products, lengths, cosine, and packing numbers into a vector.
 
-In: vector columns [n, width] of 32-bit floats, or scalar numbers for `pack`. Out: a float per row, or a vector.
+The kernels take vector columns [n, width] of 32-bit floats (`pack` takes numbers). They return a float or a vector per
+row.
 
-Decided: everything is computed in 64 bits and summed in the order of the components by `ordered_sum`, never by BLAS,
-whose order follows the shape of the whole array. A vector of one row spreads over the rows of another, so a user's
-vector meets a thousand items without being copied. NaNs in results are all of the same bits.
+Decided: everything is computed in 64 bits and summed in the order of the components. BLAS is never used, because its
+order of summation depends on the shape of the whole array. A column of one row is used for all rows of the other
+column, so that a user's vector meets a thousand items without being copied. All NaNs in results have the same bits.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ _register = functools.partial(register, family="vectors", elementwise=True)
 
 
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The dot products of vectors whose components come first [width, n or 1]."""
+    """Returns the dot products of vectors whose components are the first dimension [width, n or 1]."""
     products = left * right
     if products.shape[1] == 1:
-        # The same additions in the same order: plain floats are faster than arrays of one.
+        # These are the same additions in the same order. Plain floats are faster than arrays of one element.
         one = functools.reduce(operator.add, products[:, 0].tolist(), 0.0)
         return np.array([math.nan if math.isnan(one) else one])
     total = products[0] + 0.0
     for component in products[1:]:
         total += component
-    # Products of two NaNs differ in their bits in the middle and at the end of an array.
+    # The bits of a product of two NaNs depend on its position in the array.
     return one_nan(total)
 
 
 def _components(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Vectors [n, width] in 64 bits and with components first: whole rows of memory are added faster than columns."""
+    """Returns vectors [n, width] as 64-bit floats [width, n], because adding contiguous rows is faster."""
     return np.ascontiguousarray(values.T, dtype=np.float64)
 
 
 def _num_rows(*columns: Column) -> int:
-    """Rows of the result: a column of one row spreads, even over none."""
+    """Returns the number of rows of the result. A column of one row adapts to the others, even if they have no rows."""
     return max((len(column) for column in columns if len(column) != 1), default=1)
 
 
 def _blocks(*columns: Column) -> Iterator[tuple[slice, list[NDArray[np.float64]]]]:
-    """(rows, their `_components`) of a few thousand rows at a time, which stay in the processor's cache."""
+    """Yields (rows, their `_components`) for `BLOCK` rows at a time, which fit into the processor's cache."""
     num_rows = _num_rows(*columns)
     for start in range(0, num_rows, BLOCK):
         rows = slice(start, min(start + BLOCK, num_rows))
@@ -92,7 +93,7 @@ def _packed(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
 def dot(a: Column, b: Column) -> Column:
     """The dot product of two vectors of the same width, computed in 64 bits in the order of the components.
 
-    Missing where either vector is.
+    Missing if either vector is missing.
     """
     result = np.empty(_num_rows(a, b))
     for rows, (left, right) in _blocks(a, b):
@@ -107,7 +108,7 @@ def dot(a: Column, b: Column) -> Column:
     Example("a.norm()", [5.0, 0.0, None], {"a": ("vector[2]?", [[3.0, -4.0], [0.0, 0.0], None])}),
 )
 def norm(a: Column) -> Column:
-    """The Euclidean length of a vector. Missing where the vector is."""
+    """The Euclidean length of a vector. Missing stays missing."""
     result = np.empty(len(a))
     for rows, (wide,) in _blocks(a):
         result[rows] = np.sqrt(_dot(wide, wide))
@@ -121,9 +122,9 @@ def norm(a: Column) -> Column:
     Example("a.l2_normalise()", [[0.0, 1.0], [0.0, 0.0]], {"a": ("vector[2]", [[0.0, 2.0], [0.0, 0.0]])}),
 )
 def l2_normalise(a: Column) -> Column:
-    """The vector divided by its Euclidean length; a zero vector stays as it is. Missing where the vector is.
+    """The vector divided by its Euclidean length; a zero vector stays as it is. Missing stays missing.
 
-    An infinite component gives NaN in its own place and zero in the finite ones.
+    If a component is infinite, it becomes NaN and the finite components become zero.
     """
     wide = _components(a.values)
     length = np.sqrt(_dot(wide, wide))
@@ -145,18 +146,19 @@ def l2_normalise(a: Column) -> Column:
     ),
 )
 def cosine(a: Column, b: Column, *squares: Column) -> Column:
-    """The cosine of the angle between two vectors of the same width, 0.0 where either is a zero vector.
+    """The cosine of the angle between two vectors of the same width; 0.0 if either is a zero vector.
 
-    Rounding may carry it past 1 by the last bit, but a vector with itself gives exactly 1. Missing where either is.
+    Rounding may make the result exceed 1 by the last bit, but the cosine of a vector with itself is exactly 1. Missing
+    if either vector is missing.
     """
     result = np.empty(_num_rows(a, b))
-    # Folding computes b.dot(b) beforehand, where `b` stands in a table; a user cannot give it.
+    # `squares` holds b.dot(b) if `b` is in a table: folding.py computes it ahead of time. A user cannot give it.
     known = squares[0].values if squares else None
     for rows, (left, right) in _blocks(a, b):
         left_square = _dot(left, left)
         right_square = _dot(right, right) if known is None else known if len(known) == 1 else known[rows]
-        # One root of the product, not the product of two roots: sqrt(x * x) is exactly x. Squares of 32-bit floats are
-        # far from the limits of 64 bits, so neither overflow nor underflow is possible.
+        # This takes one root of the product and not the product of two roots, because sqrt(x * x) is exactly x. Squares
+        # of 32-bit floats are far from the limits of 64 bits, so neither overflow nor underflow is possible.
         part = _dot(left, right) / np.sqrt(left_square * right_square)
         for square in (left_square, right_square):
             zero = square == 0.0
@@ -178,9 +180,9 @@ def cosine(a: Column, b: Column, *squares: Column) -> Column:
     elementwise=False,
 )
 def pack(*columns: Column) -> Column:
-    """Numbers side by side as one vector, in the order given, each rounded to 32 bits; false is 0 and true is 1.
+    """A vector of the given numbers, in the given order, each rounded to 32 bits; false is 0 and true is 1.
 
-    Missing where any of the numbers is. A number beyond the range of 32-bit floats becomes infinite.
+    Missing if any number is missing. A number beyond the range of 32-bit floats becomes infinite.
     """
     values = np.empty((len(columns[0]), len(columns)), dtype=np.float32)
     for position, column in enumerate(columns):
