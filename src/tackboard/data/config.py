@@ -71,8 +71,7 @@ class StepsConfig(abc.ABC):
         dataset: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens and verifies the dataset, or `dataset` in its place; `features` returns the features that the model
-        reads."""
+        """Opens and verifies the dataset, or `dataset` in its place; `features` returns the model's features."""
 
     @abc.abstractmethod
     def steps(

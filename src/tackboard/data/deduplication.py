@@ -22,8 +22,7 @@ class DeduplicationCounters:
     history_bytes: int = 0
     """Bytes copied to the device for histories and their items; they grow with the number of requests."""
     candidate_bytes: int = 0
-    """Bytes copied to the device for candidates: the place of the id, a position, a weight, labels and features of
-    each."""
+    """Bytes copied for candidates, each with the place of its id, a position, a weight, labels and features."""
     rows: int = 0
     """Number of table rows looked up: one for each distinct item and hash function."""
     history_bytes_flat: int = 0

@@ -174,8 +174,7 @@ def _fits(counts: IndexCounts, source: SequenceSource, max_length: int) -> bool:
 
 
 def _keep(place: Path, counts: IndexCounts) -> None:
-    """Stores an index for the next run. A failure is not an error: for example, another run may have stored it
-    first."""
+    """Stores an index for the next run. A failure is not an error: another run may have been faster, for example."""
     with contextlib.suppress(OSError, TackboardError):
         if place.exists():
             remove_directory(place)

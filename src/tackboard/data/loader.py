@@ -211,8 +211,7 @@ def stored_batch(
     hashing: HashConfig,
     frequencies: ItemFrequencies | None = None,
 ) -> SequenceBatch:
-    """Makes a batch of B runs of stored events: `lengths` [B] events from index `starts` [B] on, of the users `users`
-    [B].
+    """Makes a batch of B runs of stored events: `lengths` events from index `starts` on, of the user at index `users`.
 
     With `frequencies` the batch is for a loss: it has the positive events, the shares of the items, and the features of
     the request before every event. Without `frequencies` the batch is the one that a server would build, with the
@@ -231,6 +230,5 @@ def stored_batch(
 
 
 def ends_of_history(sequences: Sequences, users: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the event whose request ends each user's history: the held-out event, or the last event if there is
-    none."""
+    """Returns the event whose request ends each user's history: the held-out event if there is one, else the last."""
     return np.minimum(sequences.train_ends[users], sequences.offsets[1:][users] - 1)

@@ -237,8 +237,7 @@ class RequestSource(SequenceSource):
             return RequestTable.from_arrow(table, self.labels)
 
     def compute(self, sequences: Sequences, requests: RequestTable) -> dict[str, Column]:
-        """Computes every feature except the history: a value per request, or per candidate for features of
-        candidates."""
+        """Computes every feature except the history: a value per request, or per candidate, by the feature's level."""
         if self._plan is None:
             return {}
         rows = RequestRows(
