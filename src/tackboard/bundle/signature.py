@@ -72,7 +72,7 @@ def read_bundle(folder: Path) -> Signature:
 
 
 def _check_tables(path: Path, tables: dict[str, dict[str, Any]], files: list[str]) -> None:
-    """Raises CorruptFileError unless each table names its own file of the bundle, so that no name leads out of it."""
+    """Raises CorruptFileError unless each table names its own file of the bundle. A name must not lead elsewhere."""
     named = [table.get("file") for table in tables.values()]
     for file in named:
         if file not in files or named.count(file) > 1:

@@ -43,8 +43,7 @@ class UserRanges:
         is_positive: NDArray[np.bool_],
         held_out: int,
     ) -> UserRanges:
-        """Holds out each user's last positive event; with `held_out` 2 the positive event before, and so on; 0:
-        none."""
+        """Holds out each user's last positive event; with `held_out` 2 the one before, and so on; 0 holds out none."""
         targets = np.full(len(user_ids), -1, dtype=np.int64)
         if held_out:
             targets = positive_from_last(offsets, is_positive, held_out)
@@ -83,8 +82,7 @@ class Sequences(UserRanges):
         return Program(self.source.features.plan.trimmed([HISTORY]))
 
     def histories(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Column:
-        """Computes `history` of runs of events: `lengths` events from index `starts` on, as if nothing came before
-        them.
+        """Computes `history` of runs of events: `lengths` events from index `starts` on, as if nothing came before.
 
         A feature `history` that drops events of a run raises ConfigError, because training predicts all events of the
         run.

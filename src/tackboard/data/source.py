@@ -140,8 +140,7 @@ class SequenceSource:
         return spans
 
     def ranges_of_users(self, table: pa.Table) -> UserRanges:
-        """Finds the users, positive events and held-out events of `table`, which needs the columns user_id and
-        action."""
+        """Finds users, positive events and held-out events of `table`, which needs the columns user_id and action."""
         users = table["user_id"].to_numpy()
         starts = starts_of_users(users)
         actions = encode(table["action"])
@@ -291,8 +290,7 @@ def _since_event_before(events: EventTable) -> Column:
 
 
 def _known_actions(vocabulary: Vocabulary, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the named actions, or all actions if `names` is empty; ConfigError if the dataset lacks a named
-    action."""
+    """Returns `names`, or all actions if `names` is empty; ConfigError if the dataset lacks a named action."""
     for name in names:
         if name not in vocabulary.actions:
             raise ConfigError(

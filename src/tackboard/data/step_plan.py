@@ -138,8 +138,7 @@ class StepPlan:
     def deal(
         self, epoch: int, window: int, lengths: NDArray[np.int64], rank: int = 0, world_size: int = 1
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the units in the order in which a rank reads them, and the place in that order where each step
-        begins.
+        """Returns the units in the order in which a rank reads them, and the place in that order of each step's start.
 
         `lengths` holds the number of tokens of each unit of the window, bucket after bucket.
         """

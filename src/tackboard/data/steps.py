@@ -57,8 +57,7 @@ class NumberedSteps(abc.ABC, Generic[Batch]):
         return self._last[1].batch(place)
 
     def iterate(self, steps: Iterable[int], num_workers: int = 0) -> Iterator[tuple[int, Batch]]:
-        """Yields (step number, batch) for each of `steps`, in that order; `num_workers` threads prepare windows
-        ahead."""
+        """Yields (step number, batch) for each of `steps`, in order; `num_workers` threads prepare windows ahead."""
         if num_workers == 0:
             yield from ((step, self[step]) for step in steps)
             return
