@@ -210,8 +210,7 @@ class Admission(Generic[Request, Result]):
         return job
 
     def cancel(self, job: Job[Request, Result]) -> None:
-        """Takes a job whose client went away out of the line. If the job is being computed, its result is thrown
-        away."""
+        """Takes the job of a client that went away out of the line. If it is being computed, the result is dropped."""
         with self._changed, contextlib.suppress(ValueError):
             self._line.remove(job)
         self._settle(job, error=RequestError(499, "the client went away"))

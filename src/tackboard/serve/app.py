@@ -205,8 +205,7 @@ class Application:
             _let_go(body.chunks)
 
     async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
-        """Fills `body` with pieces of medium size: joining 64 MiB or freeing a million tiny pieces would block the
-        loop.
+        """Fills `body` with medium pieces. Joining 64 MiB would block the loop, and so would a million tiny pieces.
 
         `held[0]` counts the bytes of this body, which also count for the limit on all bodies together.
         """
