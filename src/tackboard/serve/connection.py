@@ -60,15 +60,13 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Largest number of header lines."""
     max_connections: int = 512
-    """Largest number of connections at a time. One more displaces a connection that waits for its client, or gets
-    429."""
+    """Largest number of connections at a time. One more displaces another that waits for its client, or gets 429."""
     max_connections_per_address: int = 256
     """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
     """Number of connections beyond these limits that may ask for the server's health and nothing else."""
     max_body_bytes: int = 64 << 20
-    """Largest body in bytes. Up to the same amount more is read and thrown away, so that a client can read the
-    refusal."""
+    """Largest body in bytes. A larger body is read up to twice this size, so that the client can read the refusal."""
 
     def __post_init__(self) -> None:
         for field in self.__dataclass_fields__:
@@ -80,8 +78,7 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """A group of connections that are counted together. `waiting` holds those that wait for their client, longest
-    first."""
+    """Connections that are counted together. `waiting` holds those that wait for their client, longest wait first."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -288,8 +285,7 @@ class BoundedConnection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses the request. uvicorn calls this when the parser stops: at one of our limits, or at a malformed
-        request."""
+        """Refuses the request; uvicorn calls this when the parser stops, at one of our limits or at malformed HTTP."""
         status, message, reason = self._refusal or (400, "the request is not valid HTTP", "malformed")
         self._refuse(status, message, reason)
 
@@ -338,8 +334,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates `waiting` of the room: a connection joins at its end after an answer and at the first byte of a
-        request."""
+        """Updates `waiting`: a connection joins at the end after an answer and at the first byte of a request."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return
@@ -429,8 +424,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """Returns the key of one client: an IPv4 address, or an IPv6 network of 64 bits, because one host can own all of
-    it."""
+    """Returns the key of one client: an IPv4 address, or an IPv6 network of 64 bits, which one host may own."""
     if client is None or ":" not in client[0]:
         return client[0] if client else ""
     address = ipaddress.IPv6Address(client[0].partition("%")[0])

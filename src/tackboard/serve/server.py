@@ -86,8 +86,7 @@ class ServeConfig:
 
 
 class Server:
-    """A server for one scorer. `run` blocks until the server has stopped; the other methods may be called from any
-    thread."""
+    """A server for one scorer. `run` blocks until the server stops; the other methods may be called from any thread."""
 
     def __init__(
         self,
@@ -146,8 +145,7 @@ class Server:
         return ended
 
     def drain(self) -> None:
-        """Begins to stop the server, as SIGTERM does; a second call stops it at once. Does nothing if it has
-        stopped."""
+        """Begins to stop the server, as SIGTERM does; a second call stops at once. Does nothing after the stop."""
         if self._loop is not None and self._uvicorn is not None:
             # A closed loop means that the server has stopped in the meantime.
             with contextlib.suppress(RuntimeError):

@@ -15,8 +15,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 def read_token(token_file: Path | None) -> str | None:
-    """Returns the token from `token_file` or, without it, from the environment, else None. UsageError for a bad
-    file."""
+    """Returns the token from `token_file`, or from the environment if no file is given; None if there is no token."""
     if token_file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
