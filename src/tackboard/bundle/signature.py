@@ -1,4 +1,5 @@
-"""signature.json describes the model of a bundle: its inputs, the names that it knows, and its origin."""
+"""signature.json describes the model of a bundle: its inputs, the actions and surfaces that it knows, and its
+origin."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Prepares numbered steps on the CPUs of a Ray cluster and streams them to the trainers.
 
-This module takes a step plan, step numbers and a cluster. Each trainer, of any number, gets (step number, batch) pairs
-that are bit for bit the same as in one process. Ray Data moves the work, keeps its order, bounds the amount in flight,
-and repeats the work of a worker that dies:
+This module takes a step plan, step numbers and a cluster. Any number of trainers get their (step number, batch) pairs,
+bit for bit the same as if one process had prepared them. Ray Data moves the work, keeps its order, bounds the amount in
+flight, and repeats the work of a worker that dies:
 
     tasks        window 7 │ window 2 │ window 5     of the plan, each with the numbers of its steps
     workers      read a window, build every trainer's share of each of its steps
     blocks       [rank 0: steps 0-19] [rank 1: steps 0-19] [rank 0: steps 20-39] …       one row per block
-    trainers     block i goes to trainer i modulo their number, in order
+    trainers     block i goes to trainer i modulo the number of trainers, in order
 
 Decided: a worker builds the shares of all trainers, so that a window is decoded once in the whole cluster, not once per
 trainer. Tensors travel as safetensors bytes in an Arrow column. Ray chooses which trainer gets a block, so each row
@@ -41,7 +41,7 @@ from tackboard.data.sequences import Sequences
 
 Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
-"""Steps are sent in one block until one trainer's share has this size, because each block costs Ray milliseconds."""
+"""Steps are put into one block until a trainer's share reaches this size, because a block costs Ray milliseconds."""
 PREFETCHED_BLOCKS = 4
 """Number of blocks that are fetched to a trainer's machine before the trainer asks for them."""
 CONNECT_TIMEOUT_S = 5.0
@@ -141,8 +141,7 @@ class StepWorker:
         self._shares: list[Steps] = []
 
     def __call__(self, task: pa.Table) -> Iterator[pa.Table]:
-        # Opened here and not when the worker starts, because the trainer would see an error there only as a dead
-        # worker.
+        # Opened here, because at the start of the worker the trainer would see an error only as a dead worker.
         if not self._shares:
             import ray
 

@@ -47,7 +47,7 @@ class StepsConfig(abc.ABC):
     features: str = ""
     """File with your own features, file.py or file.py:name, in addition to the standard ones; empty means none."""
     validation_share: float = 0.0
-    """Share of the users, chosen by their ids, whose data is for validation during training, not for training."""
+    """Share of the users, chosen by their ids, whose data is used for validation and not for training."""
     num_workers: int = 1
     """Number of threads that prepare windows ahead, one window each; 0 prepares a window when it is needed."""
     ray_address: str = ""

@@ -11,10 +11,10 @@ These are the rules (docs/labels.md has an example):
     negative      the window closed before the end of the log, and no action was joined
     unknown       the window is open at the end of the log, and no action was joined yet: not positive, not negative
 
-The end of the log is its largest received_ms that is not in the future. A window is closed if the end of the log lies
-after the last millisecond of the window. An item that a request showed twice is one impression, with the smallest
-position and the earliest time. Every action and impression that these rules set aside is counted. The work is done one
-bucket of users at a time, so memory does not grow with the log.
+The end of the log is its largest received_ms, apart from times more than a day in the future. A window is closed if the
+end of the log lies after the last millisecond of the window. An item that a request showed twice is one impression,
+with the smallest position and the earliest time. Every action and impression that these rules set aside is counted. The
+work is done one bucket of users at a time, so memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LabelConfig:
 
 
 def parse_label(text: str) -> Label:
-    """Reads text of the form `save=7d`, here Label("save", 604_800_000). Any other form raises UsageError."""
+    """Reads a label such as `save=7d`, which is Label("save", 604_800_000). Any other form raises UsageError."""
     action, _, window = text.rpartition("=")
     if not action:
         raise UsageError(f"cannot read --label {text}", allowed="allowed: ACTION=WINDOW, e.g. --label save=7d")

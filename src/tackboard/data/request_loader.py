@@ -3,8 +3,8 @@
 This module takes a labelled snapshot (requests.parquet beside events.parquet, see request_layout.py) and returns
 numbered `RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history`
 events that had been received strictly before the request. A batch holds the history of a request once, whatever the
-number of candidates, and the table rows of each distinct item once. Only the device repeats, per candidate, what it
-computed from them. The tokens of a request are the events of its history and its candidates.
+number of candidates, and the table rows of each distinct item once. What the device computes from them is repeated for
+each candidate on the device only. The tokens of a request are the events of its history and its candidates.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RequestConfig(StepsConfig):
     max_history: int = 256
     """Largest number of events before a request that are read; must equal the model's max_history."""
     validation_share: float = 0.1
-    """Share of the users, chosen by their ids, whose requests are for validation during training, not for training."""
+    """Share of the users, chosen by their ids, whose requests are used for validation and not for training."""
     test_share: float = 0.1
     """Share of the users whose requests only `tackboard evaluate` reads."""
     judged_on: str = ""

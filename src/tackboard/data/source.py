@@ -211,7 +211,7 @@ class SequenceSource:
         return bool(sources)
 
     def _request_features(self, table: pa.Table, events: EventTable, spans: Spans) -> dict[str, Column]:
-        """Returns every request feature at the time of each event, from data that was received strictly before it."""
+        """Returns every request feature at the time of each event, from data received strictly before that time."""
         columns: dict[str, Column] = {}
         if self._stored:
             columns, num_bytes = read_features_rows(self.dataset, self._stored, spans)

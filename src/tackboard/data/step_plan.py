@@ -156,7 +156,7 @@ class StepPlan:
         return order[np.concatenate(shares)], offsets_of(np.array([len(share) for share in shares], dtype=np.int64))
 
     def _order_of_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the buckets in the order of the epoch, and the first step of each window, from 0 in each epoch."""
+        """Returns the buckets in the epoch's order, and each window's first step, counted from the epoch's start."""
         order = keyed_random.permutation(len(self._bucket_tokens), self._seed, BUCKET_STREAM, epoch)
         tokens = np.add.reduceat(self._bucket_tokens[order], self._window_starts[:-1])
         steps = -(-tokens // self._tokens_per_cut)

@@ -36,8 +36,7 @@ class RequestDocument(NamedTuple):
 def read_request(text: str | bytes) -> RequestDocument:
     """Reads the text of a request file. Raises UsageError if the text is not a request.
 
-    Besides history and candidates, a request may hold the user, its time, and attributes: a list of values for each
-    name.
+    Besides history and candidates, a request may hold the user, the request time, and attributes as lists by name.
     """
     try:
         request = json.loads(text)

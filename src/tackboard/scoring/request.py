@@ -113,9 +113,9 @@ class RequestReader:
         """Checks and converts a request; raises UsageError if a value is wrong or a needed value is missing.
 
         `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. Without `action` or
-        `surface` the names of LEFT_OUT are used; without `time_ms` all times are 0 and events keep their order.
-        `attributes` holds a list for every name, with one value or with one value per candidate; an absent attribute is
-        missing.
+        `surface` the names of LEFT_OUT are used; without `time_ms`, which only some models need, all times are 0 and
+        events keep their order. `attributes` holds a list for every name, with one value or with one value per
+        candidate; an absent attribute is missing.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:

@@ -312,8 +312,7 @@ class Admission(Generic[Request, Result]):
                 job = self._line.pop(0)
                 time_left_s = job.deadline_s - time.monotonic()
                 # The last request in line is started even if it seems too late: otherwise an estimate that is too high
-                # would never be corrected. A request past its deadline is not started; it is here only because its
-                # timer is late.
+                # would never be corrected. A request past its deadline is not started; its timer is only late.
                 if time_left_s <= 0 or (time_left_s <= self._cost.seconds(job.size) and self._line):
                     self._on_loop(self._expire, job)
                     continue

@@ -1,9 +1,10 @@
 """The HTTP application, written as raw ASGI: it takes one request and sends one answer.
 
-The application ignores the content type, so that clients which send none work. Every answer that is not 200 is JSON
-with `{"error": sentence}`. An infer call is handled in this order: token, path, room in the queue, body, tensors (here
-if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come before expensive ones.
-Decided: the token guards every path, health calls and metrics included, so that no path can be forgotten.
+The application ignores the content type, so that clients which send none work. Every answer that is not 200 is a JSON
+object with a sentence under the key `error`. An infer call is handled in this order: token, path, room in the queue,
+body, tensors (here if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come before
+expensive ones. Decided: the token guards every path, health calls and metrics included, so that no path can be
+forgotten.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ answers and the number of connections are bounded too. A connection that passes 
 answers to its earlier requests, and is closed.
 
 Decided: when there are too many connections, from one address or in total, the new connection is served and another one
-is dropped. The dropped connection belongs to the same address or, if there are too many in total, to the address with
-the most connections; of its connections, it has waited longest for its client. So a client cannot displace clients with
-fewer connections, however many it opens. A connection whose request is being computed is never dropped. If nothing can
-be dropped, the new connection may ask for the server's health and gets 429 for anything else.
+is dropped. The server drops the connection that has waited longest for its client: among those of the same address or,
+if there are too many in total, among those of the address with the most connections. So a client cannot displace
+clients with fewer connections, however many it opens. A connection whose request is being computed is never dropped. If
+nothing can be dropped, the new connection may ask for the server's health and gets 429 for anything else.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ class Route:
 
 
 def find_route(method: str, raw_path: bytes) -> Route:
-    """Returns the call of a method and path; 404 for an unknown path, 405 for a wrong method, 400 for a hostile
-    name."""
+    """Finds the call of a method and path; 404 for an unknown path, 405 for a wrong method, 400 for a bad name."""
     segments = tuple(_unquote(part) for part in raw_path.strip(b"/").split(b"/"))
     if segments in _SERVER_CALLS:
         return _checked(method, "GET", Route(_SERVER_CALLS[segments]))

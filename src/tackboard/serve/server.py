@@ -145,7 +145,7 @@ class Server:
         return ended
 
     def drain(self) -> None:
-        """Begins to stop the server, as SIGTERM does; a second call stops at once. Does nothing after the stop."""
+        """Begins to stop the server, as SIGTERM does; a second call stops at once. No effect on a stopped server."""
         if self._loop is not None and self._uvicorn is not None:
             # A closed loop means that the server has stopped in the meantime.
             with contextlib.suppress(RuntimeError):

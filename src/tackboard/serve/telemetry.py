@@ -60,8 +60,7 @@ class Timings:
 class Telemetry:
     """Counts for one served model.
 
-    `pending` returns the number of waiting requests; `feature_log` returns the number of requests for each of
-    LOG_OUTCOMES.
+    `pending` returns the number of waiting requests, `feature_log` the number of requests for each of LOG_OUTCOMES.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ def check_datatype(name: str, datatype: object) -> str:
 
 
 def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
-    """Returns the shape as a tuple of integers from 0 whose product is at most `max_elements`; 400 otherwise."""
+    """Returns the shape as non-negative integers whose product is at most `max_elements`; 400 otherwise."""
     if not isinstance(shape, list) or any(type(size) is not int for size in shape):
         raise bad_request(f"tensor {shown(name)} needs a shape that is a list of integers")
     if len(shape) > MAX_RANK:
