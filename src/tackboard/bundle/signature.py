@@ -1,5 +1,4 @@
-"""signature.json describes the model of a bundle: its inputs, the actions and surfaces that it knows, and its
-origin."""
+"""signature.json describes the model of a bundle: its inputs, the actions and surfaces it knows, and its origin."""
 
 from __future__ import annotations
 

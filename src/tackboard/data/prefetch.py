@@ -43,7 +43,6 @@ def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Ite
             current = torch.cuda.current_stream(device)
             current.wait_event(event)
             for tensor in copied.tensors():
-                # The tensor's memory may be reused for a later copy only when the current stream is done with the
-                # tensor.
+                # Its memory may be reused for a later copy only when the current stream is done with the tensor.
                 tensor.record_stream(current)
             yield number, copied

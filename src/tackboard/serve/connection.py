@@ -208,8 +208,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._started = True
         was_in_headers = self._in_headers
         super().data_received(data)
-        # The parser calls back only at the end of a header line, so the size of headers that arrive in pieces is
-        # counted here.
+        # The parser calls back only at the end of a header line, so unfinished headers are counted here.
         if was_in_headers and self._in_headers and self._last_words is None:
             self._received_bytes += len(data)
             if self._received_bytes > self.limits.max_header_bytes:
@@ -253,8 +252,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        # The application refuses a body over the limit; up to twice the limit is read, so that the client can be
-        # answered.
+        # The application refuses a body over the limit; up to twice the limit is read so that the client gets an
+        # answer.
         if self._body_bytes > 2 * self.limits.max_body_bytes:
             self._stop_parser(413, "the body is larger than the limit", "body_size")
         super().on_body(body)
@@ -375,8 +374,7 @@ class BoundedConnection(HttpToolsProtocol):
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._last_words = STATUS_LINE[status] + retry + head + body
         if self._in_body and cycle.response_complete:
-            # This request already has its answer; a client would take a second answer for the answer to its next
-            # request.
+            # This request already has its answer; a client would take a second one for the answer to its next request.
             self._last_words = b""
         elif self._in_body:
             if cycle.response_started:

@@ -37,7 +37,7 @@ OUTPUT_NAME = "score"
 SKIPPABLE = ("history_action", "history_surface")
 """Inputs that every client may send, whether or not the model reads them."""
 MAX_EVENTS = 100_000
-"""Default of the largest number of events in one history; a model reads at most a few thousand of them."""
+"""Default of the largest number of events in one history; a model reads only the newest of them."""
 
 
 @dataclass(frozen=True, slots=True)

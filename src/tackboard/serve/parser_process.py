@@ -87,8 +87,7 @@ class ParserProcess:
         with ours, theirs:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
-            # The process gets our import path, without the current folder, which may hold anything, and no threads for
-            # arithmetic.
+            # The import path is ours, without the current folder, which may hold anything. Arithmetic gets one thread.
             path = os.pathsep.join(filter(None, sys.path))
             self._process = Process(
                 [sys.executable, "-P", "-m", "tackboard.serve.parser_process", str(theirs.fileno())],
