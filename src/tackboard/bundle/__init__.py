@@ -1,1 +1,1 @@
-"""The formats that are shared: a model that can be served, verifiable without torch."""
+"""The format of a bundle, which is a model that can be served; a bundle can be verified without torch."""

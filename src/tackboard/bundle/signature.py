@@ -1,4 +1,4 @@
-"""signature.json: what the model of a bundle takes, what the model knows, and where it came from."""
+"""signature.json describes the model of a bundle: its inputs, the actions and surfaces it knows, and its origin."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tackboard.core.vocabulary import Vocabulary
 KIND = "bundle"
 FILE_NAME = "signature.json"
 FORMAT_VERSION = 2
-"""2 added `reads` and features.json."""
+"""Version 2 added `reads` and features.json."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The description of a bundle. `model` comes from `models.description.describe_model`; `tables` names files."""
+    """The description of a bundle. `model` is made by `models.description.describe_model`; `tables` names files."""
 
     format_version: int
     name: str
@@ -72,7 +72,7 @@ def read_bundle(folder: Path) -> Signature:
 
 
 def _check_tables(path: Path, tables: dict[str, dict[str, Any]], files: list[str]) -> None:
-    """Raises CorruptFileError unless each table names its own file of the bundle, so that no name leads elsewhere."""
+    """Raises CorruptFileError unless each table names its own file of the bundle. A name must not lead elsewhere."""
     named = [table.get("file") for table in tables.values()]
     for file in named:
         if file not in files or named.count(file) > 1:

@@ -1,1 +1,1 @@
-"""A dataset on disk in, numbered training batches out."""
+"""Reads a dataset on disk as numbered training batches."""

@@ -1,16 +1,17 @@
-"""The same numbered steps, prepared by the CPUs of a Ray cluster and streamed to the trainers.
+"""Prepares numbered steps on the CPUs of a Ray cluster and streams them to the trainers.
 
-In: a step plan, step numbers, a cluster. Out: (step number, batch), bit for bit what the steps give in one process,
-for each of any number of trainers. Ray Data moves, orders, bounds and, when a worker dies, repeats the work:
+This module takes a step plan, step numbers and a cluster. Any number of trainers get their (step number, batch) pairs,
+bit for bit the same as if one process had prepared them. Ray Data moves the work, keeps its order, bounds the amount in
+flight, and repeats the work of a worker that dies:
 
     tasks        window 7 │ window 2 │ window 5     of the plan, each with the numbers of its steps
     workers      read a window, build every trainer's share of each of its steps
-    blocks       [rank 0: steps 0-19] [rank 1: steps 0-19] [rank 0: steps 20-39] …       a row each, one to a block
-    trainers     block i goes to trainer i modulo their number, in order
+    blocks       [rank 0: steps 0-19] [rank 1: steps 0-19] [rank 0: steps 20-39] …       one row per block
+    trainers     block i goes to trainer i modulo the number of trainers, in order
 
 Decided: a worker builds the shares of all trainers, so that a window is decoded once in the whole cluster, not once per
-trainer. Tensors travel as safetensors bytes in an Arrow column. Which trainer gets a block is Ray's choice, so each row
-says whose it is, and a wrong one is an error.
+trainer. Tensors travel as safetensors bytes in an Arrow column. Ray chooses which trainer gets a block, so each row
+names its trainer, and a row for another trainer is an error.
 """
 
 from __future__ import annotations
@@ -40,34 +41,34 @@ from tackboard.data.sequences import Sequences
 
 Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
-"""Steps are sent together until one trainer's share of them is as large as this: a block costs Ray milliseconds."""
+"""Steps are put into one block until a trainer's share reaches this size, because a block costs Ray milliseconds."""
 PREFETCHED_BLOCKS = 4
-"""Blocks that are fetched to a trainer's machine before it asks for them."""
+"""Number of blocks that are fetched to a trainer's machine before the trainer asks for them."""
 CONNECT_TIMEOUT_S = 5.0
 OUTLINE = "outline"
 CARRIED = {kind.__name__: kind for kind in (SequenceBatch, RequestBatch, Jagged)}
 
 
 class ClusterSteps:
-    """Step numbers → batches, prepared on a Ray cluster."""
+    """Maps step numbers to batches that a Ray cluster prepares."""
 
     def __init__(self, steps: Steps, address: str) -> None:
         """Joins the cluster at `address`, HOST:PORT or `auto`. Each worker gets a copy of `steps`.
 
-        Make this before a trainer sets its signal handlers: Ray sets its own when it joins. UsageError if Ray is not
-        installed or no cluster answers.
+        Create this object before a trainer sets its signal handlers, because Ray sets its own when it joins. Raises
+        UsageError if Ray is not installed or no cluster answers.
         """
         join_cluster(address)
         self._steps = _for_workers(steps)
 
     def iterate(self, steps: Iterable[int], num_workers: int) -> Iterator[tuple[int, Any]]:
-        """As `NumberedSteps.iterate`: (step number, batch), in that order, for a single trainer."""
+        """Yields (step number, batch) for a single trainer in the order of `steps`, like `NumberedSteps.iterate`."""
         return iter(self.split(steps, num_workers, world_size=1)[0])
 
     def split(self, steps: Iterable[int], num_workers: int, world_size: int) -> list[StepShare]:
-        """What each of `world_size` trainers iterates over, all at the same time; 0 workers mean one.
+        """Returns a share for each of `world_size` trainers, which all iterate at the same time; 0 workers mean one.
 
-        A share can be sent to the Ray task or actor that trains. It lives as long as the process that made it.
+        A share can be sent to the Ray task or actor that trains. The share lives as long as the process that made it.
         """
         import ray
 
@@ -89,7 +90,7 @@ class ClusterSteps:
             num_cpus=1,
         )
         dataset.context.execution_options.preserve_order = True
-        # Every row, being larger than this, is a block of its own.
+        # Every row is larger than this, so every row becomes a block of its own.
         dataset.context.target_max_block_size = 1
         dataset.context.enable_progress_bars = False
         shares = dataset.streaming_split(world_size)
@@ -131,7 +132,7 @@ class StepShare:
 
 
 class StepWorker:
-    """What runs in a worker process of the cluster: Ray makes one, and calls it with a window's steps."""
+    """Runs in a worker process of the cluster. Ray creates one object per worker and calls it with a window's steps."""
 
     def __init__(self, steps: Any, world_size: int) -> None:
         """`steps` is Ray's reference to the steps."""
@@ -140,7 +141,7 @@ class StepWorker:
         self._shares: list[Steps] = []
 
     def __call__(self, task: pa.Table) -> Iterator[pa.Table]:
-        # Not opened when the worker starts: the trainer would see an error only as a dead worker.
+        # Opened here, because at the start of the worker the trainer would see an error only as a dead worker.
         if not self._shares:
             import ray
 
@@ -158,7 +159,7 @@ class StepWorker:
             yield from _rows_of(numbers, batches)
 
     def open(self, steps: Steps) -> None:
-        """Prepares a copy of `steps` for every rank. DataError if this machine does not see their data."""
+        """Prepares a copy of `steps` for every rank. DataError if this machine does not see the same snapshot."""
         check_same_snapshot(steps)
         source: Any = SharedReads(steps.source)
         for rank in range(self._world_size):
@@ -168,16 +169,16 @@ class StepWorker:
 
 
 class SharedReads:
-    """A source that keeps the sequences it read last: the shares of all ranks are cut from one reading."""
+    """A source that keeps the sequences it read last, so that the shares of all ranks are cut from one read."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
         self._kept: tuple[list[int], Sequences] | None = None
 
     def read(self, buckets: NDArray[np.int64]) -> Sequences:
-        """As `SequenceSource.read`."""
+        """Does the same as `SequenceSource.read`."""
         if self._kept is None or self._kept[0] != buckets.tolist():
-            self._kept = None  # Let go of the old ones before the new ones are read.
+            self._kept = None  # Free the old sequences before the new ones are read.
             self._kept = buckets.tolist(), self._source.read(buckets)
         return self._kept[1]
 
@@ -198,7 +199,7 @@ def join_cluster(address: str) -> None:
         return
     try:
         if address != "auto":
-            # Ray itself would try for minutes.
+            # A quick check first, because Ray itself would try for minutes.
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -211,12 +212,12 @@ def join_cluster(address: str) -> None:
 
 
 def tasks_of(steps: Steps, numbers: list[int]) -> list[list[int]]:
-    """`numbers`, in that order, cut where the window changes."""
+    """Splits `numbers`, in the order given, wherever the window changes."""
     return [list(task) for _, task in itertools.groupby(numbers, key=lambda step: steps.plan.locate(step)[:2])]
 
 
 def check_same_snapshot(steps: Steps) -> None:
-    """Raises DataError unless this machine sees the snapshot that the trainer has opened, by its manifest."""
+    """Raises DataError unless the manifest on this machine is that of the snapshot that the trainer has opened."""
     dataset = steps.source.dataset
     fix = "put the dataset on storage that every machine of the cluster mounts at the same path"
     try:
@@ -230,7 +231,7 @@ def check_same_snapshot(steps: Steps) -> None:
 
 
 def batch_to_bytes(batch: Batch) -> bytes:
-    """A batch as safetensors: its tensors by number, and an outline that says where each belongs, JSON as bytes."""
+    """Writes a batch as safetensors: its tensors by number, and a JSON outline that says where each tensor belongs."""
     tensors: list[torch.Tensor] = []
     outline = bytearray(json.dumps(_outline(batch, tensors)).encode())
     named = {str(number): tensor.contiguous() for number, tensor in enumerate(tensors)}
@@ -238,13 +239,13 @@ def batch_to_bytes(batch: Batch) -> bytes:
 
 
 def batch_from_bytes(data: bytes) -> Any:
-    """The batch that `batch_to_bytes` wrote."""
+    """Reads the batch that `batch_to_bytes` wrote."""
     tensors = safetensors.torch.load(data)
     return _rebuilt(json.loads(tensors.pop(OUTLINE).numpy().tobytes()), tensors)
 
 
 def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A tensor as its number, a dictionary as itself, anything else as the name of its class and its parts."""
+    """Describes a tensor by its number, a dictionary by its values, any other object by its class and attributes."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return len(tensors) - 1
@@ -274,7 +275,7 @@ def _rows_of(numbers: list[int], tensors: list[list[bytes]]) -> Iterator[pa.Tabl
 
 
 def _for_workers(steps: Steps) -> Steps:
-    """A copy that another machine can work with: its path is absolute, and it does not carry the catalogue along."""
+    """Returns a copy that another machine can use: the dataset's path is absolute, and the catalogue is left out."""
     sent, source = copy.copy(steps), copy.copy(steps.source)
     source.dataset = dataclasses.replace(source.dataset, path=source.dataset.path.resolve())
     vars(source).pop("catalogue", None)
@@ -284,7 +285,7 @@ def _for_workers(steps: Steps) -> Steps:
 
 
 def _explain(error: Exception) -> Exception:
-    """The error to raise for an error of Ray: our own error of a worker, or an error of the cluster."""
+    """Returns the error to raise for a Ray error: the worker's own error, or an error about the cluster."""
     import ray
 
     inner: BaseException = error

@@ -1,7 +1,7 @@
-"""What the two data configs share: the place of the data, the numbered steps, the held-out users.
+"""The settings that the two data configs share: the place of the data, the numbered steps, the held-out users.
 
-A data config is a run's way from a dataset to numbered steps: `open` gives the source, `steps` the numbered batches of
-one part of its users. Users are dealt to parts by their id alone, so the same user is in the same part of every
+A data config leads from a dataset to numbered steps: `open` returns the source, and `steps` returns the numbered
+batches of one part of its users. The id of a user alone decides the part, so the same user is in the same part of every
 snapshot, on every machine, whatever else changes:
 
     draw of the user's id   0 ──── validation_share ──── + test_share ──────────────── 1
@@ -30,28 +30,28 @@ from tackboard.features.feature_set import FeatureSet
 
 Part = Literal["train", "validation", "test"]
 PART_STREAM = 41
-"""Keeps the draw of parts apart from every other use of a seed."""
+"""Random stream of the draw of parts, separate from all other uses of a seed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepsConfig(abc.ABC):
-    """What a run reads, whatever its batches hold."""
+    """Settings of the data that a run reads, for any type of batch."""
 
     kind: ClassVar[str]
-    """Its name in a run's config."""
+    """Name of this kind of data in a run's config."""
     batch_type: ClassVar[type[Batch]]
-    """The batches of its steps."""
+    """Type of the batches."""
 
     dataset: str
     """Folder of the dataset: datasets/NAME, or one snapshot inside it."""
     features: str = ""
-    """File with your own features, file.py or file.py:name, in addition to the standard ones; empty: none."""
+    """File with your own features, file.py or file.py:name, in addition to the standard ones; empty means none."""
     validation_share: float = 0.0
-    """Share of the users, drawn by their ids, whose data judges the model during training and is not trained on."""
+    """Share of the users, chosen by their ids, whose data is used for validation and not for training."""
     num_workers: int = 1
-    """Threads that prepare windows ahead, each holding one window; 0: a window is prepared when it is needed."""
+    """Number of threads that prepare windows ahead, one window each; 0 prepares a window when it is needed."""
     ray_address: str = ""
-    """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT, or auto; empty: no cluster."""
+    """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT or auto; empty means no cluster."""
 
     def __post_init__(self) -> None:
         check(0.0 <= self.validation_share < 1.0, "data.validation_share", self.validation_share, "0 to below 1")
@@ -60,7 +60,7 @@ class StepsConfig(abc.ABC):
         check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """The same data at the snapshots that `SequenceSource.lineage` recorded; newer snapshots may exist."""
+        """Returns this config for the snapshots that `SequenceSource.lineage` recorded, even if newer ones exist."""
         return dataclasses.replace(self, dataset=str(snapshot_path(lineage)))
 
     @abc.abstractmethod
@@ -71,25 +71,25 @@ class StepsConfig(abc.ABC):
         dataset: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens and verifies the dataset, or another one in its place; `features` gives what the model reads."""
+        """Opens and verifies the dataset, or `dataset` in its place; `features` returns the model's features."""
 
     @abc.abstractmethod
     def steps(
         self, source: Any, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
     ) -> NumberedSteps[Any]:
-        """The numbered batches of a part of the users of `source`, which `open` gave."""
+        """Returns the numbered batches of one part of the users of `source`, which `open` returned."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartOfUsers:
-    """Some of the users, chosen by their ids alone; all users if nobody is held out."""
+    """One part of the users, chosen by their ids alone. If both shares are 0, all users belong to `train`."""
 
     part: Part = "train"
     validation_share: float = 0.0
     test_share: float = 0.0
 
     def of(self, user_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each user is among them."""
+        """Returns whether each user belongs to this part."""
         if not self.validation_share and not self.test_share:
             return np.full(len(user_ids), self.part == "train")
         draw = keyed_random.uniform(0, PART_STREAM, user_ids)

@@ -1,6 +1,7 @@
-"""What deduplication saves, counted: batches of requests go in, bytes and rows with and without it come out.
+"""Counts what deduplication saves: the bytes and rows of batches of requests, with and without deduplication.
 
-Without it a loader would carry every candidate's history beside the candidate, and look up every item of every one.
+Without deduplication a loader would carry a copy of the history for every candidate, and look up every item of every
+copy.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from tackboard.batch import RequestBatch
 
 @dataclasses.dataclass
 class DeduplicationCounters:
-    """Sums over batches of requests. What ends in `_flat` is what a row per candidate would need."""
+    """Sums over batches of requests. Fields that end in `_flat` count what one row per candidate would need."""
 
     num_requests: int = 0
     num_candidates: int = 0
     num_users: int = 0
-    """Distinct users of each batch, added up."""
+    """Number of distinct users of each batch, summed over batches."""
     history_bytes: int = 0
-    """Copied to the device for histories and their items: grows with requests."""
+    """Bytes copied to the device for histories and their items; they grow with the number of requests."""
     candidate_bytes: int = 0
-    """Copied for candidates: an id's place, a position, a weight, labels and features each."""
+    """Bytes copied for candidates, each with the place of its id, a position, a weight, labels and features."""
     rows: int = 0
-    """Rows of tables looked up: one per distinct item and hash function."""
+    """Number of table rows looked up: one for each distinct item and hash function."""
     history_bytes_flat: int = 0
     rows_flat: int = 0
 
     def add(self, batch: RequestBatch) -> None:
-        """Counts a batch."""
+        """Adds the counts of one batch."""
         histories = batch.histories
         self.num_requests += batch.num_requests
         self.num_candidates += batch.num_candidates
@@ -38,7 +39,7 @@ class DeduplicationCounters:
         self.candidate_bytes += sum(tensor.nbytes for tensor in batch.tensors()) - history_bytes
         num_hashes = histories.item_rows.shape[1]
         self.rows += histories.item_rows.numel()
-        # Of each history, as often as it has candidates: its events' columns and its items' rows.
+        # Each history counts once per candidate, with the columns of its events and the table rows of its items.
         events_flat = int(batch.expand(histories.lengths()).sum())
         per_event = [histories.items, histories.is_positive, *histories.columns.values()]
         bytes_per_event = (

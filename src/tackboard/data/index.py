@@ -1,13 +1,14 @@
-"""What the step plan must know of a dataset: tokens per bucket, and the number of positives of each item.
+"""Counts what a step plan must know about a dataset: the tokens per bucket, and the positives of each item.
 
-One pass over user, action, item and time of the events, a bucket at a time. What is kept grows with the number of
-buckets and of items, not with that of events. The next run over the same snapshot with the same settings finds it
+The counts come from one pass over the users, actions, items and times of the events, one bucket at a time. Their size
+grows with the number of buckets and items, not with the number of events. They are stored for the next run over the
+same snapshot with the same settings:
 
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
-where the two files are little-endian int64, and <settings> is a hash of all settings that decide them. Requests
-(request_loader.py) are counted in the same way, without items. Decided: a stored index is optional. A damaged index, or
-an index that does not fit the dataset, is made again. If the folder is read-only, the index is not stored.
+The two files hold little-endian int64 numbers, and <settings> is a hash of all settings that decide the counts.
+Requests (request_loader.py) are counted in the same way, without items. Decided: a stored index is optional. A damaged
+index, or an index that does not fit the dataset, is made again. If the folder is read-only, the index is not stored.
 """
 
 from __future__ import annotations
@@ -39,29 +40,29 @@ from tackboard.features.entity_tables import find_ids
 
 KIND = "training index"
 VERSION = 1
-"""Version of the counts. Raise it if the same settings give other numbers."""
+"""Version of the counts. Raise it if a change of the code gives other numbers for the same settings."""
 LONG = 4_000_000
-"""Events from which on a pass over them says how far it is."""
+"""Number of events from which on a pass over them shows its progress."""
 
 
 class ItemFrequencies:
     """Each item's share of the positive training events, for the popularity correction of the loss."""
 
     def __init__(self, item_ids: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """`item_ids` rise; each of `counts` is 1 or more."""
+        """`item_ids` is in ascending order; each of `counts` is 1 or more."""
         total = max(1, int(counts.sum()))
         self._ids = item_ids
         self._log_share = np.log(counts / total).astype(np.float32)
-        # An item that is only an input and never a positive is as rare as half an event.
+        # An item that is never a positive counts as half an event.
         self._log_unseen = np.float32(np.log(0.5 / total))
 
     @classmethod
     def of(cls, item_ids: NDArray[np.int64]) -> ItemFrequencies:
-        """The shares among `item_ids`, an entry per event."""
+        """Computes the shares from `item_ids`, which has one entry per event."""
         return cls(*np.unique(item_ids, return_counts=True))
 
     def log_share(self, item_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Log of the share of each of `item_ids`."""
+        """Returns the log of the share of each item in `item_ids`."""
         if len(self._ids) == 0:
             return np.full(len(item_ids), self._log_unseen)
         position = np.minimum(np.searchsorted(self._ids, item_ids), len(self._ids) - 1)
@@ -70,7 +71,7 @@ class ItemFrequencies:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingIndex:
-    """`bucket_tokens` [G] are the training events of each bucket."""
+    """The counts of a dataset. `bucket_tokens` [G] holds the number of training events of each bucket."""
 
     bucket_tokens: NDArray[np.int64]
     num_segments: int
@@ -80,7 +81,7 @@ class TrainingIndex:
 
 @dataclasses.dataclass(frozen=True)
 class IndexCounts:
-    """An index as it is kept: arrays of whole numbers, and single ones."""
+    """An index as it is stored: arrays of whole numbers, and single whole numbers."""
 
     arrays: dict[str, NDArray[np.int64]]
     figures: dict[str, int]
@@ -94,9 +95,9 @@ def index_training(
     users: PartOfUsers | None = None,
     quiet: bool = True,
 ) -> TrainingIndex:
-    """Counts a dataset once and keeps the counts. DataError without a positive event to train on.
+    """Counts a dataset once and stores the counts. Raises DataError if there is no positive event to train on.
 
-    `users` says whose events count; without it all users count.
+    `users` says whose events count; None means all users.
     """
     users = users or PartOfUsers()
     settings = {
@@ -128,7 +129,7 @@ def counted_once(
     count: Callable[[], IndexCounts],
     fits: Callable[[IndexCounts], bool],
 ) -> IndexCounts:
-    """The result of `count`, kept for the next run with these settings over the same files.
+    """Returns the result of `count`, which is stored for the next run with these settings over the same files.
 
     `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
     """
@@ -142,7 +143,7 @@ def counted_once(
 
 
 def _place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
-    """The folder of the index of these settings; None where there is no place for one."""
+    """Returns the folder of the index of these settings; None if the snapshot has no folder for indices."""
     folder = index_folder(source.dataset.path)
     files = {entry["name"]: entry["sha256"] for entry in source.dataset.manifest["files"]}
     everything = {"version": VERSION, "files": files, **settings}
@@ -151,7 +152,7 @@ def _place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
 
 
 def _read(place: Path, fits: Callable[[IndexCounts], bool]) -> IndexCounts | None:
-    """A kept index, or None where there is none that is intact and fits."""
+    """Returns the stored index, or None if it does not exist, is damaged or does not fit."""
     try:
         manifest = verify_manifest(place, KIND)
         names = [entry["name"] for entry in manifest["files"]]
@@ -173,7 +174,7 @@ def _fits(counts: IndexCounts, source: SequenceSource, max_length: int) -> bool:
 
 
 def _keep(place: Path, counts: IndexCounts) -> None:
-    """Writes an index for the next run. A failure is no error: for example, another run may have been faster."""
+    """Stores an index for the next run. A failure is not an error: another run may have been faster, for example."""
     with contextlib.suppress(OSError, TackboardError):
         if place.exists():
             remove_directory(place)
@@ -186,15 +187,15 @@ def _keep(place: Path, counts: IndexCounts) -> None:
 def _pass_over(
     source: SequenceSource, max_length: int, users: PartOfUsers, *, newest_only: bool, quiet: bool
 ) -> IndexCounts:
-    """The pass over the events."""
+    """Counts tokens and positives in one pass over the events."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
-    # Counted by position in the catalogue, which is as large as it will get.
+    # Counted by position in the catalogue, so the array has its final size from the start.
     counts = np.zeros(len(source.catalogue), dtype=np.int64)
     num_segments, longest = 0, 0
     num_events = source.dataset.num_events
     with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(source.num_buckets):
-            # Times are read for their order alone: a history that is not sorted by them trains on the future.
+            # Times are read only to check their order: a history that is not sorted by time would train on the future.
             table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id", "time_ms"])
             source.dataset.layout.check_users(bucket, numpy_column(table, "user_id"), source.dataset.path)
             found = source.ranges_of_users(table)
@@ -228,7 +229,7 @@ def _pass_over(
 
 
 def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> bool:
-    """Adds the occurrences in `item_ids` to `counts`; False where the catalogue does not have one of them."""
+    """Adds the occurrences in `item_ids` to `counts`. Returns False if the catalogue lacks one of the items."""
     found = pc.value_counts(pa.array(item_ids))
     places = find_ids(catalogue, found.field("values").to_numpy())
     if (places < 0).any():

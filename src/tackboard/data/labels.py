@@ -1,19 +1,20 @@
-"""Labels: impressions and events in; for every impression and label 1, 0 or not known yet out.
+"""This module labels impressions from events: every impression gets, for each action, 1, 0 or not known yet.
 
-The rules; docs/labels.md has an example:
+These are the rules (docs/labels.md has an example):
 
     joined        an action counts for the impression of its user, request and item, if
                   0 <= time of the action - time of the impression <= the action's window
-    repeated      several such actions make one positive
+    repeated      several joined actions of one impression make one positive
     late          an action after its window makes no positive
     early         an action before its impression makes no positive
     not shown     an action whose request did not show its item makes no positive
-    negative      shown, window closed by the end of the log, no action
-    unknown       shown, window still open at the end of the log, no action yet: neither positive nor negative
+    negative      the window closed before the end of the log, and no action was joined
+    unknown       the window is open at the end of the log, and no action was joined yet: not positive, not negative
 
-The end of the log is its largest received_ms; a window is closed when the end lies past its last millisecond. An item
-that a request showed twice is one impression, at the first position and the first time. Every action and impression
-that these rules set aside is counted. The work is done one bucket of users at a time, so memory does not grow.
+The end of the log is its largest received_ms, apart from times more than a day in the future. A window is closed if the
+end of the log lies after the last millisecond of the window. An item that a request showed twice is one impression,
+with the smallest position and the earliest time. Every action and impression that these rules set aside is counted. The
+work is done one bucket of users at a time, so memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tackboard.events.impressions import NO_POSITION, common_codes, positions_of
 from tackboard.events.schema import NAMES, encode, numpy_column
 
 UNKNOWN = -1
-"""A label that is not known yet, where labels are numbers; in files it is null."""
+"""Stands in arrays for a label that is not known yet; in files the label is null."""
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MAX_WINDOW_MS = 36_500 * UNITS_MS["d"]
 _WINDOW = re.compile(r"(\d{1,15})(ms|s|m|h|d)")
@@ -47,32 +48,32 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """One action, and for how long after an impression it counts."""
+    """One action, and how long after an impression the action counts."""
 
     action: str
     window_ms: int
 
     @property
     def column(self) -> str:
-        """Its column in requests.parquet."""
+        """Name of the label's column in requests.parquet."""
         return LABEL + self.action
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelConfig:
-    """Which labels to make, and of which candidates."""
+    """Settings of a label job: which labels to make, and for which candidates."""
 
     labels: tuple[Label, ...]
-    """Actions and their windows, one or more; kept sorted by action."""
+    """One or more actions with their windows, sorted by action."""
     shown: str | None = None
-    """The action that means shown; None where the dataset has impressions of its own."""
+    """Action that means that an item was shown; None if the dataset has impressions of its own."""
     negatives: int | None = None
-    """Most negatives to keep per request, drawn at random; None keeps all."""
+    """Largest number of negatives to keep per request, drawn at random; None keeps all."""
     seed: int = 0
-    """Key of that draw."""
+    """Seed of the draw of negatives."""
 
     def __post_init__(self) -> None:
-        # The order in which labels are given must not make another snapshot.
+        # Sorted, so that the same labels in another order make the same snapshot.
         object.__setattr__(self, "labels", tuple(sorted(self.labels, key=lambda label: label.action)))
         actions = [label.action for label in self.labels]
         if not actions:
@@ -90,7 +91,7 @@ class LabelConfig:
 
 
 def parse_label(text: str) -> Label:
-    """`save=7d` → Label("save", 604_800_000). Anything else raises UsageError."""
+    """Reads a label such as `save=7d`, which is Label("save", 604_800_000). Any other form raises UsageError."""
     action, _, window = text.rpartition("=")
     if not action:
         raise UsageError(f"cannot read --label {text}", allowed="allowed: ACTION=WINDOW, e.g. --label save=7d")
@@ -107,9 +108,10 @@ def parse_label(text: str) -> Label:
 
 @dataclasses.dataclass
 class LabelCounts:
-    """Counts of one label. The first three are impressions, before negatives are drawn; the others are actions.
+    """Counts of one label. The first three fields count impressions before negatives are drawn, the others actions.
 
-    Every action of the label is in exactly one of `positives` (the first for its impression) and the last five.
+    Every action of the label is counted once: in `positives` if it is the first that is joined to its impression, else
+    in one of the last five fields.
     """
 
     positives: int = 0
@@ -124,7 +126,10 @@ class LabelCounts:
 
 @dataclasses.dataclass
 class LabelJobCounts:
-    """Counts of a label job. `candidates` + `negatives_left_out` + `impressions_repeated` are all impressions."""
+    """Counts of a label job.
+
+    `candidates` + `negatives_left_out` + `impressions_repeated` is the number of impressions with a request and a user.
+    """
 
     requests: int = 0
     candidates: int = 0
@@ -133,7 +138,7 @@ class LabelJobCounts:
     impressions_without_request: int = 0
     impressions_without_user: int = 0
     events_in_future: int = 0
-    """Events whose received time lies more than a day in the future: they do not move the end of the log."""
+    """Events whose received time lies more than a day in the future. They do not move the end of the log."""
     labels: dict[str, LabelCounts] = dataclasses.field(default_factory=dict)
 
 
@@ -154,16 +159,17 @@ def requests_schema(labels: Sequence[Label], request_type: pa.DataType) -> pa.Sc
 def label_bucket(
     config: LabelConfig, impressions: pa.Table, events: pa.Table, end_ms: int, counts: LabelJobCounts
 ) -> pa.Table:
-    """Requests with their labelled candidates, sorted by (user_id, time_ms, request); adds to `counts`.
+    """Returns requests with labelled candidates, sorted by (user_id, time_ms, request), and adds to `counts`.
 
-    `impressions` (`impressions.COLUMNS`, each with a request) and `events` (user_id, item_id, time_ms, request, action,
-    surface; in the dataset's order) are those of the same whole users. Candidates lie by position, then by time.
+    `impressions` has the columns `impressions.COLUMNS`, and every row has a request. `events` has user_id, item_id,
+    time_ms, request, action and surface, in the order of the dataset. Both tables hold all rows of the same users. The
+    candidates of a request are sorted by position, then by time.
     """
     keys = RequestKeys(impressions, events)
     shown = _distinct(impressions, keys)
     counts.impressions_repeated += impressions.num_rows - len(shown.row)
     labels = {label.action: _label(label, shown, keys, events, end_ms, counts) for label in config.labels}
-    # Requests by user, time and request; candidates by position, time and item.
+    # Sorts requests by user, time and request, and candidates by position, time and item.
     order = np.lexsort((shown.item, shown.time, shown.position, shown.request, shown.request_ms, shown.user))
     shown = shown.take(order)
     labels = {action: values[order] for action, values in labels.items()}
@@ -201,7 +207,7 @@ def label_bucket(
 
 
 class RequestKeys:
-    """Requests as numbers common to impressions and events, ordered by (user, request); -1 is an event without one."""
+    """Numbers the requests of impressions and events, sorted by (user, request); -1 is an event without a request."""
 
     def __init__(self, impressions: pa.Table, events: pa.Table) -> None:
         of_impressions, of_events = common_codes(impressions["request"], events["request"])
@@ -213,7 +219,7 @@ class RequestKeys:
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """Distinct impressions [M]: `request` a number of `RequestKeys`, `row` a row of the table they were read from."""
+    """M distinct impressions. `request` holds numbers of `RequestKeys`, `row` rows of the table of impressions."""
 
     user: Ints
     request: Ints
@@ -228,7 +234,7 @@ class _Shown:
 
 
 def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
-    """One impression per request and item, ordered by both: the first position, the first time."""
+    """Returns one impression per request and item, sorted by both, with its smallest position and earliest time."""
     items, times = numpy_column(impressions, "item_id"), numpy_column(impressions, "time_ms")
     order = np.lexsort((items, keys.of_impressions))
     requests, items = keys.of_impressions[order], items[order]
@@ -253,7 +259,7 @@ def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
 def _label(
     label: Label, shown: _Shown, keys: RequestKeys, events: pa.Table, end_ms: int, counts: LabelJobCounts
 ) -> NDArray[np.int8]:
-    """1, 0 or UNKNOWN for each of `shown`, which is ordered by request and item."""
+    """Returns 1, 0 or UNKNOWN for each impression in `shown`, which is sorted by request and item."""
     chosen = np.flatnonzero(pc.equal(events["action"], label.action).to_numpy())
     count = counts.labels.setdefault(label.action, LabelCounts())
     with_request = chosen[keys.of_events[chosen] >= 0]
@@ -279,7 +285,7 @@ def _label(
 
 
 def _find(shown: _Shown, requests: Ints, items: Ints) -> Ints:
-    """The impression of each (request, item), or -1."""
+    """Returns the index in `shown` of each (request, item), or -1 if the item was not shown."""
     num_shown = len(shown.item)
     ranks = _ranks(np.concatenate([shown.request, requests]), np.concatenate([shown.item, items]))
     impression_of = np.full(len(ranks), -1, dtype=np.int64)
@@ -290,9 +296,10 @@ def _find(shown: _Shown, requests: Ints, items: Ints) -> Ints:
 def _draw_negatives(
     negative: NDArray[np.bool_], request_of: Ints, draw: NDArray[np.uint64], item: Ints, most: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-    """The candidates to keep and their weights: of a request's negatives the `most` with the smallest draw.
+    """Returns which candidates to keep, and their weights. A request keeps the `most` negatives with the smallest draw.
 
-    A kept negative weighs the number of negatives per kept negative, so that sums over negatives stay the same.
+    The weight of a kept negative is the number of negatives per kept negative, so that the total weight of a request's
+    negatives stays the same.
     """
     keep, weight = ~negative, np.ones(len(negative), dtype=np.float32)
     chosen = np.flatnonzero(negative)
@@ -306,7 +313,7 @@ def _draw_negatives(
 
 
 def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Array:
-    """The value of the first event of each `wanted` request, or null; requests are numbers of RequestKeys."""
+    """Returns the value of the first event of each `wanted` request (a number of RequestKeys), or null."""
     known, first = np.unique(requests, return_index=True)
     place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
     if not len(known):
@@ -315,7 +322,7 @@ def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Arra
 
 
 def _numbers(requests: pa.Array) -> Ints:
-    """Request ids as int64 keys of random numbers."""
+    """Converts request ids to int64 keys for random numbers."""
     if pa.types.is_integer(requests.type):
         return np.asarray(requests.to_numpy())
     encoded = requests.dictionary_encode()
@@ -324,7 +331,7 @@ def _numbers(requests: pa.Array) -> Ints:
 
 
 def _ranks(first: Ints, second: Ints) -> Ints:
-    """The place of each pair among the distinct pairs, in order."""
+    """Returns the place of each pair (first, second) among the sorted distinct pairs."""
     order = np.lexsort((second, first))
     new = np.zeros(len(order), dtype=np.int64)
     new[1:] = (first[order][1:] != first[order][:-1]) | (second[order][1:] != second[order][:-1])
@@ -334,7 +341,7 @@ def _ranks(first: Ints, second: Ints) -> Ints:
 
 
 def _runs(values: Ints) -> tuple[Ints, Ints]:
-    """For each value the number of its run of equal values, and where each run starts."""
+    """Numbers the runs of equal values. Returns the run of each value, and the index at which each run starts."""
     new = np.ones(len(values), dtype=bool)
     new[1:] = values[1:] != values[:-1]
     return np.cumsum(new) - 1, np.flatnonzero(new)

@@ -2,8 +2,8 @@
 
 `TrainingSteps` streams batches from disk, a window of buckets at a time. Work that costs more than a copy is done once
 per window: the columns of the history are computed, distinct items are found and hashed to rows. A batch is then a
-slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch of any runs of events in memory,
-for evaluation and as the slow twin of the windows.
+slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
+memory. Evaluation uses it, and checks compare its slow but simple batches with those of the windows.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from tackboard.features.feature_set import FeatureSet
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(StepsConfig):
-    """Segments of histories, and how they are cut into steps."""
+    """Settings for reading segments of histories and cutting them into steps."""
 
     kind: ClassVar[str] = "segments"
     batch_type: ClassVar[type[Batch]] = SequenceBatch
 
     positive_actions: tuple[str, ...] = ()
-    """Actions that the loss predicts and evaluation holds out; empty means all of them."""
+    """Actions that the loss predicts and evaluation holds out; empty means all actions."""
     held_out: int = 1
-    """Positive event of a user that evaluation predicts, counted from the last: 1 to test, 2 to validate. Later events
-    are not used."""
+    """Which positive event of a user evaluation predicts, counted from the last: 1 for the test, 2 for validation.
+    Later events are not used."""
     max_length: int = 64
-    """Events of the longest training segment."""
+    """Largest number of events in a training segment."""
     segments: str = "all"
-    """`all` trains on every event; `newest` on each user's newest max_length events alone, as SASRec and HSTU do."""
+    """`all` trains on every event; `newest` only on each user's newest max_length events, as SASRec and HSTU do."""
     uniform_negatives: int = 0
-    """Items drawn uniformly from the catalogue for each step, as further negatives. The number of items or more takes
-    the whole catalogue, which makes an exact softmax possible."""
+    """Number of items drawn uniformly from the catalogue for each step, as additional negatives. If the number is at
+    least the size of the catalogue, the whole catalogue is taken, which makes an exact softmax possible."""
     tokens_per_step: int = 4096
-    """Events of one step at most, over all processes."""
+    """Largest number of events in one step, over all processes."""
     window_buckets: int = 16
-    """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
+    """Number of buckets of the dataset, of about 65,536 events each, that are in memory and mixed at a time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +75,7 @@ class DataConfig(StepsConfig):
         dataset: str | Path | Dataset | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """The histories of the dataset, with the held-out event of each user set apart."""
+        """Opens the histories of the dataset, with the held-out event of each user set apart."""
         return open_sequences(
             dataset or self.dataset,
             self.positive_actions,
@@ -87,14 +87,14 @@ class DataConfig(StepsConfig):
     def steps(
         self, source: SequenceSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
     ) -> TrainingSteps:
-        """Step number → batch of segments of a part of the users."""
+        """Maps step numbers to batches of segments of one part of the users."""
         return TrainingSteps(source, self, hashing, seed, part=part, quiet=quiet)
 
 
 class Window:
-    """Segments in the order in which they are read; step p of the window is the segments bounds[p] to bounds[p + 1].
+    """Segments in the order in which they are read; step p of the window has the segments bounds[p]:bounds[p + 1].
 
-    With `negatives` each batch gets the negatives of (`key`, step).
+    If `negatives` is given, each batch also gets the uniform negatives of (`key`, step).
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Window:
         self._segments, self._bounds, self._negatives, self._key = segments, bounds, negatives, key
 
     def batch(self, place: int) -> SequenceBatch:
-        """The batch of the window's step number `place`."""
+        """Returns the batch of the window's step number `place`, from 0."""
         batch = self._segments.batch(int(self._bounds[place]), int(self._bounds[place + 1]))
         return batch if self._negatives is None else self._negatives.add(batch, *self._key, place)
 
 
 class TrainingSteps(NumberedSteps[SequenceBatch]):
-    """Step number → batch of segments, or one rank's share of it."""
+    """Maps a step number to its batch of segments, or to one rank's share of that batch."""
 
     def __init__(
         self,
@@ -149,9 +149,9 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         super().__init__(plan, rank=rank, world_size=world_size)
 
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
-        """The segments of a window's buckets, or this rank's share of them, in the epoch's order."""
+        """Reads the segments of a window's buckets, or this rank's share of them, in the order of the epoch."""
         if self.plan.num_windows == 1:
-            # Read and computed once, not once an epoch: a GPU would wait longer than it trains.
+            # Read and computed once and not in every epoch, because a GPU would wait longer than it trains.
             lengths = np.diff(self._whole.offsets)
             mine, bounds = self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
             prepared = self._whole.in_order(mine)
@@ -162,7 +162,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         return Window(prepared, bounds, self._negatives, (epoch, number))
 
     def _prepare(self, sequences: Sequences, segments: Segments) -> PreparedHistories:
-        """Segments of some sequences, end to end."""
+        """Prepares segments of some sequences, laid end to end, to cut batches from them."""
         events = ranges(segments.starts, segments.lengths)
         return PreparedHistories(
             history=sequences.histories_of(events, offsets_of(segments.lengths)),
@@ -181,7 +181,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
 
     @property
     def _whole(self) -> PreparedHistories:
-        """All segments of a dataset of one window, in its own order."""
+        """All segments of a dataset that is a single window, in the order of the dataset."""
         with self._lock:
             if self._held is None:
                 self._held = self._prepare(*self._cut(self.plan.buckets_of(0, 0)))
@@ -211,11 +211,11 @@ def stored_batch(
     hashing: HashConfig,
     frequencies: ItemFrequencies | None = None,
 ) -> SequenceBatch:
-    """The batch of runs of stored events: `lengths` events from index `starts` on, each of the user at `users` [B].
+    """Makes a batch of B runs of stored events: `lengths` events from index `starts` on, of the user at index `users`.
 
-    With `frequencies` the batch is for a loss: it has the positive events, the items' shares, and the features of the
-    request before every event. Without `frequencies` it is the batch that a server would build, with the features of
-    the one request that follows, so that evaluation sees only what a request holds.
+    With `frequencies` the batch is for a loss: it has the positive events, the shares of the items, and the features of
+    the request before every event. Without `frequencies` the batch is the one that a server would build, with the
+    features of the single request that follows the history. So evaluation sees only what a request holds.
     """
     events = ranges(starts, lengths)
     requests = events if frequencies else ends_of_history(sequences, users)
@@ -230,5 +230,5 @@ def stored_batch(
 
 
 def ends_of_history(sequences: Sequences, users: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The event whose request ends each user's history: the held-out event, or the last event without one."""
+    """Returns the event whose request ends each user's history: the held-out event if there is one, else the last."""
     return np.minimum(sequences.train_ends[users], sequences.offsets[1:][users] - 1)

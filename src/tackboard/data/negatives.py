@@ -1,10 +1,11 @@
 """Negatives drawn uniformly from the catalogue, in addition to the items of a batch.
 
-In: a batch with the distinct items of its events. Out: the same batch with further items. Popular items fill a batch,
-so most of the catalogue is hardly ever in one; a uniform draw reaches all items. Each draw is a function of (seed,
-epoch, window, place), so every rank and a resumed run draw the same. Decided: draws are with replacement and repeats
-are dropped; a loss needs the chance that an item is there at all, 1 − (1 − 1/V)^K, and that is exact. As many draws as
-items, or more, mean the whole catalogue: an exact softmax.
+This module takes a batch with the distinct items of its events and returns the same batch with additional items.
+Popular items fill a batch, so most items are hardly ever in a batch; a uniform draw reaches all items. Each draw is a
+function of (seed, epoch, window, place), so all ranks and a resumed run draw the same items. Decided: K draws from V
+items are made with replacement, and repeats are dropped. A loss needs the probability that an item is drawn at all,
+which is exactly 1 − (1 − 1/V)^K. If K is V or more, the whole catalogue is taken, which makes an exact softmax
+possible.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tackboard.core import keyed_random
 from tackboard.data.index import ItemFrequencies
 
 NEGATIVE_STREAM = 13
-"""Keeps these random numbers apart from every other use of the seed."""
+"""Random stream of these draws, separate from all other uses of the seed."""
 
 
 class UniformNegatives:
-    """`count` draws from a catalogue of V items for every step."""
+    """Makes `count` draws from a catalogue of V items for every step."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class UniformNegatives:
         frequencies: ItemFrequencies,
         seed: int,
     ) -> None:
-        """`catalogue` rises."""
+        """`catalogue` is in ascending order."""
         self._ids = catalogue
         self._hashing = hashing
         self._frequencies = frequencies
@@ -47,7 +48,7 @@ class UniformNegatives:
         self._catalogue = ItemTable(catalogue, hashing, frequencies.log_share) if self._all else None
 
     def add(self, batch: SequenceBatch, *key: int) -> SequenceBatch:
-        """`batch` with the negatives of `key`: its distinct items and the drawn items, sorted, each once."""
+        """Adds the negatives of `key` to `batch`. Its items are then its own and the drawn ones, sorted, each once."""
         if self._catalogue is not None:
             whole = with_items(batch, self._catalogue)
             kept = {name: getattr(whole, name).clone() for name in ("item_ids", "item_rows", "item_log_q")}

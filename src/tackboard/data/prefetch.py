@@ -1,8 +1,9 @@
-"""Batches on the device before they are needed.
+"""Brings batches to the device before they are needed.
 
-On a GPU a thread makes the next batch and copies it from pinned memory on a stream of its own, while the present one is
-computed with. It has to be a thread: a trainer that reads its loss every step waits for the GPU, and would otherwise
-begin with the next batch only after that. On a CPU there is nothing to copy, and batches pass through.
+On a GPU a thread makes the next batch and copies it from pinned memory on a CUDA stream of its own, while the GPU
+computes with the current batch. A thread is needed because a trainer that reads its loss every step waits for the GPU.
+Without the thread, the trainer would begin to make the next batch only after that wait. On a CPU there is nothing to
+copy, and batches pass through.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Batch = TypeVar("Batch")
 
 
 def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Iterator[tuple[int, Batch]]:
-    """The same (step number, batch) pairs with their tensors on `device`; on a GPU one batch is made ahead."""
+    """Yields the same (step number, batch) pairs with their tensors on `device`; on a GPU one batch is made ahead."""
     if device.type != "cuda":
         for number, batch in batches:
             moved: Any = batch
@@ -42,6 +43,6 @@ def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Ite
             current = torch.cuda.current_stream(device)
             current.wait_event(event)
             for tensor in copied.tensors():
-                # Its memory may be reused for a later copy only when the current stream is done with it.
+                # Its memory may be reused for a later copy only when the current stream is done with the tensor.
                 tensor.record_stream(current)
             yield number, copied

@@ -1,13 +1,13 @@
-"""The request-grouped layout: a dataset and label rules in, a new snapshot with requests.parquet out.
+"""The request-grouped layout: takes a dataset and label rules, and writes a new snapshot with requests.parquet.
 
-    requests.parquet   one row per request: request, user_id, time_ms, surface, and its candidates in lists of one
-                       length: item_id, position, weight, label_<action> (1, 0, null = not known yet)
-    labels.json        the rules, what they were applied to, and counts of all that they met
-    layout.json        gains `requests`: which rows belong to the users of which bucket
+    requests.parquet   one row per request: request, user_id, time_ms, surface, and its candidates in lists of
+                       equal length: item_id, position, weight, label_<action> (1, 0, null = not known yet)
+    labels.json        the rules, the SHA-256 of the files that they were applied to, and the counts
+    layout.json        gains `requests`: the rows of requests.parquet that belong to each bucket
 
-A user's history lies once in events.parquet, however many requests and candidates refer to it. Rows are sorted by
-(user_id, time_ms, request), so that a bucket's requests belong to the users of the same bucket of events. Decided: the
-history of a request is assembled when it is read, and never stored per request.
+The history of a user is stored once in events.parquet, however many requests and candidates refer to it. Requests are
+sorted by (user_id, time_ms, request), so that a bucket's requests belong to the users of the same bucket of events.
+Decided: the history of a request is assembled when it is read, and never stored per request.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ FIELDS = {
     "end_ms": int,
     "counts.labels": dict[str, dict[str, int]],
 }
-"""Of labels.json."""
+"""Fields of labels.json and their types."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """What a label job made: the snapshot, the rules, the end of the log and the counts."""
+    """The result of a label job: the snapshot, the rules, the end of the log and the counts."""
 
     path: Path
     config: LabelConfig
@@ -59,10 +59,11 @@ class Labelled:
 
 
 def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False) -> Labelled:
-    """Makes a snapshot of `dataset`, the newest one, with labelled requests, and points `latest` at it.
+    """Makes a new snapshot of `dataset` with labelled requests, and points `latest` at the new snapshot.
 
-    A snapshot that has exactly these labels stays. Labels of other rules are replaced. Wrong rules raise UsageError, a
-    dataset without impressions raises DataError; then, and after a kill, the old snapshot stays in use.
+    `dataset` must be the newest snapshot. If it already has exactly these labels, no snapshot is made. Labels of other
+    rules are replaced. Wrong rules raise UsageError, a dataset without impressions raises DataError. After an error or
+    a kill, the old snapshot stays in use.
     """
     check_newest(dataset)
     for label in config.labels:
@@ -92,7 +93,7 @@ def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False)
 
 
 def read_labels(snapshot: Path) -> Labelled | None:
-    """The labels of a snapshot folder as labels.json tells them, or None where it has none."""
+    """Reads labels.json of a snapshot folder; returns None if the snapshot has no labels."""
     content = _stored(snapshot)
     if not content:
         return None
@@ -121,7 +122,7 @@ def _rules(config: LabelConfig) -> dict[str, Any]:
 
 
 def _inputs(dataset: Dataset) -> dict[str, str]:
-    """The SHA-256 of the files that labels are made of."""
+    """Returns the SHA-256 of the files that labels are made from."""
     return {str(e["name"]): str(e["sha256"]) for e in dataset.manifest["files"] if e["name"] in (EVENTS, IMPRESSIONS)}
 
 
@@ -161,7 +162,7 @@ def _write_rows(
 
 
 def read_requests(dataset: Dataset) -> pa.Table:
-    """requests.parquet as a whole. A dataset without labels raises DataError."""
+    """Reads all of requests.parquet. A dataset without labels raises DataError."""
     path = dataset.path / REQUESTS
     if not path.exists():
         raise DataError(

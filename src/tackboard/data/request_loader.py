@@ -1,9 +1,10 @@
-"""Ranking batches: requests with their candidates and labels, and the history before each, by step number.
+"""Ranking batches by step number: requests with their candidates and labels, and the history before each request.
 
-In: a labelled snapshot (requests.parquet beside events.parquet, see requests.py). Out: numbered `RequestBatch`es.
-The history of a request is assembled when it is read: the newest `max_history` events that had been received strictly
-before the request. It is in the batch once, whatever the number of candidates, and so are the rows of items; only the
-device repeats what it computed of them. A request's tokens are the events of its history and its candidates.
+This module takes a labelled snapshot (requests.parquet beside events.parquet, see request_layout.py) and returns
+numbered `RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history`
+events that had been received strictly before the request. A batch holds the history of a request once, whatever the
+number of candidates, and the table rows of each distinct item once. What the device computes from them is repeated for
+each candidate on the device only. The tokens of a request are the events of its history and its candidates.
 """
 
 from __future__ import annotations
@@ -51,36 +52,37 @@ from tackboard.features.standard import HISTORY, by_level, check_finite, standar
 from tackboard.features.views import View, Visibility
 
 EVENTS_AT_ONCE = 1 << 21
-"""Events of histories that are looked at together when they are counted."""
+"""Largest number of history events that `Histories.tokens` counts at a time."""
 DRAW_STREAM = 42
-"""Keeps the draw of requests apart from every other use of the seed."""
+"""Random stream of the draw of requests, separate from all other uses of the seed."""
 MAX_HISTORY = 16_000
-"""Events of a user that the sequence store keeps, and the most that a request may read."""
+"""Number of events per user that the sequence store keeps by default; a request may not read more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestConfig(StepsConfig):
-    """Requests with labelled candidates (`tackboard data label`), and how they are cut into steps."""
+    """Settings for reading requests with labelled candidates (`tackboard data label`) and cutting them into steps."""
 
     kind: ClassVar[str] = "requests"
     batch_type: ClassVar[type[Batch]] = RequestBatch
 
     labels: tuple[str, ...] = ()
-    """Actions whose labels are read; empty means all of them."""
+    """Actions whose labels are read; empty means all labelled actions."""
     max_history: int = 256
-    """Most events before the request that are read; must be the model's max_history."""
+    """Largest number of events before a request that are read; must equal the model's max_history."""
     validation_share: float = 0.1
-    """Share of the users, drawn by their ids, whose requests are not trained on but judge during training."""
+    """Share of the users, chosen by their ids, whose requests are used for validation and not for training."""
     test_share: float = 0.1
     """Share of the users whose requests only `tackboard evaluate` reads."""
     judged_on: str = ""
-    """Folder of another labelled dataset, whose users judge in these shares; then all users of `dataset` train."""
+    """Folder of another labelled dataset. If given, validation and test users come from it, in the shares above, and
+    all users of `dataset` are trained on."""
     max_requests: int = 0
-    """Requests to train with, drawn by the run's seed; 0: all of them."""
+    """Number of requests to train with, drawn at random by the run's seed; 0 means all requests."""
     tokens_per_step: int = 65_536
-    """Events of histories and candidates of one step at most, over all processes."""
+    """Largest number of tokens (events of histories, and candidates) in one step, over all processes."""
     window_buckets: int = 4
-    """Buckets of the dataset, of about 65,536 events each, that are held in memory and mixed at a time."""
+    """Number of buckets of the dataset, of about 65,536 events each, that are in memory and mixed at a time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,19 +101,19 @@ class RequestConfig(StepsConfig):
         dataset: str | Path | Dataset | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> RequestSource:
-        """The labelled requests of the dataset and the histories before them."""
+        """Opens the labelled requests of the dataset and the histories before them."""
         return RequestSource(self, dataset=dataset, vocabulary=vocabulary, features=features)
 
     def steps(
         self, source: RequestSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
     ) -> RequestSteps:
-        """Step number → batch of requests of a part of the users."""
+        """Maps step numbers to batches of requests of one part of the users."""
         if part != "train" and self.judged_on:
             source = source.judge
         return RequestSteps(source, self, hashing, seed, part=part, quiet=quiet)
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """The same data at the snapshots of a run, including the snapshot of `judged_on`."""
+        """Returns this config with the snapshots that a run recorded, including the snapshot of `judged_on`."""
         data = super().at(lineage)
         if not self.judged_on or "judged_snapshot" not in lineage:
             return data
@@ -119,7 +121,7 @@ class RequestConfig(StepsConfig):
         return dataclasses.replace(data, judged_on=str(snapshot_path(judged)))
 
     def users(self, part: Part) -> PartOfUsers:
-        """The users of a part, among those of the dataset in which it lies."""
+        """Returns the users of a part, within the dataset from which the part is read."""
         if part == "train" and self.judged_on:
             return PartOfUsers()
         return PartOfUsers(part, self.validation_share, self.test_share)
@@ -127,9 +129,9 @@ class RequestConfig(StepsConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RequestTable:
-    """R requests and their C candidates, `offsets` [R+1] telling whose. A label is 1, 0, or -1 if not known.
+    """R requests with C candidates in all; candidates offsets[r]:offsets[r + 1] belong to request r.
 
-    `ids` are those of the requests, None where nothing is looked up by them.
+    A label is 1, 0, or -1 if it is not known yet. `ids` holds the request ids, or None if nothing is looked up by them.
     """
 
     ids: pa.Array | None
@@ -143,7 +145,7 @@ class RequestTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table, labels: list[str]) -> RequestTable:
-        """The rows of requests.parquet."""
+        """Reads rows of requests.parquet. Raises DataError if the lists of a request differ in length."""
         lengths = pc.list_value_length(table["item_id"]).to_numpy()
         for name in ("position", "weight", *(LABEL + label for label in labels)):
             if not np.array_equal(pc.list_value_length(table[name]).to_numpy(), lengths):
@@ -161,7 +163,7 @@ class RequestTable:
         )
 
     def take(self, chosen: NDArray[np.bool_]) -> RequestTable:
-        """The requests that are True, and their candidates."""
+        """Returns the requests whose entry in `chosen` [R] is True, with their candidates."""
         if chosen.all():
             return self
         counts = np.diff(self.offsets)
@@ -179,7 +181,7 @@ class RequestTable:
 
 
 class RequestSource(SequenceSource):
-    """A labelled snapshot: its events, its requests, and what a model reads of both."""
+    """A labelled snapshot: its events, its requests, and the features that a model reads of both."""
 
     def __init__(
         self,
@@ -189,9 +191,9 @@ class RequestSource(SequenceSource):
         vocabulary: Vocabulary | None = None,
         features: Callable[[Vocabulary], FeatureSet] | None = None,
     ) -> None:
-        """`features` gives what the model reads, for a vocabulary; the standard history, if not given.
+        """`features` takes a vocabulary and returns the features that the model reads; None means the standard history.
 
-        `dataset` stands in for the config's; one that was opened before is not verified again.
+        `dataset` replaces the dataset of the config. A `Dataset` that is already open is not verified again.
         """
         named = dataset.path if isinstance(dataset, Dataset) else Path(dataset or config.dataset)
         dataset = dataset if isinstance(dataset, Dataset) else open_dataset(named)
@@ -204,7 +206,7 @@ class RequestSource(SequenceSource):
         self.max_history = config.max_history
         self._config = config
         self.request_counters = ReadCounters()
-        """Of the requests; `counters` are those of the events."""
+        """Counts what was read of the requests; `counters` counts what was read of the events."""
         others = [name for name in self.features.plan.features if name != HISTORY]
         self._plan = self.features.plan.trimmed(others) if others else None
         self._of_entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
@@ -216,14 +218,14 @@ class RequestSource(SequenceSource):
         return RequestSource(config, vocabulary=self.vocabulary, features=lambda _names: self.features)
 
     def lineage(self) -> dict[str, Any]:
-        """What a checkpoint records about the origin of its data and of data.judged_on."""
+        """Returns what a checkpoint records about the origin of its data, including data.judged_on."""
         lineage = super().lineage()
         if self._config.judged_on:
             lineage |= {"judged_on": str(self.judge.path), "judged_snapshot": self.judge.snapshot}
         return lineage
 
     def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
-        """The requests of the users of some buckets, which rise."""
+        """Reads the requests of the users of `buckets`, which are in ascending order."""
         names = ["user_id", "time_ms", "item_id", "position", "weight", *(LABEL + name for name in self.labels)]
         if self._plan is not None and context_sources(self._plan):
             names.append("request")
@@ -235,7 +237,7 @@ class RequestSource(SequenceSource):
             return RequestTable.from_arrow(table, self.labels)
 
     def compute(self, sequences: Sequences, requests: RequestTable) -> dict[str, Column]:
-        """Every feature but the history: a value per request, or per candidate where the feature is of that level."""
+        """Computes every feature except the history: a value per request, or per candidate, by the feature's level."""
         if self._plan is None:
             return {}
         rows = RequestRows(
@@ -251,7 +253,7 @@ class RequestSource(SequenceSource):
         return columns
 
     def _contexts(self, plan: Plan, requests: RequestTable) -> dict[str, Column]:
-        """The context of each request: that of its first event with a context."""
+        """Returns the context of each request, which is the context of its first event that has one."""
         if requests.ids is None or not self.dataset.has_context:
             return {}
         buckets = np.unique(self.dataset.layout.buckets_of(requests.user_ids))
@@ -263,11 +265,11 @@ class RequestSource(SequenceSource):
 
 
 Choose = Callable[[RequestTable], NDArray[np.bool_]]
-"""Which of some requests count [R]."""
+"""Takes R requests and returns which of them count [R]."""
 
 
 class Histories:
-    """The newest events that requests see, of users whose events lie end to end."""
+    """Finds the newest events that requests see; the events of all users lie end to end."""
 
     def __init__(
         self,
@@ -281,12 +283,12 @@ class Histories:
         self._max_history = max_history
 
     def view(self, user_ids: NDArray[np.int64], request_ms: NDArray[np.int64]) -> View:
-        """The newest events that were received strictly before each request."""
+        """Returns the newest events that were received strictly before each request."""
         owners = find_ids(self._user_ids, user_ids)
         return self._visibility.view(owners, request_ms, self._max_history).newest(self._max_history)
 
     def tokens(self, requests: RequestTable) -> NDArray[np.int64]:
-        """Events and candidates of each request. Requests are looked at some at a time, so that memory is bounded."""
+        """Counts the events and candidates of each request. Requests are counted in parts to bound memory."""
         lengths = np.diff(requests.offsets)
         at_once = max(1, EVENTS_AT_ONCE // self._max_history)
         for first in range(0, len(lengths), at_once):
@@ -296,7 +298,7 @@ class Histories:
 
 
 class RequestWindow:
-    """The requests of some buckets in the order in which they are read, and the events behind their histories."""
+    """The requests of some buckets in the order in which they are read, and the events of their histories."""
 
     def __init__(
         self,
@@ -306,7 +308,7 @@ class RequestWindow:
         hashing: HashConfig,
         choose: Choose,
     ) -> None:
-        """`deal` gives, for the tokens of each request, their order and where steps begin in it (`StepPlan.deal`)."""
+        """`deal` takes the number of tokens of each request and returns their order and the start of each step."""
         self._sequences = source.read(buckets)
         found = source.read_requests(buckets)
         self._requests = found.take(choose(found))
@@ -320,7 +322,7 @@ class RequestWindow:
         self._of_requests, self._of_candidates = by_level(source.features, columns)
 
     def batch(self, place: int) -> RequestBatch:
-        """The batch of the window's step number `place`."""
+        """Returns the batch of the window's step number `place`, from 0."""
         rows = self._order[self._bounds[place] : self._bounds[place + 1]]
         table = self._requests
         view = self._histories.view(table.user_ids[rows], table.times[rows])
@@ -344,7 +346,7 @@ class RequestWindow:
 
 
 class RequestSteps(NumberedSteps[RequestBatch]):
-    """Step number → batch of requests, or one rank's share of it."""
+    """Maps a step number to its batch of requests, or to one rank's share of that batch."""
 
     def __init__(
         self,
@@ -378,7 +380,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         super().__init__(plan, rank=rank, world_size=world_size)
 
     def load_window(self, epoch: int, number: int) -> RequestWindow:
-        """The requests of a window's buckets, or this rank's share of them, in the epoch's order."""
+        """Reads the requests of a window's buckets, or this rank's share of them, in the order of the epoch."""
 
         def deal(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             return self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
@@ -386,7 +388,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return RequestWindow(self.source, self.plan.buckets_of(epoch, number), deal, self.hashing, self.chosen)
 
     def chosen(self, requests: RequestTable) -> NDArray[np.bool_]:
-        """Which requests belong to these steps."""
+        """Returns which requests belong to these steps [R]."""
         chosen = self.users.of(requests.user_ids)
         if self._highest_draw is not None:
             chosen &= self._draws(requests) <= self._highest_draw
@@ -396,7 +398,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
 
     def _draw_of_request(self, number: int) -> np.uint64 | None:
-        """The draw of request number `number` of these steps, in the order of draws; None if there are fewer."""
+        """Returns the `number`-th smallest draw of these requests; None if `number` covers all of them."""
         draws = [
             self._draws(table)[self.chosen(table)]
             for bucket in range(self.source.num_buckets)
@@ -409,9 +411,9 @@ class RequestSteps(NumberedSteps[RequestBatch]):
 def count_tokens(
     source: RequestSource, choose: Choose, choice: Mapping[str, Any], *, quiet: bool = True
 ) -> tuple[NDArray[np.int64], int]:
-    """Tokens of the requests of each bucket, and of the largest request; counted once and kept.
+    """Returns the number of tokens of each bucket's requests, and of the largest request; counted once and stored.
 
-    `choice` is all that decides what `choose` gives.
+    `choice` holds all settings that decide which requests `choose` selects.
     """
     settings = {"kind": "requests", "max_history": source.max_history, **choice}
     counts = counted_once(
@@ -428,7 +430,7 @@ def count_tokens(
 
 
 def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> IndexCounts:
-    """One pass over requests and what they see, a bucket at a time."""
+    """Counts the tokens in one pass over the requests and their histories, one bucket at a time."""
     layout = source.dataset.layout
     tokens, longest = np.zeros(layout.num_buckets, dtype=np.int64), 0
     num_events = source.dataset.num_events
@@ -452,12 +454,12 @@ def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> IndexCo
 
 
 def _flat(table: pa.Table, name: str) -> pa.Array:
-    """All elements of a list column, end to end."""
+    """Returns all elements of a list column, end to end."""
     return one_array(table[name]).flatten()
 
 
 def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:
-    """The named labels, or all; ConfigError if the file does not have a named label."""
+    """Returns the named labels, or all labels if `names` is empty; ConfigError if the file lacks a named label."""
     with contextlib.closing(RowReader(path)) as reader:
         known = [name.removeprefix(LABEL) for name in reader.schema.names if name.startswith(LABEL)]
     for name in names:

@@ -1,6 +1,6 @@
 """Histories of some users, flat in memory: columns over their events, sorted by user and time, with offsets per user.
 
-`SequenceSource` makes them, of a few buckets for a window of training, or of the whole dataset for evaluation.
+`SequenceSource` reads them: a few buckets for a window of training, or the whole dataset for evaluation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserRanges:
-    """The place of the events of U users among N events. `targets` [U] are the held-out events, or -1."""
+    """The place of each of U users among N events. `targets` [U] holds the indices of the held-out events, or -1."""
 
     user_ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -43,7 +43,7 @@ class UserRanges:
         is_positive: NDArray[np.bool_],
         held_out: int,
     ) -> UserRanges:
-        """Holds out each user's last positive event; with `held_out` 2 the event before it, and so on; 0: none."""
+        """Holds out each user's last positive event; with `held_out` 2 the one before, and so on; 0 holds out none."""
         targets = np.full(len(user_ids), -1, dtype=np.int64)
         if held_out:
             targets = positive_from_last(offsets, is_positive, held_out)
@@ -51,11 +51,11 @@ class UserRanges:
 
     @property
     def train_ends(self) -> NDArray[np.int64]:
-        """Where each user's training events end [U], as an index into the events."""
+        """Index at which each user's training events end [U]."""
         return np.where(self.targets >= 0, self.targets, self.offsets[1:])
 
     def training_events(self) -> NDArray[np.int64]:
-        """Indices of the events that training may see, user after user."""
+        """Returns the indices of the events that training may see, user after user."""
         return ranges(self.offsets[:-1], self.train_ends - self.offsets[:-1])
 
 
@@ -63,8 +63,8 @@ class UserRanges:
 class Sequences(UserRanges):
     """Histories of U users, N events in all.
 
-    `events` are the columns that the source's features read, `request` the features of the request just before each
-    event [N].
+    `events` holds the columns that the features of the source read. `request` holds the features of the request just
+    before each event [N].
     """
 
     source: SequenceSource
@@ -82,14 +82,15 @@ class Sequences(UserRanges):
         return Program(self.source.features.plan.trimmed([HISTORY]))
 
     def histories(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Column:
-        """The feature `history` of runs of events: `lengths` events from index `starts` on, as if nothing came before.
+        """Computes `history` of runs of events: `lengths` events from index `starts` on, as if nothing came before.
 
-        A run must stay whole, because training predicts its events: a `history` that drops some raises ConfigError.
+        A feature `history` that drops events of a run raises ConfigError, because training predicts all events of the
+        run.
         """
         return self.histories_of(ranges(starts, lengths), offsets_of(lengths))
 
     def histories_of(self, chosen: NDArray[np.int64], offsets: NDArray[np.int64]) -> Column:
-        """`histories` of any choice of events: those of row r are chosen[offsets[r]:offsets[r + 1]], oldest first."""
+        """Computes `history` of any events: row r has the events chosen[offsets[r]:offsets[r + 1]], oldest first."""
         num_rows = len(offsets) - 1
         frame = Frame(
             num_requests=num_rows,
@@ -113,10 +114,10 @@ class Sequences(UserRanges):
 def positive_from_last(
     offsets: NDArray[np.int64], is_positive: NDArray[np.bool_], number: int = 1
 ) -> NDArray[np.int64]:
-    """Index of each user's last positive event [U], or of the positive event `number` - 1 places before it.
+    """Returns the index of each user's last positive event [U], or of the positive event `number` - 1 places before.
 
-    A user with at least one but fewer than `number` is cut at the first positive event: -1 would give tested events to
-    training. A user without positive events has -1.
+    A user with fewer than `number` positive events gets the first of them, because -1 would give tested events to
+    training. A user without positive events gets -1.
     """
     positions = np.flatnonzero(is_positive)
     begins, ends = np.searchsorted(positions, offsets[:-1]), np.searchsorted(positions, offsets[1:])

@@ -1,11 +1,12 @@
-"""A dataset as training and evaluation read it: some buckets of it, or all, as sequences in memory.
+"""Reads some or all buckets of a dataset into memory as sequences, for training and evaluation.
 
-In: a snapshot, the features that a model reads, which actions count. Out: for any choice of buckets the histories of
-their users, columns that the model does not read left on disk. What belongs to a user lies in one bucket of every file,
-so events, stored features and contexts are joined by reading the same rows of each.
-Leave-last-out: a user's target is the last event with a positive action (`held_out` 1; 2 takes the one before it, 0
-none); training sees only what came before it, evaluation ranks the catalogue for it. Decided: events after the target
-(a trailing `hide`, say) are used by neither.
+This module takes a snapshot, the features that a model reads, and the positive actions. For any choice of buckets it
+returns the histories of their users; columns that the model does not read stay on disk. The data of a user lies in the
+same bucket of every file, so events, stored features and contexts are joined by reading the same rows of each.
+
+Leave-last-out: with `held_out` 1 the target of a user is the last event with a positive action, with 2 the positive
+event before that, with 0 there is no target. Training sees only the events before the target, and evaluation ranks the
+catalogue for the target. Decided: neither uses events after the target (for example a trailing `hide`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Spans = list[tuple[int, int]]
 
 
 class ReadCounters:
-    """What was read from disk so far, in this process: rows, and the compressed bytes of the columns decoded."""
+    """Counts what this process has read from disk so far: rows, and the compressed bytes of the decoded columns."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -51,7 +52,7 @@ class ReadCounters:
         self._lock = threading.Lock()
 
     def add(self, *, num_rows: int = 0, num_bytes: int = 0) -> None:
-        """Counts what one thread has read."""
+        """Adds what one thread has read."""
         with self._lock:
             self.num_rows += num_rows
             self.num_bytes += num_bytes
@@ -61,7 +62,7 @@ class ReadCounters:
 
 
 class SequenceSource:
-    """An opened snapshot and what a model reads of it. `read` gives sequences; nothing large is held in between."""
+    """An open snapshot and the features that a model reads of it. `read` returns sequences; no events are kept."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class SequenceSource:
     ) -> None:
         """See `open_sequences`; `path` is the folder as the user named it.
 
-        With `of_requests` times are always read, and the caller computes the features of requests.
+        If `of_requests` is True, times are always read, and the caller computes the features of requests.
         """
         check(held_out >= 0, "held_out", held_out, "0 (nothing), 1 (the last positive event), 2 (the one before it), …")
         if dataset.num_events == 0:
@@ -108,7 +109,7 @@ class SequenceSource:
 
     @property
     def num_buckets(self) -> int:
-        """Buckets of the dataset, each of whole users."""
+        """Number of buckets of the dataset. No user is split between buckets."""
         return self.dataset.layout.num_buckets
 
     @functools.cached_property
@@ -117,7 +118,7 @@ class SequenceSource:
         return np.unique(self.dataset.read_items(["item_id"])["item_id"].to_numpy())
 
     def lineage(self) -> dict[str, Any]:
-        """What a checkpoint records about where its data came from."""
+        """Returns what a checkpoint records about the origin of its data."""
         return {"dataset": str(self.path), "snapshot": self.snapshot, "num_events": self.dataset.num_events}
 
     def read_columns(self, spans: Spans, columns: Sequence[str]) -> pa.Table:
@@ -128,7 +129,7 @@ class SequenceSource:
         return table
 
     def spans_of(self, buckets: Sequence[int] | NDArray[np.int64]) -> Spans:
-        """The rows of some buckets in events.parquet; neighbours are one range."""
+        """Returns the rows of some buckets in events.parquet; adjacent ranges are merged."""
         spans: Spans = []
         for bucket in buckets:
             first, last = self.dataset.layout.rows_of("events", int(bucket))
@@ -139,7 +140,7 @@ class SequenceSource:
         return spans
 
     def ranges_of_users(self, table: pa.Table) -> UserRanges:
-        """The users of the rows of `table`, its positive events and the held-out events; needs user_id, action."""
+        """Finds users, positive events and held-out events of `table`, which needs the columns user_id and action."""
         users = table["user_id"].to_numpy()
         starts = starts_of_users(users)
         actions = encode(table["action"])
@@ -152,9 +153,10 @@ class SequenceSource:
         )
 
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None) -> Sequences:
-        """The sequences of the users of `buckets`, which rise; without `buckets` those of all users.
+        """Reads the sequences of the users of `buckets`, which are in ascending order; None means all users.
 
-        For all users times are always read, to check their order; `index_training` checks the order of single buckets.
+        Without `buckets`, times are always read to check their order. `index_training` checks the order of single
+        buckets.
         """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
         more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]
@@ -174,7 +176,7 @@ class SequenceSource:
 
     @functools.cached_property
     def trimming(self) -> dict[str, Any]:
-        """Which columns of the events are read, which are not, and the bytes of both in memory."""
+        """Names of the event columns that are read and of those that are skipped, and the bytes of both in memory."""
         names = ["item", "action", "surface", "time", "received", *self.dataset.fields]
         sources = {
             str(node.params["column"])
@@ -191,7 +193,7 @@ class SequenceSource:
         }
 
     def _origins_of_request_features(self) -> tuple[list[str], list[str]]:
-        """Names of features (read from the snapshot, computed); a feature that a backfill stored is not computed."""
+        """Returns the names of request features that a backfill stored in the snapshot, and of those to compute."""
         hashes = self.features.feature_hashes()
         stored = read_features(self.dataset.path)
         kept = stored.feature_hashes() if stored is not None else {}
@@ -209,7 +211,7 @@ class SequenceSource:
         return bool(sources)
 
     def _request_features(self, table: pa.Table, events: EventTable, spans: Spans) -> dict[str, Column]:
-        """Every feature of the request, at the time of each event, from what was received strictly before it."""
+        """Returns every request feature at the time of each event, from data received strictly before that time."""
         columns: dict[str, Column] = {}
         if self._stored:
             columns, num_bytes = read_features_rows(self.dataset, self._stored, spans)
@@ -223,10 +225,10 @@ class SequenceSource:
 
     @functools.cached_property
     def _measures_histories(self) -> bool:
-        """Whether the set has the standard `since_last`, which is measured on the history of the batch.
+        """Whether the feature set has the standard `since_last`, which is computed from the history in the batch.
 
-        A history of training holds every event before the predicted event, also events of the same moment and events
-        that were received late, as the history of a server's request does.
+        A history in training holds every event before the predicted event, including events of the same moment and late
+        events. The history in a request to a server holds these events too.
         """
         return self.features.feature_hashes().get(SINCE_LAST) == request_features().feature_hashes()[SINCE_LAST]
 
@@ -252,9 +254,9 @@ def open_sequences(
 ) -> SequenceSource:
     """Opens and verifies a dataset, or takes an open one. Empty `positive_actions` means all actions.
 
-    `held_out` says which positive event of a user is held out, counted from the last: 1 to test, 2 to validate; 0
-    holds out nothing. `vocabulary` is the vocabulary of an existing model, whose indices differ from this dataset's.
-    `features` gives the features that the model reads, for a vocabulary.
+    `held_out` says which positive event of a user is held out, counted from the last: 1 for the test, 2 for validation;
+    0 holds out nothing. `vocabulary` is the vocabulary of an existing model, whose indices may differ from those of
+    this dataset. `features` takes a vocabulary and returns the features that the model reads.
     """
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     return SequenceSource(
@@ -268,18 +270,18 @@ def open_sequences(
 
 
 def load_sequences(dataset: str | Path | Dataset, *arguments: Any, **settings: Any) -> Sequences:
-    """All sequences of a dataset, in memory; the arguments are those of `open_sequences`."""
+    """Reads all sequences of a dataset into memory; the arguments are those of `open_sequences`."""
     return open_sequences(dataset, *arguments, **settings).read()
 
 
 def snapshot_path(lineage: Mapping[str, Any]) -> Path:
-    """The folder of the snapshot that `SequenceSource.lineage` recorded."""
+    """Returns the folder of the snapshot that `SequenceSource.lineage` recorded."""
     dataset = Path(lineage["dataset"])
     return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
 
 
 def _since_event_before(events: EventTable) -> Column:
-    """Seconds from the event before to each event, in the order of histories; `NEVER` for a user's first event."""
+    """Returns the seconds from the previous event of the user to each event; `NEVER` for a user's first event."""
     times = events.times
     seconds = np.full(len(times), NEVER)
     seconds[1:] = (times[1:] - times[:-1]) / 1000.0
@@ -288,7 +290,7 @@ def _since_event_before(events: EventTable) -> Column:
 
 
 def _known_actions(vocabulary: Vocabulary, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The named actions, or all; ConfigError if the dataset does not have a named action."""
+    """Returns `names`, or all actions if `names` is empty; ConfigError if the dataset lacks a named action."""
     for name in names:
         if name not in vocabulary.actions:
             raise ConfigError(

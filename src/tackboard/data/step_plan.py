@@ -1,16 +1,17 @@
-"""What each training step reads: a pure function, not a position in a stream.
+"""Computes what each training step reads, as a pure function of the step number and not as a position in a stream.
 
-In: how many tokens lie in each bucket of the dataset, the seed, the token budget. Out: step number → units of a window,
-where a unit is what stays whole: a segment of a history, or a request with its candidates. Epoch e visits the buckets
-in a permutation keyed by (seed, e), some of them at a time, a window; inside a window the units are permuted again, and
-that order is cut into steps of nearly equal token counts, none above the budget.
+This module takes the number of tokens in each bucket of the dataset, the seed and the token budget, and maps a step
+number to units of a window. A unit is never split; it is a segment of a history, or a request with its candidates.
+Epoch e visits the buckets in a permutation keyed by (seed, e). The buckets that are visited together form a window.
+Inside a window the units are permuted again, and that order is cut into steps of nearly equal token counts, none above
+the budget.
 
     epoch      bucket 7 │ 2 │ 5  ║  0 │ 6 │ 3  ║  4 │ 1        windows of up to three buckets
-    steps      0 │ 1 │ 2 │ 3     ║  4 │ 5 │ 6  ║  7 │ 8        of a window each
+    steps      0 │ 1 │ 2 │ 3     ║  4 │ 5 │ 6  ║  7 │ 8        each within one window
 
-So any process can compute step 1,000,003 without having seen the steps before it, with any number of workers and
-processes, and needs to know of the dataset only one number per bucket. Decided: a step never takes from two windows;
-that costs at most one step more per window, and in return windows can be prepared independently of each other.
+So any process can compute step 1,000,003 without the steps before it, with any number of workers and processes. The
+process needs only one number per bucket of the dataset. Decided: a step never takes units from two windows. That costs
+at most one more step per window, and in return windows can be prepared independently of each other.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from tackboard.core.errors import ConfigError
 from tackboard.features.column import offsets_of
 
 ORDER_STREAM = 11
-"""Keeps the random numbers of the order of segments apart from every other use of the seed."""
+"""Random stream of the order of units, separate from all other uses of the seed."""
 BUCKET_STREAM = 12
 """The same for the order of buckets."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Runs of consecutive events of one user: `starts`, `lengths` and `users` [G], as indices into the sequences."""
+    """G runs of consecutive events, each of one user; `starts` [G] and `users` [G] are indices into the sequences."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     users: NDArray[np.int64]
 
     def take(self, chosen: NDArray[np.int64]) -> Segments:
-        """Some of the segments, in the order given."""
+        """Returns the `chosen` segments, in that order."""
         return Segments(self.starts[chosen], self.lengths[chosen], self.users[chosen])
 
 
 def cut_segments(
     begins: NDArray[np.int64], ends: NDArray[np.int64], max_length: int, *, newest_only: bool = False
 ) -> Segments:
-    """Cuts each user's events [begin, end) into segments of `max_length`, the oldest one taking the remainder.
+    """Cuts each user's events [begin, end) into segments of `max_length`; the oldest segment takes the remainder.
 
-    With `newest_only` the newest segment of each user is the only one.
+    With `newest_only` each user has only the newest segment.
     """
     if newest_only:
         begins = np.maximum(begins, ends - max_length)
@@ -66,7 +67,7 @@ def cut_segments(
 
 
 class StepPlan:
-    """Step number → epoch, window and place in it. Steps of all epochs are numbered through."""
+    """Maps a step number to its epoch, window and place in the window. Numbers continue from epoch to epoch."""
 
     def __init__(
         self,
@@ -78,9 +79,9 @@ class StepPlan:
         buckets_per_window: int,
         longest_setting: str = "data.max_length",
     ) -> None:
-        """`bucket_tokens` [G] are the tokens of each bucket's units, none of which is longer than `longest`.
+        """`bucket_tokens` [G] holds the number of tokens in each bucket; no unit has more than `longest` tokens.
 
-        `longest_setting` is the setting that bounds them.
+        `longest_setting` names the setting that bounds the units, for the error message.
         """
         if tokens_per_step < 2 * longest:
             raise ConfigError(
@@ -90,22 +91,22 @@ class StepPlan:
             )
         self._bucket_tokens = bucket_tokens
         self._seed = seed
-        # A step's last unit may begin just below its cut, so the cuts leave room for the longest one.
+        # The last unit of a step may begin just before the cut, so the cuts leave room for the longest unit.
         self._tokens_per_cut = max(1, tokens_per_step - longest)
         self.total_tokens = int(bucket_tokens.sum())
         self.num_windows = -(-len(bucket_tokens) // buckets_per_window)
-        # As many buckets in each window as in any other, or one more: a small last one would give small steps.
+        # Windows differ by at most one bucket, because a small last window would give small steps.
         self._window_starts = np.arange(self.num_windows + 1) * len(bucket_tokens) // max(1, self.num_windows)
         self._first_steps = [0]
         self._epoch = functools.lru_cache(maxsize=4)(self._order_of_epoch)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of the first epoch. Later ones differ by a few where there are several windows."""
+        """Number of steps of the first epoch. With several windows, later epochs may have a few steps more or less."""
         return self.first_step(1)
 
     def first_step(self, epoch: int) -> int:
-        """The number of an epoch's first step."""
+        """Returns the number of an epoch's first step."""
         if self.num_windows == 1:
             return epoch * int(self._epoch(0)[1][-1])
         while len(self._first_steps) <= epoch:
@@ -113,7 +114,7 @@ class StepPlan:
         return self._first_steps[epoch]
 
     def locate(self, step: int) -> tuple[int, int, int]:
-        """(epoch, window, place in the window) of step `step`, from 0."""
+        """Returns (epoch, window, place in the window) of step number `step`, all from 0."""
         if self.num_windows == 1:
             epoch, place = divmod(step, self.steps_per_epoch)
             return epoch, 0, place
@@ -130,18 +131,18 @@ class StepPlan:
         self._first_steps.append(self._first_steps[last] + int(self._epoch(last)[1][-1]))
 
     def buckets_of(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """The buckets of a window, rising."""
+        """Returns the buckets of a window, in ascending order."""
         order, _ = self._epoch(epoch)
         return np.sort(order[self._window_starts[window] : self._window_starts[window + 1]])
 
     def deal(
         self, epoch: int, window: int, lengths: NDArray[np.int64], rank: int = 0, world_size: int = 1
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(units in the order in which a rank reads them, where each of the window's steps begins among them).
+        """Returns the units in the order in which a rank reads them, and the place in that order of each step's start.
 
-        `lengths` are the tokens of the units of the window's buckets, bucket after bucket.
+        `lengths` holds the number of tokens of each unit of the window, bucket after bucket.
         """
-        # One number for both, so that a dataset of one window is read in the order of the epoch alone.
+        # Window and epoch make one key; if there is a single window, number 0, the key is the epoch alone.
         order = keyed_random.permutation(len(lengths), self._seed, ORDER_STREAM, (window << 32) | epoch)
         ordered = lengths[order]
         first, last = self._epoch(epoch)[1][window : window + 2]
@@ -155,7 +156,7 @@ class StepPlan:
         return order[np.concatenate(shares)], offsets_of(np.array([len(share) for share in shares], dtype=np.int64))
 
     def _order_of_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The buckets in the epoch's order, and the first step of each of its windows, counted from the epoch's."""
+        """Returns the buckets in the epoch's order, and each window's first step, counted from the epoch's start."""
         order = keyed_random.permutation(len(self._bucket_tokens), self._seed, BUCKET_STREAM, epoch)
         tokens = np.add.reduceat(self._bucket_tokens[order], self._window_starts[:-1])
         steps = -(-tokens // self._tokens_per_cut)
@@ -172,7 +173,7 @@ class StepPlan:
 
 
 def share_of_rank(lengths: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
-    """Positions of the units of a step that one of `world_size` processes computes, rising.
+    """Returns the ascending positions of the units of a step that one of `world_size` processes computes.
 
     The longest units are dealt first, each to the process with the fewest tokens so far. So the processes, which wait
     for each other, have nearly equal work. A step with fewer units than processes gives some processes an empty share.

@@ -1,9 +1,10 @@
-"""Numbered steps to batches, streamed from disk a window at a time, with threads that prepare the windows ahead.
+"""Maps step numbers to batches, which are streamed from disk one window at a time; threads prepare windows ahead.
 
 A batch is computed from its step number alone, so the number of workers changes how soon windows are ready and never
-what is in a batch. Nearly all the work is in a window: it is decoded, its features computed, its units permuted;
-a batch is then a slice of it. Memory depends on the windows, not on the size of the dataset. Decided: threads, not
-processes. Arrow and NumPy let other threads run while they work, and nothing has to be sent or shared.
+what is in a batch. Nearly all the work is done per window: the window is decoded, its features are computed, and its
+units are permuted. A batch is then a slice of the window. Memory depends on the windows, not on the size of the
+dataset. Decided: workers are threads, not processes. Arrow and NumPy let other threads run while they work, and no data
+has to be sent between processes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Key = tuple[int, int]
 
 
 class BatchWindow(Protocol[Made]):
-    """A window of the plan, ready to be cut."""
+    """A window of the plan, ready to be cut into batches."""
 
     def batch(self, place: int) -> Made:
-        """The batch of the window's step number `place`, from 0."""
+        """Returns the batch of the window's step number `place`, from 0."""
 
 
 class NumberedSteps(abc.ABC, Generic[Batch]):
-    """Step number → batch, or one rank's share of it."""
+    """Maps a step number to its batch, or to one rank's share of that batch."""
 
     def __init__(self, plan: StepPlan, *, rank: int = 0, world_size: int = 1) -> None:
         if not 0 <= rank < world_size:
@@ -51,12 +52,12 @@ class NumberedSteps(abc.ABC, Generic[Batch]):
             raise UsageError(f"step {step} does not exist", allowed="allowed: 0 or more, over all epochs")
         epoch, number, place = self.plan.locate(step)
         if self._last is None or self._last[0] != (epoch, number):
-            self._last = None  # Let go of the old window before the new one is made.
+            self._last = None  # Free the old window before the new one is made.
             self._last = (epoch, number), self.load_window(epoch, number)
         return self._last[1].batch(place)
 
     def iterate(self, steps: Iterable[int], num_workers: int = 0) -> Iterator[tuple[int, Batch]]:
-        """(step number, batch) for each of `steps`, in that order; `num_workers` threads prepare windows ahead."""
+        """Yields (step number, batch) for each of `steps`, in order; `num_workers` threads prepare windows ahead."""
         if num_workers == 0:
             yield from ((step, self[step]) for step in steps)
             return

@@ -1,1 +1,1 @@
-"""Checkpoint in, bundle out."""
+"""Makes a bundle from a checkpoint."""

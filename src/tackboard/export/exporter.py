@@ -1,10 +1,10 @@
-"""Makes a bundle of a checkpoint: safetensors and JSON, nothing that runs.
+"""Makes a bundle from a checkpoint: files of safetensors, JSON and text, without code that runs.
 
     <bundle>/  dense.safetensors · tables/<name>.safetensors · features.json · signature.json · card.md · MANIFEST.json
 
-Tables are stored in fp16 by default, as in the published system; dense parameters stay fp32. The parameters are
-compared with their model before anything is written. The bundle is written into a temporary folder and renamed, so that
-no half bundle is left behind.
+Tables are stored in fp16 by default, as in the published system; dense parameters stay fp32. The parameters are checked
+against their model before anything is written. The bundle is written into a temporary folder and then renamed, so that
+no incomplete bundle is left behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 def export_bundle(
     path: Path | Checkpoint, bundle: Path, *, name: str, version: str, tables: str, code_file: Path | None = None
 ) -> dict[str, Any]:
-    """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns sizes. An existing folder is refused.
+    """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns a summary. Refuses an existing folder.
 
     `code_file` is the file of a user's own model, if the operator named it.
     """
@@ -117,7 +117,7 @@ def _signature(
 
 
 def _keep_served(checkpoint: Checkpoint, config: Any) -> None:
-    """Removes from a checkpoint what only training needs: keeps the parameters of the model of `config`."""
+    """Removes the dense parameters that only training needs, and keeps those of the model that `config` describes."""
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     with torch.device("meta"):
         served = build_model(config, vocabulary).state_dict()

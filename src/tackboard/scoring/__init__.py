@@ -1,1 +1,1 @@
-"""A bundle and one request in, scores out, in one process."""
+"""Scores one request with a bundle, in one process."""

@@ -1,7 +1,7 @@
-"""A small client for a running server: history and candidates in, scores out. Standard library and NumPy only.
+"""A small client that asks a running server for scores. It needs only the standard library and NumPy.
 
-The client speaks the Open Inference Protocol, as JSON or with binary tensors, and checks next to nothing: the server
-applies the same rules as offline scoring, and its sentence becomes the error that the user sees.
+The client speaks the Open Inference Protocol, as JSON or with binary tensors, and leaves nearly all checks to the
+server. The server applies the same rules as offline scoring, and its message becomes the error that the user sees.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RequestDocument(NamedTuple):
 
 
 def read_request(text: str | bytes) -> RequestDocument:
-    """The content of a request file. UsageError if it has another shape.
+    """Reads the text of a request file. Raises UsageError if the text is not a request.
 
-    Besides history and candidates it may hold the user, the time of the request, and attributes: a list for each name.
+    Besides history and candidates, a request may hold the user, the request time, and attributes as lists by name.
     """
     try:
         request = json.loads(text)
@@ -52,8 +52,8 @@ def read_request(text: str | bytes) -> RequestDocument:
     for position, event in enumerate(history):
         if not isinstance(event, dict):
             raise UsageError(f"history event {position} is not an object", allowed=REQUEST_SHAPE)
-        # A field is given for every event or for none: half a column of times would have no meaning.
-        # A user's own field may have any name; the server, which knows the model, refuses unknown names.
+        # A field must be given for every event or for none, because half a column of times would have no meaning.
+        # Fields of the user's own may have any name; the server knows the model and refuses unknown names.
         known = (*HISTORY_FIELDS, *history[0])
         _check_keys(event, known, f"history event {position}", needed=("item", *history[0]))
     fields = list(history[0]) if history else list(HISTORY_FIELDS)
@@ -87,7 +87,7 @@ class ScoringClient:
         user: int | str | None = None,
         attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """One score per candidate, in their order. UsageError with the server's sentence if the server refuses.
+        """Returns one score per candidate, in their order. UsageError with the server's message if the server refuses.
 
         A value of a field or an attribute may be None, which means missing.
         """
@@ -154,7 +154,7 @@ class ScoringClient:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Host and port of `url`. The error repeats the URL unless it may hold a password."""
+    """Returns host and port of `url`. The error message shows the URL unless the URL may hold a password."""
     shown = "" if "@" in url else f" {url}"
     wrong = UsageError(f"--url{shown} is not an address of a server", allowed="allowed: http://HOST:PORT, without user")
     try:
@@ -188,7 +188,7 @@ _WIRE_TYPES: dict[str, tuple[type, str, str]] = {
 
 
 def _flat(values: Sequence[Any], datatype: str, shape: Sequence[int]) -> list[Any]:
-    """Values end to end: vectors one after the other, lists as JSON, a harmless value for a missing one."""
+    """Returns flat values: vectors end to end, lists as JSON text, and a neutral value for each missing value."""
     nothing: Any = {"BYTES": "", "BOOL": False, "FP32": 0.0, "FP64": 0.0}.get(datatype, 0)
     if len(shape) == 2:
         return [part for value in values for part in ([nothing] * shape[1] if value is None else value)]

@@ -1,12 +1,12 @@
-"""The values that a caller sends in, a `ScoreRequest` out; the server and the command line share this parser.
+"""Turns the values that a caller sends into a `ScoreRequest`; the server and the command line share this parser.
 
-A history event has an item, and may have an action, a surface, a time and fields of its own. Events may come in any
-order: they are sorted by time, and ties keep their order. The features of a model decide what else it reads: the time
+A history event has an item, and may have an action, a surface, a time and further fields. Events may come in any order:
+they are sorted by time, and ties keep their order. The features of a model decide what else the model reads: the time
 of the request, attributes of the user and of the candidates, a context. A known field that this model does not read is
 skipped before it is converted. Errors name the field and never repeat an id.
 
-Decided: a value that is left out means what the importer writes when a log leaves it out, so that a request is scored
-like the events of training. `num_unknown` counts values that training never saw.
+Decided: a value that a request leaves out becomes the value that the importer writes if a log leaves it out. So a
+request is scored like the events of training. `num_unknown` counts values that training never saw.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_js
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
 LEFT_OUT = {"action": DEFAULT_ACTION, "surface": DEFAULT_SURFACE}
-"""The action and surface of an event without one, as in a log without that column; an empty name is UNKNOWN_NAME."""
+"""Action and surface of all events if a request has no such list, as for a log without that column. An empty name in a
+list means UNKNOWN_NAME."""
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
-"""How attributes are named in a request: user_country, candidate_price, context_device."""
+"""Prefixes of attribute names in a request, as in user_country, candidate_price, context_device."""
 PRESENT_SUFFIX = "_present"
-"""What the name of a mask ends with, where values travel as tensors: candidate_price_present."""
+"""Suffix of the name of a tensor that says which values are present, as in candidate_price_present."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreRequest:
     """One user's history, oldest first, and C candidates, as columns of the unified representation.
 
-    `attributes` are those of the user and the context (one row each) and of the candidates (C rows), by entity.
-    `num_unknown` counts, by field that the model reads, the events without a time or with an action or surface that
-    training never saw. The model scores such events with a vector that training did not move, or as simultaneous.
+    `attributes` holds, by entity, the attributes of the user and the context (one row each) and of the candidates (C
+    rows). `num_unknown` counts, for each field that the model reads, the events without a time or with an action or
+    surface that training never saw. For an unknown action or surface the model uses a vector that training did not
+    change. Events without a time count as simultaneous.
     """
 
     history: Mapping[str, Column]
@@ -55,7 +57,7 @@ class ScoreRequest:
 
 
 class RequestReader:
-    """Knows what the model of a bundle takes, and makes a `ScoreRequest` of a caller's values."""
+    """Knows the inputs of a bundle's model, and makes a `ScoreRequest` from a caller's values."""
 
     def __init__(self, signature: Signature, features: FeatureSet) -> None:
         self.signature = signature
@@ -82,7 +84,7 @@ class RequestReader:
             elif entity == "user":
                 self.needs_user = True
         self.fields = tuple(name for name in self.history if name not in ("item", "action", "surface", "time"))
-        """Fields of the events beyond the canonical ones."""
+        """Event fields that the model reads beyond item, action, surface and time."""
         named = {"action": frozenset(signature.actions), "surface": frozenset(signature.surfaces)}
         self._known = {name: names for name, names in named.items() if name in self.history}
         self._keep = plan.newest_events
@@ -108,10 +110,12 @@ class RequestReader:
         user: Any = None,
         attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> ScoreRequest:
-        """Checks and converts a request. `history` holds parallel lists `item`, `action`, `surface`, `time_ms`, fields.
+        """Checks and converts a request; raises UsageError if a value is wrong or a needed value is missing.
 
-        `action` and `surface` may be absent (LEFT_OUT), `time_ms` too (all 0, order as given), and every attribute
-        (missing). `attributes` holds a list for every name: one value, or one value per candidate. Raises UsageError.
+        `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. Without `action` or
+        `surface` the names of LEFT_OUT are used; without `time_ms`, which only some models need, all times are 0 and
+        events keep their order. `attributes` holds a list for every name, with one value or with one value per
+        candidate; an absent attribute is missing.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:
@@ -194,7 +198,7 @@ class RequestReader:
         return columns
 
     def _column(self, values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
-        """`_values`; UsageError if a value lies outside the declared range of its column."""
+        """Does the same as `_values`; raises UsageError if a value lies outside the declared range of its column."""
         column = _values(values, count, type_, field)
         if field in self._ranges:
             low, high = self._ranges[field]
@@ -205,7 +209,7 @@ class RequestReader:
 
 
 def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: str) -> NDArray[np.int64]:
-    """int64 ids of item values in the bundle's id type."""
+    """Converts item values of the bundle's id type to int64 ids."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and signature.id_type == "int64":
         return values
     if signature.id_type == "int64":
@@ -222,9 +226,9 @@ def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: 
 
 
 def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
-    """A column of `count` values from the caller; None is missing, and without `values` all are missing."""
+    """Makes a column of `count` values from the caller. None means missing; if `values` is None, all are missing."""
     if values is None:
-        # One missing value, repeated: for 10,000 candidates a list of None would cost a ms for every attribute.
+        # Repeats one missing value, because a list of None for 10,000 candidates would cost a ms for every attribute.
         return Column.of(type_, [None] * min(count, 1)).take(np.zeros(count, dtype=np.int64))
     if len(values) != count:
         raise UsageError(f"{field} has {len(values)} values", allowed=f"allowed: {count}")
@@ -240,7 +244,7 @@ def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field:
 
 
 def _checked(value: Any, type_: FeatureType, field: str, position: int) -> Any:
-    """One value of an attribute, or UsageError naming its place."""
+    """Returns one value of an attribute; raises UsageError that names the position of a wrong value."""
     if value is None:
         return None
     kind = type_.kind
@@ -263,7 +267,7 @@ def _checked(value: Any, type_: FeatureType, field: str, position: int) -> Any:
 
 
 def _user_id(value: Any, user_type: str) -> int:
-    """The id of a user as in training; a bundle without a user type takes numbers and texts."""
+    """Returns the id of a user as in training; a bundle without a user type takes numbers and texts."""
     is_text = isinstance(value, str) and bool(value)
     if is_text and user_type != "int64":
         return string_id(value)
@@ -306,7 +310,7 @@ def _check_length(values: Sequence[Any], count: int, field: str) -> None:
 
 
 def _not_int64(value: Any) -> str | None:
-    """Why a value is not a whole number of 64 bits, or None if it is."""
+    """Returns why a value is not a whole number of 64 bits, or None if it is one."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         return _type_name(value)
     return None if INT64.min <= int(value) <= INT64.max else "out of range"

@@ -1,4 +1,4 @@
-"""Loads a bundle and scores requests: computes features, then the user part once, then every candidate against it."""
+"""Loads a bundle and scores requests: computes features, reads the history once, and scores each candidate with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
 class Scorer:
-    """A bundle's model, ready to score. One call at a time."""
+    """A bundle's model, ready to score. Only one call may run at a time."""
 
     def __init__(self, signature: Signature, model: Any, hashing: Any, features: FeatureSet) -> None:
         self.signature = signature
@@ -39,7 +39,7 @@ class Scorer:
 
     @classmethod
     def load(cls, bundle: Path, code_file: Path | None = None, num_threads: int | None = None) -> Scorer:
-        """Verifies a bundle and maps its tables. Only a user's own model needs `code_file`."""
+        """Verifies a bundle and memory-maps its tables. Only a user's own model needs `code_file`."""
         torch.set_num_threads(num_threads or usable_cores())
         signature = read_bundle(bundle)
         described = bundle / FILE_NAME
@@ -47,7 +47,7 @@ class Scorer:
         with blaming(described):
             config = restore_config(signature.model, code_file)
             if features is None:
-                # A bundle from before features.json: its model reads the standard features.
+                # The bundle was made before features.json existed, so its model reads the standard features.
                 features = features_for_model(config.reads, signature.vocabulary, config.max_history)
             if signature.max_history != config.max_history:
                 raise DataError(f"max_history is {signature.max_history}, but the model has {config.max_history}")
@@ -63,11 +63,11 @@ class Scorer:
         return cls(signature, model, config.tables, features)
 
     def score(self, request: ScoreRequest) -> NDArray[np.float32]:
-        """Scores of the candidates [C], in their order."""
+        """Returns the scores of the candidates [C], in their order."""
         return self.score_features(self.compute_features(request), request.candidate_items)
 
     def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
-        """The features of a request that the model reads; training computed the same features in batch."""
+        """Computes the features of a request that the model reads; training computed the same features in batch."""
         columns = self._executor.compute(
             history=request.history,
             request_ms=request.request_ms,
@@ -80,7 +80,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of the candidates [C] for features of the request and of the candidates."""
+        """Returns the scores of the candidates [C], given the features of the request and of the candidates."""
         of_request, of_candidates = by_level(self.features, features)
         batch = make_request(
             history=features[HISTORY],

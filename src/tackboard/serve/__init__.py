@@ -1,6 +1,7 @@
-"""The online engine: requests over HTTP in, scores out, within a deadline or not at all.
+"""The online engine: answers requests over HTTP with scores, within a deadline or not at all.
 
-`connection` guards the socket, `app` reads a request, `routes` names its call, `parsing` turns its body into a score
-request with `protocol`, `tensors` and `inputs`, large ones in `parser_process`; `admission` takes it to the `model` in
-time, `telemetry` counts, `server` starts and stops the whole.
+`listener` accepts connections, and `connection` limits them. `app` reads a request, and `routes` finds the call that
+its path names. `parsing` turns the body into a score request with `protocol`, `tensors` and `inputs`; large bodies are
+parsed in `parser_process`. `admission` takes the request to the `model` in time, `telemetry` counts, and `server`
+starts and stops everything.
 """

@@ -1,16 +1,18 @@
-"""Which requests reach the model, and until when: requests in, scores or a refusal out.
+"""Decides which requests reach the model, and by when each request gets its scores or a refusal.
 
 One thread runs the model; everything else happens on the event loop, which stays free because the model's kernels
 release the interpreter lock. A request waits in a bounded line. Its deadline is a timer on the loop, so the timer fires
-on time even while the model is busy with another request. A request that is still in line then leaves the line and
-never reaches the model. A deadline that passes during the computation is answered at once; the result is thrown away.
+on time even while the model is busy with another request. If the request is still in line when the timer fires, it
+leaves the line and never reaches the model. If the deadline passes during the computation, the client gets an answer at
+once, and the result is thrown away.
 
-Decided: the line is in the order of deadlines. A request enters the line only if this request and all requests behind
-it are likely to be answered in time, judged by the cost of recent computations. A refused client is told at once and
-can ask another server while there is time. With equal deadlines the order is first come, first served. The bound of the
-line is exact, because it is checked and entered under one lock. An estimate may be wrong, so a request that finds no
-line is always computed, and the model passes over a request that has become hopeless while others wait. docs/log.md
-compares other orders.
+Decided: the line is sorted by the instant at which a request is due, some time before its deadline. A request enters
+the line only if this request and all requests behind it are likely to be answered in time, judged by the cost of recent
+computations. A refused client is told at once and can ask another server while there is time. Requests that are due at
+the same instant are served in the order of their arrival. The bound of the line is exact, because the check and the
+entry happen under one lock. An estimate may be wrong, so a request that finds the model idle and the line empty is
+always admitted. The model skips a request that can no longer be done in time while others wait. docs/log.md compares
+other orders.
 """
 
 from __future__ import annotations
@@ -32,24 +34,24 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 _SMOOTHING = 0.1
 _MOST_SURPRISE = 4.0
-"""An observed cost counts as at most this multiple of the expected cost: a single stall must not shut the door."""
+"""An observed cost counts as at most this multiple of the expected cost, so that one stall does not cause refusals."""
 _FILL = 0.75
-"""Share of a request's time that the line before it and its own computation may take by the estimate. The rest covers
-the way to the client, which the server does not see, and estimates that are too low."""
+"""Share of the time until a request's deadline that the requests before it and its own computation may take, by
+estimate. The rest covers the way to the client, which the server does not see, and estimates that are too low."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
-    """How many requests wait, and how long."""
+    """Limits on the number of waiting requests and on their time."""
 
     max_queue: int = 64
-    """Most requests that wait for the model, besides the request that is being computed."""
+    """Largest number of requests that wait for the model, besides the request that is being computed."""
     timeout_ms: int = 1000
-    """Deadline in milliseconds of a request without a timeout, counted from the arrival of its whole body."""
+    """Deadline in milliseconds of a request that asks for no timeout, counted from the arrival of its complete body."""
     max_timeout_ms: int = 60_000
     """Longest deadline in milliseconds that a request may ask for; a longer deadline is shortened to this."""
     stall_timeout_s: float = 120.0
-    """Seconds in one computation after which the server no longer calls itself live."""
+    """If one computation takes more than this many seconds, the server reports that it is not live."""
 
     def __post_init__(self) -> None:
         check(self.max_queue >= 1, "max_queue", self.max_queue, "at least 1")
@@ -59,11 +61,11 @@ class AdmissionConfig:
 
 
 class CostEstimate:
-    """What a computation costs: sizes and seconds of past computations in, the likely seconds of the next one out.
+    """Estimates the seconds of the next computation from the sizes and seconds of past computations.
 
-    The estimate is a straight line through recent computations; each weighs a tenth less than the computation after it.
-    The cost neither falls with the size nor grows faster than the size. If all computations had one size, the estimate
-    is their mean. Before the first computation every cost is 0.
+    The estimate is a straight line fitted to past computations; each weighs a tenth less than the computation after it.
+    The cost neither falls with the size nor grows faster than the size. If all computations had the same size, the
+    estimate is their mean. Before the first computation every cost is 0.
     """
 
     __slots__ = ("_covariance", "_mean_s", "_mean_size", "_variance")
@@ -72,14 +74,14 @@ class CostEstimate:
         self._mean_s = self._mean_size = self._variance = self._covariance = 0.0
 
     def seconds(self, size: int) -> float:
-        """The likely cost of a request of this size."""
+        """Returns the likely cost of a request of this size."""
         if self._variance <= 0:
             return self._mean_s
         slope = min(max(self._covariance / self._variance, 0.0), self._mean_s / self._mean_size)
         return self._mean_s + slope * (size - self._mean_size)
 
     def learn(self, size: int, seconds: float) -> None:
-        """Takes in one more computation."""
+        """Adds one computation to the estimate."""
         if self._mean_s == 0:
             self._mean_s, self._mean_size = seconds, float(size)
             return
@@ -93,7 +95,7 @@ class CostEstimate:
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[Request, Result]):
-    """One admitted request. `future` resolves to the scores or to a RequestError; times are nanoseconds.
+    """One admitted request. `future` resolves to the scores or to a RequestError.
 
     `due_s` is the instant by which the request should be done, some time before its deadline.
     """
@@ -110,16 +112,16 @@ class Job(Generic[Request, Result]):
 
 
 def _due_by(deadline_s: float) -> float:
-    """The instant by which a request that arrives now should be done."""
+    """Returns the instant by which a request that arrives now should be done."""
     now_s = time.monotonic()
     return now_s + _FILL * (deadline_s - now_s)
 
 
 class Admission(Generic[Request, Result]):
-    """A bounded line in front of `score`, which runs on one thread of its own.
+    """A bounded line in front of `score`, which runs on a thread of its own.
 
     The cost of a request grows with `size(request)`, for example the number of its candidates. `on_expired(stage)` and
-    `on_model_error(error)` are called on the loop, for metrics and the log. Messages call `score` by `name`.
+    `on_model_error(error)` are called on the loop, for metrics and the log. Error messages use `name` for `score`.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class Admission(Generic[Request, Result]):
             raise self._refusal(f"the queue is full ({self.config.max_queue} requests wait)", "queue_full")
 
     def deadline_s(self, timeout_us: int | None) -> float:
-        """The instant (loop time, seconds) at which a request that arrived now must be answered."""
+        """Returns the instant (loop time, seconds) by which a request that arrived now must be answered."""
         timeout_ms = self.config.timeout_ms if timeout_us is None else timeout_us / 1000
         return time.monotonic() + min(timeout_ms, self.config.max_timeout_ms) / 1000
 
@@ -208,7 +210,7 @@ class Admission(Generic[Request, Result]):
         return job
 
     def cancel(self, job: Job[Request, Result]) -> None:
-        """Takes a job without a client out of the line. If it is being computed, its result is thrown away."""
+        """Takes the job of a client that went away out of the line. If it is being computed, the result is dropped."""
         with self._changed, contextlib.suppress(ValueError):
             self._line.remove(job)
         self._settle(job, error=RequestError(499, "the client went away"))
@@ -248,11 +250,11 @@ class Admission(Generic[Request, Result]):
                 )
 
     def _place(self, due_s: float) -> int:
-        """The place in line of a request that is due at `due_s`: behind requests with the same due time."""
+        """Returns the place in line of a request that is due at `due_s`: behind requests with the same due time."""
         return bisect_right(self._line, due_s, key=lambda other: other.due_s)
 
     def _running_s(self, now_s: float) -> float:
-        """The likely rest of the current computation, in seconds."""
+        """Returns the likely remaining seconds of the current computation."""
         running = self._running
         if running is None:
             return 0.0
@@ -309,8 +311,8 @@ class Admission(Generic[Request, Result]):
                     return None
                 job = self._line.pop(0)
                 time_left_s = job.deadline_s - time.monotonic()
-                # The last request in line is begun even if it seems hopeless: otherwise an estimate that is too high
-                # would never be corrected. A request past its deadline is not begun; the loop's timer may just be late.
+                # The last request in line is started even if it seems too late: otherwise an estimate that is too high
+                # would never be corrected. A request past its deadline is not started; its timer is only late.
                 if time_left_s <= 0 or (time_left_s <= self._cost.seconds(job.size) and self._line):
                     self._on_loop(self._expire, job)
                     continue
@@ -320,7 +322,7 @@ class Admission(Generic[Request, Result]):
 
     def _on_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        # The loop is closed when the server was stopped hard during this computation: nobody waits any more.
+        # The loop is closed if the server was stopped hard during this computation. Then nobody waits for the result.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
@@ -337,7 +339,7 @@ class Admission(Generic[Request, Result]):
 
 
 def describe_error(error: BaseException) -> str:
-    """The type and the place of an error, without its message, which may quote what a client sent."""
+    """Returns the type and the place of an error, without its message, which may quote what a client sent."""
     frame: Any = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

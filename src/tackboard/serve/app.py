@@ -1,9 +1,10 @@
-"""The HTTP application, as raw ASGI: one request in, one answer out.
+"""The HTTP application, written as raw ASGI: it takes one request and sends one answer.
 
-The application ignores the content type, so that clients which send none work. Every answer that is not 200 is
-`{"error": sentence}`. Order of an infer call: token, path, room in the queue, body, tensors (here if that is cheap,
-else in the parser's process), deadline, model, answer. Cheap checks come before expensive ones. Decided: the token
-guards every path, health calls and metrics included, so that no path can be forgotten.
+The application ignores the content type, so that clients which send none work. Every answer that is not 200 is a JSON
+object with a sentence under the key `error`. An infer call is handled in this order: token, path, room in the queue,
+body, tensors (here if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come before
+expensive ones. Decided: the token guards every path, health calls and metrics included, so that no path can be
+forgotten.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ logger = logging.getLogger("tackboard.serve")
 
 
 class ErrorLog:
-    """One line per error, at most `_MAX_LOG_LINES_PER_S` a second; the next second reports how many were left out."""
+    """Writes one line per error, at most `_MAX_LOG_LINES_PER_S` a second; a later line says how many were left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -112,7 +113,8 @@ class Application:
         except RequestError as error:
             status, body, more = self._refuse(error, call, started_ns)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
-            # A bug of ours: the client learns that the server failed, the log where. Neither repeats the request.
+            # This is a bug of ours. The client learns that the server failed, and the log says where. Neither repeats
+            # the request.
             bug = RequestError(500, "the server failed on this request")
             self.log.write(f"bug: {describe_error(error)}")
             status, body, more = self._refuse(bug, call, started_ns)
@@ -204,9 +206,9 @@ class Application:
             _let_go(body.chunks)
 
     async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
-        """Fills `body` with medium pieces: joining 64 MiB would block the loop, and so would a million tiny pieces.
+        """Fills `body` with medium pieces. Joining 64 MiB would block the loop, and so would a million tiny pieces.
 
-        `held[0]` counts the bytes that this body takes of the shared buffer.
+        `held[0]` counts the bytes of this body, which also count for the limit on all bodies together.
         """
         limit = self.limits.max_body_bytes
         too_large = RequestError(413, f"the body is larger than the limit of {limit:,} bytes")
@@ -242,7 +244,7 @@ class Application:
         return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
-        """The result of a job in `line`; RequestError if the deadline passes, the job fails or the client goes away."""
+        """Awaits the result of a job; RequestError if the deadline passes, the job fails or the client goes away."""
 
         def gone(watcher: asyncio.Future[Message]) -> None:
             if not watcher.cancelled():

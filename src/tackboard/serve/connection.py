@@ -6,11 +6,11 @@ keep a connection alive with a byte now and then. Header bytes, header lines, ti
 answers and the number of connections are bounded too. A connection that passes a limit gets `{"error": …}` after the
 answers to its earlier requests, and is closed.
 
-Decided: when there are too many connections, from one address or in total, the new connection is served and another
-one is dropped. The dropped connection belongs to the address with the most connections and has waited longest for its
-client. So a client cannot displace clients with fewer connections, however many it opens. A connection whose request
-is being computed is never dropped. If nothing can be dropped, the new connection may ask for the server's health and
-gets 429 for anything else.
+Decided: when there are too many connections, from one address or in total, the new connection is served and another one
+is dropped. The server drops the connection that has waited longest for its client: among those of the same address or,
+if there are too many in total, among those of the address with the most connections. So a client cannot displace
+clients with fewer connections, however many it opens. A connection whose request is being computed is never dropped. If
+nothing can be dropped, the new connection may ask for the server's health and gets 429 for anything else.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tackboard.serve.telemetry import Telemetry
 
 Wait = Literal["idle", "slow", "busy"]
 
-# Most requests on one connection whose answers are still owed.
+# Largest number of requests on one connection that wait for their answers.
 _MAX_PIPELINED = 16
-# A chunked body may start with this many chunks of any size; after that they must carry data worth their framing.
+# A chunked body may start with this many chunks of any size; after that the mean size of its chunks is checked.
 _FREE_CHUNKS = 1024
 _MIN_MEAN_CHUNK_BYTES = 64
-# Time to ask for the health of a server that has too many connections.
+# Seconds that a client has to ask a server with too many connections for its health.
 _HEALTH_DEADLINE_S = 1.0
-# Time in which a refused client may read its answer and close.
+# Seconds that a refused client has to read its answer and close.
 _LINGER_S = 1.0
 _HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
 _CROWDED = "there are too many connections; try again later"
@@ -47,7 +47,7 @@ _CROWDED = "there are too many connections; try again later"
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection may do, and how many there may be."""
+    """Limits of one connection, and of the number of connections."""
 
     header_deadline_s: float = 10.0
     """Seconds from the connection, or from the first byte of a later request, to the end of the headers."""
@@ -56,17 +56,17 @@ class ConnectionLimits:
     idle_timeout_s: float = 60.0
     """Seconds that a kept-alive connection may be silent between requests, or leave an answer unread."""
     max_header_bytes: int = 64 << 10
-    """Most bytes of request line and headers together."""
+    """Largest number of bytes of request line and headers together."""
     max_header_lines: int = 100
-    """Most header lines."""
+    """Largest number of header lines."""
     max_connections: int = 512
-    """Most connections at a time. One more drops the connection that has waited longest for its client, or gets 429."""
+    """Largest number of connections at a time. One more displaces another that waits for its client, or gets 429."""
     max_connections_per_address: int = 256
-    """Most connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
+    """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
-    """Connections beyond those limits; they may ask for the server's health and nothing else."""
+    """Number of connections beyond these limits that may ask for the server's health and nothing else."""
     max_body_bytes: int = 64 << 20
-    """Largest body in bytes; the same amount again is read and thrown away, so that a client can read the refusal."""
+    """Largest body in bytes. A larger body is read up to twice this size, so that the client can read the refusal."""
 
     def __post_init__(self) -> None:
         for field in self.__dataclass_fields__:
@@ -78,7 +78,7 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """Connections that are counted together. `waiting` holds those that wait for their client, longest first."""
+    """Connections that are counted together. `waiting` holds those that wait for their client, longest wait first."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -93,7 +93,7 @@ class _Room:
 
 
 class OpenConnections:
-    """The open connections of one server: a room for each address, and one for those that may only ask for health."""
+    """The open connections of one server: a room for each address, and a reserve of connections for health calls."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -102,7 +102,7 @@ class OpenConnections:
         self._num_inside = 0
 
     def enter(self, connection: BoundedConnection) -> None:
-        """Gives a new connection the room of its address, else the reserve, else no room; may drop another one."""
+        """Puts a new connection into the room of its address, else into the reserve, else nowhere; may drop another."""
         limits, own = self.limits, self._by_address.get(connection.address) or _Room()
         if (own.num_inside < limits.max_connections_per_address or own.drop_one()) and (
             self._num_inside < limits.max_connections or self._drop_one_of_most()
@@ -188,7 +188,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        # An answer that the client does not read would keep the next one, and the connection, waiting for ever.
+        # Without this timer, an answer that the client does not read would keep the connection waiting for ever.
         super().pause_writing()
         self._stop_unread()
         self._unread = self.loop.call_later(self.limits.idle_timeout_s, self.transport.abort)
@@ -208,7 +208,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._started = True
         was_in_headers = self._in_headers
         super().data_received(data)
-        # Headers that arrive in pieces show up in no callback before their line ends; their size is counted here.
+        # The parser calls back only at the end of a header line, so unfinished headers are counted here.
         if was_in_headers and self._in_headers and self._last_words is None:
             self._received_bytes += len(data)
             if self._received_bytes > self.limits.max_header_bytes:
@@ -252,7 +252,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        # The application refuses a body over the limit; up to twice the limit is read so that it can be answered.
+        # The application refuses a body over the limit; up to twice the limit is read so that the client gets an
+        # answer.
         if self._body_bytes > 2 * self.limits.max_body_bytes:
             self._stop_parser(413, "the body is larger than the limit", "body_size")
         super().on_body(body)
@@ -262,7 +263,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._disarm()
         super().on_message_complete()
         if self.cycle.response_complete:
-            # The answer came before the end of the body; uvicorn's own timer stopped at the bytes that followed it.
+            # The answer was sent before the end of the body, and the bytes that followed stopped uvicorn's own timer.
             self._arm(self.limits.idle_timeout_s, self.timeout_keep_alive_handler)
 
     def on_response_complete(self) -> None:
@@ -283,7 +284,7 @@ class BoundedConnection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn calls this when the parser stops: at one of our limits, or at a malformed request."""
+        """Refuses the request; uvicorn calls this when the parser stops, at one of our limits or at malformed HTTP."""
         status, message, reason = self._refusal or (400, "the request is not valid HTTP", "malformed")
         self._refuse(status, message, reason)
 
@@ -303,7 +304,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _check_headers(self) -> None:
         """Stops the parser at ambiguous headers, and at requests that a full server does not serve.
 
-        llhttp has refused several lengths, and a length beside Transfer-Encoding, before this is called.
+        llhttp has already refused several Content-Length headers, and Content-Length beside Transfer-Encoding.
         """
         version = self.parser.get_http_version()
         hosts = [value.strip() for name, value in self.headers if name == b"host"]
@@ -332,7 +333,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Keeps the waiting line: a connection joins after an answer and at the first byte of a request."""
+        """Updates `waiting`: a connection joins at the end after an answer and at the first byte of a request."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return
@@ -373,7 +374,7 @@ class BoundedConnection(HttpToolsProtocol):
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._last_words = STATUS_LINE[status] + retry + head + body
         if self._in_body and cycle.response_complete:
-            # This request has its answer already; a client would take a second one for the next request's answer.
+            # This request already has its answer; a client would take a second one for the answer to its next request.
             self._last_words = b""
         elif self._in_body:
             if cycle.response_started:
@@ -398,7 +399,7 @@ class BoundedConnection(HttpToolsProtocol):
                 self.transport.abort()
             self.transport.close()
             return
-        # To close while the client still sends would reset the connection, and the client might never see the answer.
+        # Closing while the client still sends would reset the connection, and the client might never see the answer.
         with contextlib.suppress(OSError):  # The client may have reset the connection a moment ago.
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -421,7 +422,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """The key that counts as one client: an IPv4 address, or an IPv6 network of 64 bits, which one host can own."""
+    """Returns the key of one client: an IPv4 address, or an IPv6 network of 64 bits, which one host may own."""
     if client is None or ":" not in client[0]:
         return client[0] if client else ""
     address = ipaddress.IPv6Address(client[0].partition("%")[0])
@@ -429,6 +430,6 @@ def address_of(client: tuple[str, int] | None) -> str:
 
 
 def connection_class(limits: ConnectionLimits, counts: Telemetry) -> type[BoundedConnection]:
-    """A protocol class with these limits, for uvicorn's `http` setting."""
+    """Returns a protocol class with these limits, for uvicorn's `http` setting."""
     shared = {"limits": limits, "counts": counts, "open": OpenConnections(limits)}
     return type("LimitedConnection", (BoundedConnection,), shared)

@@ -36,7 +36,7 @@ class RequestError(Exception):
         self.close = close
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The HTTP headers of this refusal, in addition to the headers of every answer."""
+        """Returns the HTTP headers of this refusal, in addition to the headers of every answer."""
         found: list[tuple[bytes, bytes]] = []
         if self.retry_after_s is not None:
             found.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -50,17 +50,17 @@ class RequestError(Exception):
 
 
 def bad_request(message: str) -> RequestError:
-    """A refusal with status 400."""
+    """Returns a refusal with status 400."""
     return RequestError(400, message)
 
 
 def error_body(message: str) -> bytes:
-    """`{"error": message}` as bytes; characters that UTF-8 cannot encode are replaced."""
+    """Returns `{"error": message}` as bytes; characters that UTF-8 cannot encode are replaced."""
     return orjson.dumps({"error": message.encode("utf-8", "replace").decode("utf-8")})
 
 
 def shown(name: object) -> str:
-    """A name from the client, safe to repeat in an answer: printable, quoted, at most 64 characters."""
+    """Makes a name from the client safe to repeat in an answer: printable, quoted, at most 64 characters."""
     text = name if isinstance(name, str) else type(name).__name__
     cut = text if len(text) <= 64 else text[:61] + "..."
     return ascii(cut)

@@ -1,17 +1,17 @@
-"""The tensors that one model takes: its features in; names, datatypes and shapes out. Also reads tensors as columns.
+"""Derives the tensors that a model takes (names, datatypes, shapes) from its features, and reads tensors as columns.
 
     candidate_item [C], history_item [S]        always
     history_time_ms [S]                         always; events are sorted by it
-    history_action, history_surface [S]         where the features read them, as all of the following
+    history_action, history_surface [S]         if the features read them, as for the next line
     history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]
-    <name>_present                              beside those: false where a value is missing
-    request_time_ms [1], user [1]               always; needed where the features read them
+    <name>_present                              for each tensor of the line above: false if a value is missing
+    request_time_ms [1], user [1]               always accepted; required if the features read them
 
-Decided: a tensor that is left out means what the importer writes when a log leaves the column out (`RequestReader`). A
-tensor that this model does not read is accepted if the protocol or the training feature set knows its name, so that one
-client can ask several models; the tensor is skipped before it is decoded. An unknown name is refused, because it is
-usually a typo. A list has no tensor, so each list is sent as JSON text. Names, datatypes and shapes are compared with
-what the model takes before any value is read (`check`).
+Decided: a tensor that is left out gets the values that the importer writes if a log leaves the column out
+(`RequestReader`). A tensor that this model does not read is accepted if the protocol or the training feature set knows
+its name, so that one client can ask several models. Such a tensor is skipped before it is decoded. An unknown name is
+refused, because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON text. Names,
+datatypes and shapes are compared with what the model takes before any value is read (`check`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ OUTPUT_NAME = "score"
 SKIPPABLE = ("history_action", "history_surface")
 """Inputs that every client may send, whether or not the model reads them."""
 MAX_EVENTS = 100_000
-"""Default for the most events of one history; models read the newest thousands at most."""
+"""Default of the largest number of events in one history; a model reads only the newest of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One tensor. Descriptions show the first of `datatypes`; `width` is the width of a vector, 0 for plain values."""
+    """One input tensor. Descriptions show the first of `datatypes`; `width` is that of a vector, 0 for plain values."""
 
     datatypes: tuple[str, ...]
     optional: bool = True
@@ -58,7 +58,8 @@ class Input:
 class ModelInputs:
     """`inputs` holds the tensors that a model takes, by name; `skipped` names tensors that are accepted but not read.
 
-    A request has at most `max_candidates`. A history has at most `max_events`, or as many events as the model reads.
+    A request has at most `max_candidates` candidates. A history has at most `max_events` events, or at most the model's
+    max_history if that is larger.
     """
 
     def __init__(self, reader: RequestReader, *, max_candidates: int, max_events: int = MAX_EVENTS) -> None:
@@ -80,7 +81,7 @@ class ModelInputs:
         values |= {name: type_ for name, (_, _, type_) in reader.attributes.items()}
         for name, type_ in values.items():
             self.inputs[name] = Input(self._datatypes(type_), width=type_.width, type=type_)
-        # An attribute may happen to be named like a mask; then it is an attribute.
+        # If an attribute has the name of a mask, the tensor of that name is the attribute.
         self._masks = {name + PRESENT_SUFFIX: name for name in values if name + PRESENT_SUFFIX not in values}
         self.inputs |= dict.fromkeys(self._masks, Input(("BOOL",)))
         known = {*SKIPPABLE, *reader.skipped, *(name + PRESENT_SUFFIX for name in reader.skipped)}
@@ -104,7 +105,7 @@ class ModelInputs:
             self._check_rows(name, tensor.shape[0], declared)
 
     def read(self, tensors: Mapping[str, Tensor]) -> ScoreRequest:
-        """Tensors that passed `check` as one `ScoreRequest`; 400 if the model cannot take their values."""
+        """Makes a `ScoreRequest` from tensors that passed `check`; raises 400 if the model cannot take their values."""
         given = {
             name: np.asarray(tensor.values).reshape(tensor.shape) if self.inputs[name].width else tensor.values
             for name, tensor in tensors.items()
@@ -163,7 +164,7 @@ class ModelInputs:
                 raise bad_request(f"input {name} has {num_rows} values; allowed: {expected}")
 
     def _column(self, name: str, values: Any, given: Mapping[str, Any]) -> Any:
-        """Values as the request reader takes them; a value is missing where its mask is false."""
+        """Returns values as the request reader takes them; a value is missing if its mask is false."""
         type_ = self.inputs[name].type
         if type_ is None:
             return values

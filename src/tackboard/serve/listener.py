@@ -1,11 +1,12 @@
-"""The listening socket: connections in, one protocol object for each of them out.
+"""The listening socket: accepts connections and makes one protocol object for each of them.
 
 asyncio writes a traceback for every failed `accept` and then does not listen for a second. Here a failure is counted,
-and logged at most once a second. If descriptors or memory ran out, the least useful connection is dropped. If that is
-sure to help, the next `accept` follows at once; otherwise listening stops for a moment while established clients are
-served. Decided: each turn of the event loop accepts one connection. So a flood of connections does not delay the
-answers to others, and `accept` is only called if a client waits: Linux reports a lack of descriptors even if nobody
-waits, and a connection would be dropped for nothing.
+and logged at most once a second. If descriptors or memory ran out, the least useful connection is dropped. If the
+process itself had run out of descriptors, the drop is sure to help, and the next `accept` follows at once. Otherwise
+listening stops for a moment while established clients are served. Decided: each turn of the event loop accepts one
+connection. So a flood of connections does not delay the answers to others, and `accept` is called only if a client
+waits. That matters because Linux reports a lack of descriptors even if nobody waits, and a connection would be dropped
+for nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ logger = logging.getLogger("tackboard.serve")
 class Listener:
     """Accepts connections on a bound socket from `start` to `stop`, both called on the event loop.
 
-    `drop_one` frees a descriptor and returns whether it could; `on_error` counts a failed `accept`.
+    `drop_one` drops a connection to free its descriptor, and returns False if there is none to drop; `on_error` counts
+    a failed `accept`.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Listener:
             reason = os.strerror(error.errno or 0)
             logger.warning("cannot accept a connection: %s (%d times since the start)", reason, self._num_errors)
         dropped = error.errno in _LACKS and self._drop_one()
-        # A dropped connection is closed before the next turn, and its descriptor is this process's to use again.
+        # A dropped connection is closed before the next turn, and then this process can use its descriptor again.
         if error.errno != errno.EMFILE or not dropped:
             self._loop.remove_reader(self._listener)
             self._pause = self._loop.call_later(_PAUSE_S, self._watch)

@@ -1,6 +1,6 @@
-"""The model as clients see it: a scorer in; names, tensors and descriptions out.
+"""The model as clients see it: a scorer with names, tensors and descriptions.
 
-The features of a model decide which tensors it takes; see `inputs`. The server and the offline command turn them into a
+The features of a model decide which tensors it takes; see `inputs`. The server and the offline command make a
 `ScoreRequest` with the same `RequestReader`, so both apply the same rules to ids, actions and lengths. The computed
 features can be logged for `tackboard features replay`.
 """
@@ -21,14 +21,14 @@ from tackboard.serve.errors import RequestError, bad_request
 from tackboard.serve.inputs import MAX_EVENTS, OUTPUT_NAME, ModelInputs
 from tackboard.serve.routes import is_plain_name
 
-if TYPE_CHECKING:  # A scorer imports torch; its type alone must not.
+if TYPE_CHECKING:  # Only the type is needed here, and importing a scorer imports torch.
     from tackboard.scoring.scorer import Scorer
 
 PLATFORM = "tackboard"
 
 
 class ServedModel:
-    """A scorer with a name and a version, behind the tensors of the protocol. `log` takes the computed features."""
+    """A scorer with a name and a version that takes the tensors of the protocol. `log` gets the computed features."""
 
     def __init__(
         self, scorer: Scorer, *, max_candidates: int, max_events: int = MAX_EVENTS, log: FeatureLog | None = None
@@ -49,7 +49,7 @@ class ServedModel:
         self.inputs = ModelInputs(scorer.reader, max_candidates=max_candidates, max_events=max_events)
 
     def metadata(self) -> dict[str, Any]:
-        """The protocol's description of the model."""
+        """Returns the protocol's description of the model."""
         return {
             "name": self.name,
             "versions": [self.version],
@@ -62,7 +62,7 @@ class ServedModel:
         }
 
     def config(self) -> dict[str, Any]:
-        """The description in Triton's ModelConfig shape; load tools read name, platform and max_batch_size from it."""
+        """Returns a description like Triton's ModelConfig; load generators read name, platform and max_batch_size."""
         return {
             "name": self.name,
             "platform": PLATFORM,
@@ -82,14 +82,14 @@ class ServedModel:
         }
 
     def score(self, request: ScoreRequest) -> npt.NDArray[np.float32]:
-        """Scores of the candidates; runs on the model's thread. 500 if a score is not a finite number."""
+        """Returns the scores of the candidates; runs on the model's thread. 500 if a score is not a finite number."""
         features, scores = self._compute(request)
         if self.log is not None:
             self._log(self.log, request, features)
         return scores
 
     def log_counts(self) -> dict[str, int]:
-        """The number of requests for each outcome of the log of served features."""
+        """Returns the number of requests that were logged, dropped, or not logged for lack of a user or time."""
         if self.log is None:
             return {}
         return {

@@ -27,7 +27,7 @@ from tackboard.serve.admission import describe_error
 from tackboard.serve.errors import RequestError
 from tackboard.serve.parsing import Body, Parsed, RequestParser
 
-# A body within the limits takes less than a tenth of this; a process that takes longer is stopped or broken.
+# Seconds. A body within the limits takes less than a tenth of this; a process that takes longer is suspended or broken.
 _STUCK_S = 60
 
 
@@ -51,7 +51,7 @@ class ParserProcess:
             self._connect()
 
     def parse(self, body: Body) -> Parsed:
-        """As `RequestParser.parse`; takes pieces out of `body` as they are sent. 500 if the process dies or hangs."""
+        """Does the same as `RequestParser.parse`; empties `body` while sending it. 500 if the process dies or hangs."""
         with self._in_use:
             try:
                 connection = self._connect()
@@ -87,7 +87,7 @@ class ParserProcess:
         with ours, theirs:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
-            # The same path as ours and not the current folder, which may hold anything; no threads for arithmetic.
+            # The import path is ours, without the current folder, which may hold anything. Arithmetic gets one thread.
             path = os.pathsep.join(filter(None, sys.path))
             self._process = Process(
                 [sys.executable, "-P", "-m", "tackboard.serve.parser_process", str(theirs.fileno())],
@@ -110,14 +110,14 @@ def serve_parser(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         parser = connection.recv()
         while True:
-            # No name here keeps the body, which would hold its memory until the next body comes.
+            # No variable keeps the body here, because it would hold the body's memory until the next body comes.
             connection.send(_answer(parser, _receive(connection)))
             gc.collect()
 
 
 def _send(connection: Connection, body: Body) -> None:
     connection.send((body.encoding, body.header_length))
-    # The loop frees the pieces of a body that nobody waits for any more; nobody reads an answer that is cut short.
+    # The event loop frees the pieces of a body that nobody waits for any more. The answer to the sent part is not read.
     with contextlib.suppress(IndexError):
         while True:
             if chunk := body.chunks.pop(0):
@@ -140,11 +140,11 @@ def _answer(parser: RequestParser, body: Body) -> Any:
 
 
 def main() -> None:
-    """The process: its one argument is the file descriptor of its end of the socket."""
+    """Runs the process; its only argument is the file descriptor of its end of the socket."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # The collector would visit half a million new lists again and again; here it runs once, after each body, and leaves
-    # out what was imported.
+    # The garbage collector would visit half a million new lists again and again. Here it runs once after each body, and
+    # ignores imported objects.
     gc.freeze()
     gc.disable()
     with Connection(int(sys.argv[1])) as connection:

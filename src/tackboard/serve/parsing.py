@@ -1,9 +1,9 @@
-"""Bodies in, score requests out; decides which bodies are cheap enough for the event loop.
+"""Turns bodies into score requests, and decides which bodies are cheap enough for the event loop.
 
 Work on the event loop delays every other request, health calls included, so no callback may take more than 5 ms of CPU
-time. `RequestParser.parse_cheap` reads a body only if its estimated cost is far below that: it counts bytes, commas and
+time. `RequestParser.parse_cheap` reads a body only if its estimated cost is far below that. It counts bytes, commas and
 brackets of the JSON, then the declared sizes of the tensors, and returns None for an expensive body. Few clients send
-such bodies; they go to `parser_process`, where the same `parse` reads them. Decided: a thread is not enough, because
+expensive bodies; these go to `parser_process`, where `parse` reads them. Decided: a thread is not enough, because
 decoding JSON and converting to arrays hold the interpreter's lock for their whole call. Both ways use the same
 functions, so the meaning of a request does not depend on its size.
 """
@@ -28,8 +28,8 @@ from tackboard.serve.protocol import (
     open_infer,
 )
 
-# The most that one callback reads: bytes, bytes of JSON, and an estimate of CPU time. The costs of a JSON value, a
-# bracket, a text, an event and a byte of a list were measured on the slowest machine seen; most machines take half.
+# Limits of what one callback reads: bytes, bytes of JSON, and estimated CPU time. The costs of a JSON value, a bracket,
+# a text, an event and a byte of a list were measured on the slowest machine seen; most machines need half the time.
 _CHEAP_BODY_BYTES = 256 << 10
 _CHEAP_JSON_BYTES = 64 << 10
 _CHEAP_US = 2000.0
@@ -65,14 +65,14 @@ class RequestParser:
         self.limits = limits
 
     def parse(self, body: Body) -> Parsed:
-        """The request in a body of any size; RequestError if the body is not a request."""
+        """Reads the request in a body of any size; RequestError if the body is not a request."""
         return self._read(self._open(decompress(body.joined(), body.encoding, self.limits), body.header_length))
 
     def parse_cheap(self, body: Body, admit: Callable[[int, int | None], None]) -> Parsed | None:
-        """As `parse`, in a few ms of CPU time at most; None if that might take longer.
+        """Does the same as `parse` in a few ms of CPU time at most; returns None if parsing might take longer.
 
-        `admit` gets the number of candidates and the timeout before a value is read, and may raise a refusal: under
-        overload most requests are refused, and reading them would take time from the others.
+        `admit` gets the number of candidates and the timeout before any value is read, and may raise a refusal. Under
+        overload most requests are refused, and reading their values would take time from the others.
         """
         plain = self._small(body)
         if plain is None:
@@ -90,7 +90,7 @@ class RequestParser:
         return self._read(opened)
 
     def timeout_hint_us(self, body: Body) -> int | None:
-        """The timeout that a body seems to ask for, from its first and last bytes; parsing gives the true one."""
+        """Guesses the timeout that a body asks for from its first and last bytes; parsing gives the exact timeout."""
         head, tail = bytes(body.chunks[0][:_CHEAP_JSON_BYTES]), b""
         if body.encoding:
             head = decompressed_start(head, body.encoding, _CHEAP_JSON_BYTES)
@@ -100,7 +100,7 @@ class RequestParser:
         return max(found, default=0) or None
 
     def _small(self, body: Body) -> bytes | None:
-        """The body without compression, or None if it is large."""
+        """Returns the decompressed body, or None if the body is large."""
         if sum(map(len, body.chunks)) > _CHEAP_BODY_BYTES:
             return None
         plain = body.joined()
@@ -120,7 +120,7 @@ class RequestParser:
         return Parsed(opened.request, self.inputs.read(opened.read()))
 
     def _cost_us(self, opened: OpenBody) -> float:
-        """The cost of reading the declared tensors; numbers cost next to nothing."""
+        """Estimates the cost of reading the declared tensors; numbers cost next to nothing."""
         cost_us = _EVENT_US * opened.declared[f"{HISTORY_PREFIX}item"].shape[0]
         for name, tensor in opened.declared.items():
             if tensor.datatype == "BYTES":

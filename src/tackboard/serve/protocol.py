@@ -1,11 +1,11 @@
-"""The Open Inference Protocol's infer call: a body in, its tensors out; scores in, a body out.
+"""The infer call of the Open Inference Protocol: reads the tensors of a body, and writes the body of an answer.
 
-A body is JSON, or JSON followed by the raw bytes of its tensors; the length of the JSON then stands in the header
-Inference-Header-Content-Length. Content-Type is ignored, because the most used client sends none. A hostile body is
-found here before it costs much: compression ratio, number of JSON values, depth, tensors, ranks, shapes, sizes that do
-not add up, names given twice. Decided: `open_infer` reads the declarations of a body and no tensor values;
-`OpenBody.read` reads the values after the caller has compared the declarations with the model. Parts of Triton that
-this server does not offer (shared memory, sequences, classification) get 501.
+A body is JSON, or JSON followed by the raw bytes of its tensors; then the header Inference-Header-Content-Length gives
+the length of the JSON. Content-Type is ignored, because the most used client sends none. A hostile body is refused here
+before it costs much. The checks cover the compression ratio, the number and depth of JSON values, the number, ranks and
+shapes of tensors, sizes that do not add up, and names given twice. Decided: `open_infer` reads the declarations of a
+body and no tensor values; `OpenBody.read` reads the values after the caller has compared the declarations with the
+model. Parts of Triton that this server does not offer (shared memory, sequences, classification) get 501.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolLimits:
-    """What one infer body may hold."""
+    """Limits on the content of one infer body."""
 
     max_body_bytes: int = 64 << 20
     """Largest body in bytes, as sent."""
@@ -43,13 +43,13 @@ class ProtocolLimits:
     max_tensor_bytes: int = 32 << 20
     """Largest tensor in bytes as binary data."""
     max_tensor_values: int = 8_000_000
-    """Most values of one tensor: 10,000 candidates with vectors of 800."""
+    """Largest number of values in one tensor; enough for 10,000 candidates with vectors of 800."""
     max_json_depth: int = 32
     """Deepest nesting of lists and objects."""
     max_json_values: int = 1_000_000
-    """Most values in the JSON part."""
+    """Largest number of values in the JSON part."""
     max_tensors: int = 64
-    """Most inputs, and most requested outputs."""
+    """Largest number of inputs, and of requested outputs."""
 
     def __post_init__(self) -> None:
         for field in self.__dataclass_fields__:
@@ -58,7 +58,7 @@ class ProtocolLimits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What one infer call asks for: the outputs (name → binary or not; empty means all) and the timeout.
+    """What one infer call asks for: the outputs (name → whether binary; empty means all) and the timeout.
 
     `skipped_bytes` is the size, as sent, of the tensors that the model does not read.
     """
@@ -81,7 +81,7 @@ class DeclaredTensor:
     raw: memoryview | None
 
     def read(self) -> Tensor:
-        """The values; 400 if they do not fit the declaration."""
+        """Reads the values; 400 if they do not fit the declaration."""
         if self.raw is None:
             return from_json(self.name, self.datatype, self.shape, self.data)
         return from_binary(self.name, self.datatype, self.shape, self.raw)
@@ -89,18 +89,18 @@ class DeclaredTensor:
 
 @dataclass(slots=True)
 class OpenBody:
-    """An infer body whose tensors are declared and not yet read."""
+    """An infer body whose declarations are read, but not yet the values of its tensors."""
 
     request: InferRequest
     declared: dict[str, DeclaredTensor]
 
     def read(self) -> dict[str, Tensor]:
-        """The tensors; 400 if their values do not fit the declarations."""
+        """Reads the tensors; 400 if their values do not fit the declarations."""
         return {name: tensor.read() for name, tensor in self.declared.items()}
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
-    """The decompressed body; 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
+    """Returns the decompressed body; 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
     if encoding in ("", "identity"):
         return body
     by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)
@@ -118,7 +118,7 @@ def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
 
 
 def decompressed_start(body: bytes, encoding: str, num_bytes: int) -> bytes:
-    """At most the first `num_bytes` of a compressed body; nothing if the body is not valid."""
+    """Decompresses at most the first `num_bytes` of a body; returns no bytes if the body is not valid."""
     if encoding == "identity":
         return body[:num_bytes]
     try:
@@ -130,7 +130,7 @@ def decompressed_start(body: bytes, encoding: str, num_bytes: int) -> bytes:
 def open_infer(
     body: bytes, header_length: bytes | None, limits: ProtocolLimits, skipped: Collection[str] = ()
 ) -> OpenBody:
-    """An infer body with its tensors declared; `header_length` is the value of Inference-Header-Content-Length.
+    """Reads the declarations of an infer body; `header_length` is the value of Inference-Header-Content-Length.
 
     Inputs named in `skipped` are neither decoded nor checked; their bytes are counted.
     """
@@ -162,10 +162,10 @@ def build_response(
     tensors: Mapping[str, tuple[str, npt.NDArray[Any]]],
     request: InferRequest,
 ) -> tuple[bytes, int | None]:
-    """The body of a successful answer and, if it holds binary tensors, the length of its JSON part.
+    """Returns the body of a successful answer and, if it holds binary tensors, the length of its JSON part.
 
     `head` holds model_name and model_version; `tensors` maps output names to (datatype, array). If the request names
-    outputs, only these are in the answer; `check_outputs` has seen them.
+    outputs, only these are in the answer; `check_outputs` must have accepted them.
     """
     wanted = request.outputs or dict.fromkeys(tensors, request.binary_by_default)
     chunks: list[bytes] = []
@@ -198,7 +198,7 @@ def check_outputs(request: InferRequest, known: tuple[str, ...]) -> None:
 def _decompressor(body: bytes, encoding: str) -> zlib._Decompress:
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise RequestError(415, f"content encoding {shown(encoding)} is not supported; allowed: gzip, deflate")
-    # 47: zlib or gzip by their first bytes; -15: the headless deflate that some clients send.
+    # 47 detects zlib or gzip by the first bytes; -15 is the deflate without a header that some clients send.
     return zlib.decompressobj(-15 if encoding == "deflate" and not _has_zlib_header(body) else 47)
 
 
@@ -218,16 +218,16 @@ def _split_body(body: bytes, header_length: bytes | None) -> tuple[bytes, memory
 
 
 def _load_json(json_bytes: bytes, limits: ProtocolLimits) -> Any:
-    # Counting separators is cheap, so it comes first: a parsed empty list takes twenty times its two bytes of text.
+    # Separators are counted before parsing, because a parsed empty list takes twenty times the memory of its text.
     num_containers = json_bytes.count(b"[") + json_bytes.count(b"{")
     most = limits.max_json_values
-    # A short text cannot hold so many values and need not be counted.
+    # A text with fewer bytes than the limit cannot hold too many values, so it is not counted.
     if len(json_bytes) > most and json_bytes.count(b",") + num_containers > most:
         raise bad_request(f"the JSON holds more than {most:,} values")
     try:
         value = orjson.loads(json_bytes)
     except orjson.JSONDecodeError as error:
-        # Of orjson's message only the position and its own words are kept, never the text around it.
+        # The answer repeats orjson's own words and the position, never the text of the request.
         raise bad_request(f"the request is not valid JSON: {error.msg} at character {error.pos}") from None
     # With few brackets the depth cannot exceed the limit, and the values need not be visited.
     if num_containers > limits.max_json_depth and _is_deeper(value, limits.max_json_depth):
@@ -248,7 +248,7 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
 def _declared_inputs(
     entries: object, raw: memoryview, limits: ProtocolLimits, skipped: Collection[str]
 ) -> tuple[dict[str, DeclaredTensor], int]:
-    """The declared tensors, and the bytes of the skipped tensors."""
+    """Returns the declared tensors, and the number of bytes of the skipped tensors."""
     declared: dict[str, DeclaredTensor] = {}
     offset = skipped_bytes = 0
     for name, entry, parameters in _named_entries(entries, "inputs", limits):

@@ -1,4 +1,4 @@
-"""Which call a path names: the raw path in, a `Route` out.
+"""Finds the call that a path names: takes the raw path and returns a `Route`.
 
 Each segment is unquoted exactly once, after the path was split, so that an encoded slash never makes a new segment.
 Names are looked up among the loaded models and never touch a file system. A segment with a slash, a backslash, `..` or
@@ -33,7 +33,7 @@ class Route:
 
 
 def find_route(method: str, raw_path: bytes) -> Route:
-    """The call of a method and a path; 404 for an unknown path, 405 for a wrong method, 400 for a hostile name."""
+    """Finds the call of a method and path; 404 for an unknown path, 405 for a wrong method, 400 for a bad name."""
     segments = tuple(_unquote(part) for part in raw_path.strip(b"/").split(b"/"))
     if segments in _SERVER_CALLS:
         return _checked(method, "GET", Route(_SERVER_CALLS[segments]))
@@ -49,7 +49,7 @@ def find_route(method: str, raw_path: bytes) -> Route:
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a URL can name a model or version like this."""
+    """Returns whether `text`, as the name of a model or version, can be part of a URL."""
     return text.isprintable() and text not in ("", ".") and not any(part in text for part in ("/", "\\", ".."))
 
 

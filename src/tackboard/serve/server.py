@@ -1,9 +1,10 @@
-"""The server process: a scorer and a config in, a running server out, until it is told to stop.
+"""The server process: serves a scorer with the settings of a config until it is told to stop.
 
-At the start the server takes the port, warms the model up, listens and reports its address. On SIGTERM or SIGINT it is
-no longer ready, refuses new infer calls with 503, finishes admitted requests, closes and exits 0; requests that are
-unfinished at the drain timeout get 503. Until then the server stays live and answers health calls. Decided: the port is
-taken before the model is warmed up, so that a port in use is reported at once; nobody can connect before the warm-up.
+At the start the server takes the port, warms the model up, listens and reports its address. On SIGTERM or SIGINT the
+server drains: it is no longer ready, refuses new infer calls with 503, finishes admitted requests, closes and exits
+with 0. Requests that are unfinished at the drain timeout get 503. While the server drains, it stays live and answers
+health calls. Decided: the port is taken before the model is warmed up, so that a port in use is reported at once.
+Clients can connect only after the warm-up.
 """
 
 from __future__ import annotations
@@ -44,36 +45,36 @@ if TYPE_CHECKING:
     from tackboard.scoring.scorer import Scorer
 
 _POLL_S = 0.02
-# Descriptors that connections leave free for files that the process opens later.
+# Number of descriptors that connections leave free for files that the process opens later.
 _SPARE_DESCRIPTORS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Everything about a server but its model."""
+    """All settings of a server except its model."""
 
     host: str = "127.0.0.1"
     """Address or name to listen on."""
     port: int = 8000
     """TCP port; 0 takes a free one."""
     token: str | None = None
-    """Token that clients must send as `Authorization: Bearer …` on every path; None: no token is needed."""
+    """Token that clients must send as `Authorization: Bearer …` on every path; None means that no token is needed."""
     insecure: bool = False
     """Whether an address that others can reach may be served without a token."""
     max_candidates: int = 10_000
-    """Most candidates in one request."""
+    """Largest number of candidates in one request."""
     max_events: int = MAX_EVENTS
-    """Most events of the history in one request; a model that reads more events raises this number."""
+    """Largest number of history events in one request; raised to the model's max_history if that is larger."""
     max_parses: int = 16
-    """Most large bodies that wait for the parser's process; more get 429."""
+    """Largest number of large bodies that wait for the parser's process; further large bodies get 429."""
     drain_timeout_s: float = 25.0
     """Seconds that admitted requests have after the server was asked to stop."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     """The queue and the deadlines."""
     protocol: ProtocolLimits = field(default_factory=ProtocolLimits)
-    """What one body may hold."""
+    """Limits of one body."""
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
-    """What one connection may do."""
+    """Limits of connections."""
 
     def __post_init__(self) -> None:
         check(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
@@ -85,7 +86,7 @@ class ServeConfig:
 
 
 class Server:
-    """A server for one scorer. `run` blocks until it has stopped; the other methods may be called from any thread."""
+    """A server for one scorer. `run` blocks until the server stops; the other methods may be called from any thread."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Server:
         return ended
 
     def drain(self) -> None:
-        """Begins to stop, as SIGTERM does; a second call stops at once. Does nothing to a server that has stopped."""
+        """Begins to stop the server, as SIGTERM does; a second call stops at once. No effect on a stopped server."""
         if self._loop is not None and self._uvicorn is not None:
             # A closed loop means that the server has stopped in the meantime.
             with contextlib.suppress(RuntimeError):
@@ -154,7 +155,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.admission.start(self._loop)
         self.parsing.start(self._loop)
-        # uvicorn's own lines would double ours, and its traceback of a cancelled request is no news.
+        # uvicorn's log lines would repeat ours, and its traceback of a cancelled request says nothing new.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         connection = connection_class(fit_to_descriptors(self.config.connection), self.telemetry)
         self._uvicorn = _DrainingServer(
@@ -179,14 +180,14 @@ class Server:
             raise _port_error(self.config, error) from None
 
     def announce(self, listener: socket.socket) -> None:
-        """Called once the server listens."""
+        """Reports the address and readiness; called when the server listens."""
         self.url = url_of(listener)
         self.telemetry.set_ready(ready=True)
         self._on_ready(self.url)
 
 
 class _DrainingServer(uvicorn.Server):
-    """uvicorn's server, with a listener of ours, a drain in front of its shutdown and an exit code of its own."""
+    """uvicorn's server with our listener, a drain before its shutdown, and exit code 0 after a signal."""
 
     def __init__(self, config: uvicorn.Config, connection: type[BoundedConnection], owner: Server) -> None:
         super().__init__(config)
@@ -245,7 +246,7 @@ class _DrainingServer(uvicorn.Server):
         while not (owner.admission.is_idle and owner.app.num_in_flight == 0):
             if asyncio.get_running_loop().time() >= ends_s or self.should_exit:
                 self._give_up()
-                # One turn for the 503 answers to be written.
+                # Gives the loop a moment to write the 503 answers.
                 await asyncio.sleep(_POLL_S)
                 break
             await asyncio.sleep(_POLL_S)
@@ -260,7 +261,7 @@ class _DrainingServer(uvicorn.Server):
 
 
 def take_port(config: ServeConfig) -> socket.socket:
-    """A bound socket that does not listen yet. UsageError if the port is in use, or open to others without a token."""
+    """Binds a socket that does not listen yet. UsageError if the port is in use, or open to others without a token."""
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
@@ -285,9 +286,9 @@ def take_port(config: ServeConfig) -> socket.socket:
 
 
 def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
-    """The limits, with no more connections than this process has descriptors for; a reduction is reported."""
+    """Returns the limits with no more connections than this process has descriptors for; reports a reduction."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The lowest free descriptor; those below it are open.
+    # The lowest free descriptor; all descriptors below it are open.
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
     taken = free + _SPARE_DESCRIPTORS + limits.num_health_connections
@@ -301,7 +302,7 @@ def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address of a listening socket as clients write it."""
+    """Returns the address of a listening socket as clients write it."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

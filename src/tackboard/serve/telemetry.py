@@ -1,4 +1,4 @@
-"""What the server counts: requests, times and refusals in; Prometheus text and Triton's statistics out.
+"""Counts requests, times and refusals of the server, and reports them as Prometheus text and Triton's statistics.
 
 The counters that Triton's dashboards read keep Triton's names and microseconds (`nv_inference_*`); our own histograms
 (`tackboard_*`) are in seconds. Decided: no label holds a user, an item or anything else that a client can make up, so
@@ -28,20 +28,20 @@ CLOSED_REASONS = (
 )
 _COMPUTE_PARTS = ("compute_input", "compute_infer", "compute_output")
 _PARTS = ("success", "queue", *_COMPUTE_PARTS)
-"""What an answered request spends its time in, by the names of Triton's statistics; `success` is the whole."""
+"""Parts of the time of an answered request, named as in Triton's statistics; `success` is the total."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 
 @dataclass(slots=True)
 class TotalDuration:
-    """How often something happened, and how long all of these took together in nanoseconds. Names are Triton's."""
+    """The number of times that something happened, and the total time in nanoseconds. Field names are Triton's."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, ns: int) -> None:
-        """Counts one more, of `ns` nanoseconds."""
+        """Counts one more occurrence, which took `ns` nanoseconds."""
         self.count += 1
         self.ns += ns
 
@@ -60,7 +60,7 @@ class Timings:
 class Telemetry:
     """Counts for one served model.
 
-    `pending` gives the number of waiting requests, `feature_log` the number of requests for each of LOG_OUTCOMES.
+    `pending` returns the number of waiting requests, `feature_log` the number of requests for each of LOG_OUTCOMES.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Telemetry:
                 counter.labels(label)
 
     def answered(self, timings: Timings, num_candidates: int) -> None:
-        """An infer request that got its scores."""
+        """Counts an infer request that got its scores."""
         for part in _PARTS:
             self._durations[part].add(timings.total if part == "success" else getattr(timings, part))
         self._last_inference_ms = int(time.time() * 1000)
@@ -133,43 +133,43 @@ class Telemetry:
         self._candidates.observe(num_candidates)
 
     def failed(self, status: int, total_ns: int) -> None:
-        """An infer request that was answered with an error of this HTTP status."""
+        """Counts an infer request that was answered with an error of this HTTP status."""
         self._durations["fail"].add(total_ns)
         self._failures[_REASON_OF_STATUS.get(status, "OTHER")] += 1
         self._observe_request(status, total_ns)
 
     def shed(self, reason: str) -> None:
-        """A request or connection refused for lack of room; `reason` is one of SHED_REASONS."""
+        """Counts a request or connection that was refused for lack of room; `reason` is one of SHED_REASONS."""
         self._shed.labels(reason).inc()
 
     def expired(self, stage: str) -> None:
-        """A deadline that passed; `stage` is one of EXPIRED_STAGES."""
+        """Counts a deadline that passed; `stage` is one of EXPIRED_STAGES."""
         self._expired.labels(stage).inc()
 
     def closed(self, reason: str) -> None:
-        """A connection closed by one of its limits; `reason` is one of CLOSED_REASONS."""
+        """Counts a connection that was closed by one of its limits; `reason` is one of CLOSED_REASONS."""
         self._closed.labels(reason).inc()
 
     def accept_failed(self) -> None:
-        """A connection that the operating system did not hand over, usually for lack of descriptors."""
+        """Counts a connection that the operating system did not hand over, usually for lack of descriptors."""
         self._accept_errors.inc()
 
     def trimmed(self, num_bytes: int) -> None:
-        """Inputs of a request that were skipped because the model does not read them."""
+        """Counts the bytes of inputs that were skipped because the model does not read them."""
         self._trimmed_bytes += num_bytes
         self._trimmed.inc(num_bytes)
 
     def unknown(self, counts: Mapping[str, int]) -> None:
-        """Values of an answered request that training never saw, counted by one of UNKNOWN_FIELDS."""
+        """Counts the values of an answered request that training never saw, for each of UNKNOWN_FIELDS."""
         for name, count in counts.items():
             self._unknown.labels(name).inc(count)
 
     def set_ready(self, *, ready: bool) -> None:
-        """Whether new requests are taken."""
+        """Sets whether new requests are accepted."""
         self._ready.set(1 if ready else 0)
 
     def statistics(self) -> dict[str, Any]:
-        """One entry of Triton's `model_stats`."""
+        """Returns one entry of Triton's `model_stats`."""
         times = {part: asdict(duration) for part, duration in self._durations.items()}
         compute = {part: times[part] for part in _COMPUTE_PARTS}
         num_computed = times["compute_infer"]["count"]
@@ -185,7 +185,7 @@ class Telemetry:
         }
 
     def prometheus_text(self) -> bytes:
-        """Everything as Prometheus text, format 0.0.4."""
+        """Returns all metrics as Prometheus text, format 0.0.4."""
         return (self._triton_text() + generate_latest(self._registry).decode()).encode()
 
     def _observe_request(self, status: int, total_ns: int) -> None:
@@ -218,13 +218,13 @@ class Telemetry:
 
 
 class _LogCollector(Collector):
-    """The log of served features counts on other threads; its numbers are read when the metrics are read."""
+    """Reads the counts of the log of served features when metrics are read, because the log counts on other threads."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """One counter with a series per outcome."""
+        """Yields one counter with a series per outcome."""
         counts = self._counts()
         family = CounterMetricFamily(
             "tackboard_feature_log_total", "Requests for the log of served features", labels=["outcome"]

@@ -1,4 +1,4 @@
-"""Tensors on the wire: JSON values or raw bytes in, NumPy arrays or lists of text out, and back.
+"""Converts tensors between the wire (JSON values or raw bytes) and memory (NumPy arrays or lists of text).
 
 The datatypes are those of the Open Inference Protocol. Numbers are little-endian and row-major; a BYTES element is a
 4-byte little-endian length followed by that many bytes. Decided: BYTES is text here (UTF-8), because everything this
@@ -44,7 +44,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: `values` is a flat array, or a list of text for BYTES, of as many elements as `shape` says."""
+    """One tensor. `values` is a flat array, or a list of text for BYTES; its length is the product of `shape`."""
 
     name: str
     datatype: str
@@ -53,7 +53,7 @@ class Tensor:
 
 
 def check_datatype(name: str, datatype: object) -> str:
-    """The datatype as text; 501 for BF16, which the protocol knows and this server does not; 400 if it is unknown."""
+    """Returns the datatype as text; 501 for BF16, which this server does not support; 400 if it is unknown."""
     if isinstance(datatype, str) and datatype in DATATYPES:
         return datatype
     if datatype == "BF16":
@@ -62,7 +62,7 @@ def check_datatype(name: str, datatype: object) -> str:
 
 
 def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
-    """The shape as a tuple of non-negative integers whose product is at most `max_elements`; 400 otherwise."""
+    """Returns the shape as non-negative integers whose product is at most `max_elements`; 400 otherwise."""
     if not isinstance(shape, list) or any(type(size) is not int for size in shape):
         raise bad_request(f"tensor {shown(name)} needs a shape that is a list of integers")
     if len(shape) > MAX_RANK:
@@ -87,7 +87,7 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], num_bytes: int)
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
-    """A tensor from its JSON `data`, flat or nested row-major; 400 if a value or the number of values is wrong."""
+    """Reads a tensor from JSON `data`, flat or nested row-major; 400 if a value or the number of values is wrong."""
     flat = _flatten(name, data, len(shape))
     _check_count(name, len(flat), shape)
     kinds = set(map(type, flat))
@@ -111,7 +111,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Tensor:
-    """A tensor from its raw bytes; 400 if they do not fill the shape exactly, or hold NaN or infinity."""
+    """Reads a tensor from raw bytes; 400 if they do not fill the shape exactly, or hold NaN or infinity."""
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, _split_bytes(name, raw, math.prod(shape)))
     check_size(name, datatype, shape, len(raw))
@@ -123,7 +123,7 @@ def from_binary(name: str, datatype: str, shape: tuple[int, ...], raw: memoryvie
 
 
 def to_binary(datatype: str, values: npt.NDArray[Any] | Sequence[str]) -> bytes:
-    """The raw bytes of `values`, as `from_binary` reads them."""
+    """Returns the raw bytes of `values`, as `from_binary` reads them."""
     if datatype == "BYTES":
         encoded = [str(value).encode("utf-8") for value in values]
         return b"".join(part for text in encoded for part in (_LENGTH.pack(len(text)), text))
@@ -148,7 +148,7 @@ def _check_count(name: str, count: int, shape: tuple[int, ...]) -> None:
 
 
 def _split_bytes(name: str, raw: memoryview, count: int) -> list[str]:
-    """`count` texts that fill `raw` exactly. No further text is read, because there may be millions of empty ones."""
+    """Reads `count` texts that fill `raw` exactly; stops at the first text too many, because millions may follow."""
     buffer = bytes(raw)
     texts: list[str] = []
     start, end = 0, len(buffer)

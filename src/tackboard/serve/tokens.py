@@ -1,4 +1,4 @@
-"""The bearer token that guards a server: a file or the environment in, the token out.
+"""Reads the bearer token that guards a server, from a file or from the environment.
 
 The token is never taken from the command line, where every user of the machine could read it.
 """
@@ -15,7 +15,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 def read_token(token_file: Path | None) -> str | None:
-    """The token from a file, else from the environment, else None. UsageError for a file that cannot be read."""
+    """Returns the token from a file or, if no file is given, from the environment. UsageError for a bad file."""
     if token_file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
@@ -28,7 +28,7 @@ def read_token(token_file: Path | None) -> str | None:
 
 
 def check_token(token: str) -> None:
-    """UsageError if a token is short enough to be guessed, or cannot be part of a header."""
+    """Raises UsageError if a token is short enough to be guessed, or cannot be part of a header."""
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
             f"the token is not safe: it has {len(token)} characters, or characters that a header cannot hold",
