@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
-    """Returns a table without vectors as a data frame. Strings are categoricals; ints with missing values are floats."""
+    """Returns a table without vectors as a data frame. Strings are categoricals, ints with gaps are floats."""
     names = [name for name in table.column_names if not pa.types.is_fixed_size_list(table[name].type)]
     return table.select(names).to_pandas()
 

@@ -2,8 +2,8 @@
 
 A step is a number of matrix products that take about as long as a step of pretraining 8 layers of width 512 on 65,536
 tokens. Three ways of moving the batch to the device are compared, each with and without reading the loss in every step.
-Reading the loss makes the host wait for the GPU, as a trainer does. The ways are measured in turns, and the report says
-if other processes disturbed the run (`turns`).
+Reading the loss makes the host wait for the GPU, as a trainer does. All ways take turns, and the report says if other
+processes disturbed the run (`turns`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo: from nothing to a served score, by the same commands that a user types.
+"""Runs the demo: from nothing to a served score, with the same commands that a user types.
 
 The demo makes a dataset, a run, a bundle, logs and `report.html`, all in one folder. Every step is a `tackboard`
 command in a process of its own. This module only starts the commands, reads their JSON and sends requests to the server

@@ -140,7 +140,7 @@ class Section:
         align: Sequence[Align] | None = None,
         strong_rows: Sequence[int] = (),
     ) -> None:
-        """Adds a table. `align` has one side per column, by default left. Raises ValueError for a row of another size."""
+        """Adds a table. `align` has a side per column, by default left. Raises ValueError for a wrong row length."""
         sides = list(align or ["left"] * len(columns))
         for row in [sides, *rows]:
             if len(row) != len(columns):

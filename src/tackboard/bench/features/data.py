@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 DAY_MS = 86_400_000
 END_MS = 1_793_491_200_000
-"""2026-11-01 00:00 UTC. The end of summer time in Berlin lies in the last week before it, among the requests."""
+"""2026-11-01 00:00 UTC, the end of the log. Summer time in Berlin ends on 25 October, so requests lie on both sides."""
 LOG_DAYS = 60
 REQUEST_DAYS = 21
-"""Requests lie in this number of last days of the log, so that each request has a history."""
+"""Requests lie in the last 21 days of the log, so that each request has a history."""
 WIDTH = 16
 """Number of values in an embedding."""
 ACTIONS = ("view", "click", "save", "hide")

@@ -43,7 +43,7 @@ LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data
 WARM_UP_SECONDS = 1.0
 """Largest CPU time of the warm-up, which reads the first epoch and is not counted."""
 LEAST_SECONDS = 0.8
-"""Complete epochs are measured until this CPU time is reached, at most MOST_EPOCHS."""
+"""Complete epochs are measured until this CPU time is reached, but not more than MOST_EPOCHS epochs."""
 MOST_EPOCHS = 6
 KEPT_BATCHES = 3
 

@@ -73,7 +73,7 @@ class PlainWindow:
 
 
 class StreamedSteps(TrainingSteps):
-    """Reads windows from disk, and computes nothing once for a whole window."""
+    """Reads windows from disk, and prepares nothing for a window as a whole."""
 
     kind: type[PlainWindow | ColumnWindow] = PlainWindow
 

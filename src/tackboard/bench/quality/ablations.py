@@ -8,11 +8,11 @@ the error by seeds. A difference counts only if it is larger than both kinds of 
 The publication measured saves in a ranker that was fine-tuned. Here the next item is judged, which is what the
 next-token loss trains. So a loss that looks further ahead is at a disadvantage here.
 
-The question which actions should be positives needs a dataset with several actions, and a judgement that is the same
-for every choice of positives (stage `ablation-positives`). Take the article of the user's second-last save. It is
-ranked among all articles that the user has not met, from the history that ends before the user met the article.
-Training ends there too. Decided: the history ends before the user met the article, not before the save, because people
-open an article and then save it. Guessing that the open article is saved would be no test.
+To compare choices of positive actions, the study needs a dataset with several actions and a judgement that does not
+depend on the choice (stage `ablation-positives`). The model ranks the article of the user's second-last save among all
+articles that the user has not met, from the history that ends before the user met this article. Training ends there
+too. Decided: the history ends before the user met the article, not before the save, because people open an article and
+then save it. Guessing that the open article is saved would be no test.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class JudgedFit(Fit):
         )
 
     def judged(self, work: Work, cell: Cell) -> Sequences:
-        """The whole dataset, with the judged event held out."""
+        """Reads the whole dataset, with the judged event held out."""
         whole = open_sequences(
             work.dataset(cell),
             tuple(cell.protocol["judged_actions"]),

@@ -325,7 +325,7 @@ class Fit:
         )
 
     def judged(self, work: Work, cell: Cell) -> Sequences:
-        """The sequences whose held-out events are ranked."""
+        """Returns the sequences whose held-out events are ranked."""
         del work, cell
         return self.source.read()
 

@@ -53,7 +53,7 @@ LARGE_CATALOGUE = 50_000
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
 """Dataset → learning rate of rivals with the inputs of our model; 1e-3 for other datasets."""
 RIVAL_STEPS = {"ml-1m": 3_700}
-"""Dataset → number of steps of rivals of PinFM's size, because these rivals learn for longer. Else PinFM's number."""
+"""Dataset → number of steps of rivals of PinFM's size, which learn for longer; PinFM's number for other datasets."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
 """Dataset → dropout of rivals of PinFM's size; PinFM's dropout for other datasets."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}

@@ -4,8 +4,8 @@ A study takes options and returns the cells that answer its question, and a func
 
     reproduce  runs SASRec, HSTU and HSTU-large as published, under every tie rule, to check this harness
     validate   fits each method once and judges it on the validation event alone; used for tuning
-    compare    chooses settings on validation, then refits and tests each method once; compares each of our methods,
-               paired over users, with the strongest baseline that reads no more inputs than our method
+    compare    chooses the number of steps on validation, then refits and tests once per seed; compares each of our
+               methods, paired over users, with the strongest baseline that reads no more inputs than our method
 
 Tables show only the finished cells, so the table of a study that takes days can be read before the study ends.
 """
@@ -57,7 +57,7 @@ def reproduce(context: StudyContext) -> StudyPlan:
     methods = context.fitted_methods(("sasrec", "hstu", "hstu-large"))
     places = context.places(context.ties(context.bench.ties))
     cells = [
-        # Published code takes only those items of the history out of the ranking that the model reads.
+        # Published code filters only the items in that part of a history that the model reads.
         context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
         for seed in context.seeds(1)
         for method in methods

@@ -1,10 +1,10 @@
 """The study `transfer` of `tackboard bench quality`: does pretraining help with a task that it was not made for?
 
 The study takes a dataset with a task (data.py) and makes a table over the number of examples of the task, because this
-number is known to anyone who has to choose. Each row compares the same model as pretrained and fine-tuned, as
-pretrained and frozen, and from scratch, all with the same examples. Means of items and users, which need no model, are
-shown too. In `transfer` the head reads the model's outputs. In `transfer-hidden` it also reads the hidden vectors
-behind the outputs. We publish the results of both, whatever they say.
+number is known to anyone who has to choose. For each number it compares three arms of the same model with the same
+examples: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also shows means of items and users,
+which need no model. In `transfer` the head reads the model's outputs. In `transfer-hidden` it also reads the hidden
+vectors behind the outputs. We publish the results of both, whatever they are.
 
 The method is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
 is chosen by the task. The interval of a difference comes from drawing test users again, with the same draws for both
