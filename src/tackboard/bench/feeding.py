@@ -130,7 +130,7 @@ def _busy(device: torch.device) -> Callable[[], None]:
     """Returns a function that keeps the device busy for about STEP_MS."""
     matrix = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     result = torch.empty_like(matrix)
-    for repeat in (10, 100):  # The first time warms up.
+    for repeat in (10, 100):  # The first pass is a warm-up.
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(repeat):

@@ -49,7 +49,7 @@ QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Measures in `folder`. Raises StageError if a command of the demo fails."""
+    """Runs the measurement in `folder`. Raises StageError if a command of the demo fails."""
     require_client()
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
     config = DemoConfig(out=folder, num_users=NUM_REQUESTS)

@@ -23,7 +23,7 @@ WINDOWS = (1, 4, 16, 64)
 NUM_BUCKETS = 256
 SEGMENTS_PER_BUCKET = 1_500
 SEGMENTS_PER_STEP = 96
-"""About 4,096 events."""
+"""Number of segments in a step, with about 4,096 events together."""
 NUM_ORDERS = 10
 TOKENS = 43
 """Number of events in a segment."""

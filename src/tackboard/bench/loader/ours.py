@@ -29,7 +29,7 @@ VARIANTS = ("memory", "streamed", "columns", "product")
 
 
 class Contender:
-    """See `contender`."""
+    """Our loader in one of the variants; see `contender` for the interface."""
 
     def __init__(self, folder: Path, variant: str) -> None:
         setting = Setting.read(folder)

@@ -74,7 +74,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Recipes that differ in one thing."""
+    """A question, and the recipes that answer it. They differ in one thing."""
 
     name: str
     title: str

@@ -54,7 +54,7 @@ from tackboard.train.trainer import Trainer, choose_device
 CUTOFFS = (10, 50, 200)
 CHOOSE_BY = "ndcg@10"
 USER_STREAM = 32
-"""Keeps the draw of ranked users apart from every other use of a seed."""
+"""Random stream for the draw of ranked users. No other draw uses this stream."""
 NUM_RECENT = 200
 
 Arrays = Mapping[str, NDArray[Any] | Path]
@@ -172,7 +172,7 @@ def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
 
 
 def metrics_of(ranks: NDArray[np.int64]) -> dict[str, float]:
-    """HR and NDCG at the cutoffs."""
+    """Returns HR and NDCG at the cutoffs."""
     metrics = RankingMetrics(CUTOFFS)
     metrics.update(ranks)
     return {name: round(value, 6) for name, value in metrics.result().items()}
@@ -344,7 +344,7 @@ class Fit:
             remove_directory(path)
 
     def curve(self) -> list[dict[str, Any]]:
-        """The metrics at every step that was ranked."""
+        """Returns the metrics at every ranked step."""
         return [{"step": step} | metrics_of(self.ranks_at(step)) for step in self._ranked()]
 
     def best_step(self) -> int:

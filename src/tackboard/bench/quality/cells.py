@@ -67,14 +67,14 @@ class Cell:
         return step_name(self.label, self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """The complete description as JSON."""
+        """Returns the complete description as JSON."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         described = fields | {"after": self.after.describe() if self.after else None}
         return dict(json.loads(json.dumps(described)))
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Cell:
-        """The cell that `describe` described."""
+        """Returns the cell with this description; the inverse of `describe`."""
         after = description["after"]
         return cls(**{**description, "after": cls.from_description(after) if after else None})
 
@@ -165,7 +165,7 @@ class Work:
         return path
 
     def find(self, cell: Cell) -> Result | None:
-        """The result of a cell, or None if the cell is not finished."""
+        """Returns the result of a cell, or None if the cell is not finished."""
         exact = self.cells / cell.name
         if (exact / "result.json").is_file():
             return Result(exact, cell, read_json(exact / "result.json"))

@@ -37,9 +37,9 @@ from tackboard.events.schema import encode, numpy_column, starts_of_users
 TIE_RULES = ("file", "reverse", "random")
 TIE_SEED = 20261115
 TIE_STREAM = 31
-"""Keeps the random numbers of the tie rule apart from every other use of a seed."""
+"""Random stream for the tie rule. No other draw uses this stream."""
 SPARSE_IDS = 4
-"""Ids are renumbered when the largest id is more than this many times the number of ids."""
+"""Whole numbers as ids are renumbered if the largest is at least this many times the number of ids."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ def every_nth_user(content: PublicData, stride: int) -> PublicData:
 
 
 def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
-    """The distinct ids of a column, sorted."""
+    """Returns the distinct ids of a column, sorted."""
     if pa.types.is_integer(column.type):
         found: list[Any] = np.unique(column.to_numpy()).tolist()
         return found

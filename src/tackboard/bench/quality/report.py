@@ -76,7 +76,7 @@ def unfinished(result: Mapping[str, Any]) -> list[str]:
 
 
 def charts(result: Mapping[str, Any]) -> dict[str, Svg]:
-    """The charts of the study, by name."""
+    """Draws the charts of the study and returns them by name."""
     drawn: dict[str, Svg] = {}
     for chart in result["table"]["charts"]:
         if chart["kind"] == "dots":

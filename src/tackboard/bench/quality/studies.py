@@ -254,7 +254,7 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
 
 
 def mean_metrics(group: Sequence[Result]) -> dict[str, float]:
-    """Each metric's mean over seeds."""
+    """Returns the mean of each metric over seeds."""
     return {metric: float(np.mean([one.values["metrics"][metric] for one in group])) for metric in METRICS}
 
 

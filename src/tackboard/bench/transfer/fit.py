@@ -70,7 +70,7 @@ class FitSettings:
     learning_rates: tuple[float, ...] = (3e-3, 1e-3)
     """Learning rates of the head to try. Validation chooses one of them."""
     users_per_step: int = 32
-    """A step holds the examples of at least this many users, on average."""
+    """A step holds the examples of about this many users, or of more users if `steps_per_pass` limits the steps."""
     steps_per_pass: int = 100
     """A pass over all examples has at most this many steps. With many examples, steps are larger instead."""
     least_steps: int = 20
