@@ -1,7 +1,7 @@
-"""What the rivals in pandas, NumPy and Feast share: the tables as frames, and one request in plain Python.
+"""The shared code of the rivals in pandas, NumPy and Feast: the tables as frames, and one request in plain Python.
 
-In: the tables of `tackboard.bench.features.data`. Out: frames and arrays in which position -1 is an unknown item, and
-the features of one request that need no frame.
+This module turns the tables of `tackboard.bench.features.data` into frames and arrays in which position -1 is an
+unknown item. It also computes the features of one request that need no frame.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Array = NDArray[Any]
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
-    """A table as a data frame: strings as categoricals, vectors left out, whole numbers with gaps as floats."""
+    """Returns a table without vectors as a data frame. Strings are categoricals, ints with gaps are floats."""
     names = [name for name in table.column_names if not pa.types.is_fixed_size_list(table[name].type)]
     return table.select(names).to_pandas()
 
 
 def vectors(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    """Vectors as an array [n + 1, width], zeros where missing; the last vector stands for an unknown item."""
+    """Returns vectors as an array [n + 1, width]. Missing vectors are zeros; the last stands for an unknown item."""
     array = column.combine_chunks()
     values = array.values.to_numpy(zero_copy_only=False).reshape(-1, WIDTH).copy()
     values[array.is_null().to_numpy(zero_copy_only=False)] = 0.0
@@ -35,18 +35,18 @@ def vectors(column: pa.ChunkedArray) -> NDArray[np.float32]:
 
 
 class Frames:
-    """The tables as frames, with vectors beside them and indexes of ids."""
+    """The tables as frames, with separate arrays of vectors and with indexes of ids."""
 
     def __init__(self, world: World) -> None:
         self.events, self.users, self.requests = frame(world.events), frame(world.users), frame(world.requests)
         self.rows, items = frame(world.rows), frame(world.items)
         self.item_index, self.user_index = pd.Index(items["item_id"]), pd.Index(self.users["user_id"])
-        # A last, unknown item, so that position -1 finds missing values.
+        # Adds an unknown item as the last row, so that position -1 finds missing values.
         self.items = items.reindex(range(len(items) + 1))
         self.taste, self.embedding = vectors(world.users["taste"]), vectors(world.items["embedding"])
 
     def single_requests(self) -> Iterator[tuple[dict[str, Any], pd.DataFrame, Array]]:
-        """Each request with the attributes of its user, the user's events, and the ids of its candidates."""
+        """Yields each request with the attributes of its user, the user's events, and the ids of its candidates."""
         for number, asked in enumerate(self.requests.to_dict("records")):
             user = int(self.user_index.get_loc(asked["user_id"]))
             known = self.users.iloc[user].to_dict() | asked | {"taste": self.taste[user : user + 1]}
@@ -57,7 +57,10 @@ class Frames:
 def request_values(
     *, request_ms: int, device: str, country: Any, age: Any, born: Any, saves: int, events_7d: int
 ) -> dict[str, Any]:
-    """What has one value per request, without the events; an attribute of the user that is missing is None or NaN."""
+    """Computes the features of a request that do not read the events directly.
+
+    A missing attribute of the user is None or NaN.
+    """
     moment = pd.Timestamp(request_ms, unit="ms", tz="UTC")
     hour, weekday = moment.tz_convert("Europe/Berlin").hour, moment.tz_convert("America/New_York").weekday()
     index = DEVICES.get(device.lower(), 0)
@@ -75,7 +78,7 @@ def request_values(
 
 
 def event_values(age_ms: Array, is_click: Array, is_save: Array, item_ids: Array, dwell_ms: Array) -> dict[str, Any]:
-    """Aggregations of the events of one request in NumPy, all but the number of categories."""
+    """Computes the aggregations of the events of one request in NumPy, except those of categories."""
     item, click_age, dwell = item_ids[is_click], age_ms[is_click], dwell_ms[is_click]
     distinct, last_place, times = np.unique(item[::-1], return_index=True, return_counts=True)
     top = distinct[np.lexsort((last_place, -times))[:5]]

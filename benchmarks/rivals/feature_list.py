@@ -1,7 +1,8 @@
-"""The features that every rival of `tackboard bench features` computes, and what all of them compute with.
+"""The features that every rival of `tackboard bench features` computes, and the functions that all rivals share.
 
-A rival states how it computes each of these names; the names, their types, limits, ids and vector arithmetic are here
-once. An answer is a pair: the features of requests and those of candidates, each by name.
+This module holds the names and types of the features, the limits of buckets, ids and vector arithmetic. Each rival
+computes the features in its own way. An answer is a pair: the features of requests and the features of candidates, each
+by name.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ ITEM_FEATURES = {
     "price_z": FLOAT, "price_bucket": INT, "log_views": FLOAT, "ctr_log_odds": FLOAT, "embedding_norm": FLOAT,
     "brand_id": INT, "is_sale": BOOL,
 }  # fmt: skip
-"""What depends on the item alone, so that contenders may prepare it."""
+"""Features that depend on the item alone, so that contenders may compute them beforehand."""
 PAIR_FEATURES = {
     "same_category": INT, "is_new": BOOL, "affordable": BOOL, "item_bucket": INT, "country_x_category": INT,
     "item_age_bucket": INT, "taste_match": FLOAT, "item_age_days": FLOAT, "in_top": BOOL,
 }  # fmt: skip
-"""What depends on the request and the item together."""
+"""Features that depend on both the request and the item."""
 ROW_FEATURES = ITEM_FEATURES | PAIR_FEATURES
 
 AGE_LIMITS = (18, 25, 35, 45, 55, 65)
@@ -48,11 +49,14 @@ DECAY = -math.log(2.0) / (3 * DAY_MS)
 
 
 def to_arrow(answer: tuple[Any, Any]) -> tuple[pa.Table, pa.Table]:
-    """A rival's answer for the comparison; not timed. Features of a single request may be plain values."""
+    """Returns a rival's answer as Arrow tables for the comparison. Features of a single request may be plain values.
+
+    This call is not timed.
+    """
     requests, rows = answer
     if isinstance(requests, Mapping) and isinstance(requests["hour"], int):
         requests = {name: [value] for name, value in requests.items()}
-    # Only where values may be missing is a type given: elsewhere the rival's own is part of what is compared.
+    # A type is given only for features that may be missing. The types of other features are compared too.
     types = {name: REQUEST_FEATURES[name] for name in ("last_click", "favourite", "top_items")}
     return (
         pa.table({name: pa.array(requests[name], type=types.get(name)) for name in REQUEST_FEATURES}),
@@ -62,46 +66,46 @@ def to_arrow(answer: tuple[Any, Any]) -> tuple[pa.Table, pa.Table]:
 
 @functools.cache
 def known_string_id(text: str) -> int:
-    """A string's id. Rivals remember what they made of a string, from one request to the next."""
+    """Returns the id of a string. Rivals cache the ids from one request to the next."""
     return string_id(text)
 
 
 @functools.cache
 def known_brand_id(text: str) -> int:
-    """The id of a brand, however it is spelt."""
+    """Returns the id of a brand. All spellings of a brand have the same id."""
     return string_id(unicodedata.normalize("NFC", text.strip().lower()))
 
 
 @functools.cache
 def known_sale(text: str) -> bool:
-    """Whether a title speaks of a sale."""
+    """Returns whether a title contains "sale"."""
     return "sale" in text.lower()
 
 
 def cross_ids(one: Any, other: Any) -> NDArray[np.int64]:
-    """The ids of two columns of ids together; either may be a single id."""
+    """Returns an id for each pair of ids of two columns. Either column may be a single id."""
     mixed = mix64(np.atleast_1d(np.asarray(one, dtype=np.int64)), 0)
     other = np.atleast_1d(np.asarray(other, dtype=np.int64)).view(np.uint64)
     return mix64(mixed ^ other, 0).view(np.int64)
 
 
 def item_buckets(ids: Any) -> NDArray[np.int64]:
-    """Each id's bucket of 100,000."""
+    """Returns the bucket of each id, out of 100,000 buckets."""
     return row_ids(np.asarray(ids, dtype=np.int64), 1, 100_000, 0)[:, 0]
 
 
 def squares(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The squared length of each vector [n, width], in 64 bits."""
+    """Returns the squared length of each vector [n, width], in 64 bits."""
     return dots(vectors, vectors)
 
 
 def dots(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The scalar products of vectors [n, width] in 64 bits; `left` may be one vector [1, width]."""
+    """Returns the scalar products of vectors [n, width] in 64 bits. `left` may be one vector [1, width]."""
     wide, other = left.astype(np.float64), right.astype(np.float64)
     return other @ wide[0] if len(wide) == 1 else np.einsum("ij,ij->i", wide, other)
 
 
 def cosines(product: Any, left_square: Any, right_square: Any) -> NDArray[np.float64]:
-    """Cosines from scalar products and squared lengths; 0 where a vector has no length."""
+    """Returns cosines from scalar products and squared lengths. The cosine of a zero vector is 0."""
     length = np.sqrt(left_square * right_square)
     return np.divide(product, length, out=np.zeros_like(product), where=length > 0)

@@ -1,19 +1,21 @@
 """The features of `feature_list` as Feast on-demand feature views: a rival of `tackboard bench features`.
 
-In: the tables. Out: what Feast answers for one request. It runs in the rivals' environment only
-(`make rivals`). There are two views, because the rows of one all have the same inputs: `of_request` with one row, whose
-inputs are the user's events as arrays, and `of_candidates` with a row per candidate, whose inputs are the attributes of
-the item and, repeated, what the request knows. Where contenders may prepare, what depends on an item alone is a stored
-feature of the item, and the second view computes only what depends on both. Three variants are measured:
+It takes the tables and returns the answer of Feast to one request. It runs in the rivals' environment only
+(`make rivals`). There are two views, because all rows of a view have the same inputs. `of_request` has one row, and its
+inputs are the user's events as arrays. `of_candidates` has a row per candidate, and its inputs are the attributes of
+the item and the values of the request, repeated in every row. If contenders may prepare, features that depend on an
+item alone are stored features of the item, and the second view computes only features that depend on request and item.
+Three variants are measured:
 
-    python   `transform_dict` of both views in native Python mode, inputs already fetched, as lists
-    pandas   `transform_arrow` of both views in pandas mode, inputs already fetched, as Arrow tables
-    store    what a user of Feast calls: `get_online_features` with the views in native Python mode; the attributes of
-             the items lie in Feast's SQLite online store, and Feast fetches them, calls the views and makes the answer
+    python   `transform_dict` in native Python mode, with inputs already fetched, as lists
+    pandas   `transform_arrow` in pandas mode for candidates, with inputs already fetched, as Arrow tables; the view of
+             the request is the same as in `python`
+    store    the function that a user of Feast calls: `get_online_features` with the views in native Python mode; the
+             attributes of the items are in Feast's SQLite online store, and Feast fetches them and calls the views
 
-`python` and `pandas` are what `get_online_features` calls inside, without its price: the least that Feast can take.
-Tuned: inside the functions everything is NumPy or vectorised pandas, the same code as in `features_numpy` and
-`features_pandas`; no row is looped over except to look up what a string became before.
+`python` and `pandas` time only the functions that `get_online_features` calls inside, without its overhead. So they are
+the least time that Feast can take. The code is tuned: the functions use NumPy or vectorised pandas, with the same code
+as `features_numpy` and `features_pandas`. Rows are looped over only to look up cached results for strings.
 """
 
 from __future__ import annotations
@@ -66,12 +68,12 @@ ITEM_FIELDS = {
 }  # fmt: skip
 NUMBERS = [name for name, kind in ITEM_FIELDS.items() if kind in (INT, FLOAT)]
 PREPARED_FIELDS = ITEM_FEATURES | {name: ITEM_FIELDS[name] for name in ("price", "category", "born", "embedding")}
-"""What is stored of an item where everything that depends on it alone was computed beforehand."""
+"""Stored fields of an item, if the features that depend on the item alone were computed beforehand."""
 ASKED_FIELDS = {
     "request_ms": INT, "budget": FLOAT, "country_id": INT, "taste": BYTES, "top_items": BYTES, "seen_categories": TEXT,
     "seen_times": BYTES,
 }  # fmt: skip
-"""What the request knows, repeated for every candidate; vectors as bytes, the quickest thing that Feast carries."""
+"""Values of the request, repeated for every candidate. Vectors are bytes, the fastest type in Feast."""
 HISTORY_FIELDS = {
     "request_ms": INT, "device": TEXT, "country": TEXT, "age": FLOAT, "born": FLOAT, "event_item": INTS,
     "event_action": TEXTS, "event_category": TEXTS, "event_time": INTS, "event_dwell": INTS,
@@ -79,7 +81,7 @@ HISTORY_FIELDS = {
 
 
 def fields(types: dict[str, Any]) -> list[Field]:
-    """A schema."""
+    """Returns a schema."""
     return [Field(name=name, dtype=FEAST_TYPES[kind]) for name, kind in types.items()]
 
 
@@ -87,7 +89,7 @@ def fields(types: dict[str, Any]) -> list[Field]:
 
 
 def of_one_request(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Features of one request from one row of inputs; arrays of events are lists."""
+    """Computes the features of one request from one row of inputs, with events as lists."""
     action, category = np.asarray(inputs["event_action"]), np.asarray(inputs["event_category"])
     age_ms, is_click = inputs["request_ms"] - np.asarray(inputs["event_time"]), action == "click"
     item_ids, dwell_ms = np.asarray(inputs["event_item"]), np.asarray(inputs["event_dwell"])
@@ -101,7 +103,7 @@ def of_one_request(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def candidate_lists(inputs: dict[str, Any]) -> dict[str, list[Any]]:
-    """Features of the candidates from lists, in NumPy: of the pairs alone where the others are given."""
+    """Computes features of the candidates from lists, in NumPy. If item features are given, only PAIR_FEATURES."""
     prepared = "category_id" in inputs
     numbers = ("price", "born") if prepared else NUMBERS
     items = {name: np.array(inputs[name], dtype=np.float64) for name in numbers}
@@ -109,7 +111,7 @@ def candidate_lists(inputs: dict[str, Any]) -> dict[str, list[Any]]:
     embedding_square = squares(embedding)
     rows: dict[str, Any] = {}
     if prepared:
-        nothing = known_string_id("")  # Feast's store has no value for an item that it does not know
+        nothing = known_string_id("")  # Feast's store has no values for an unknown item.
         category_id = np.array([nothing if value is None else value for value in inputs["category_id"]])
     else:
         category_id = np.array([known_string_id(text or "") for text in inputs["category"]])
@@ -129,7 +131,7 @@ def candidate_lists(inputs: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def candidate_frame(inputs: pd.DataFrame) -> pd.DataFrame:
-    """Features of the candidates from a frame, in pandas: of the pairs alone where the others are given."""
+    """Computes features of the candidates from a frame, in pandas. If item features are given, only PAIR_FEATURES."""
     embedding = stacked(inputs["embedding"])
     embedding_square = squares(embedding)
     asked = inputs[list(ASKED_FIELDS)].iloc[0].to_dict()
@@ -155,7 +157,7 @@ def together(
     embedding: NDArray[Any],
     embedding_square: NDArray[Any],
 ) -> dict[str, NDArray[Any]]:
-    """What depends on the user's events or vector and the candidate together."""
+    """Computes features that depend on both the candidate and the user's events or vector."""
     taste, top = np.frombuffer(asked["taste"], np.float32)[None], np.frombuffer(asked["top_items"], np.int64)
     times = dict(zip(asked["seen_categories"].split("\n"), np.frombuffer(asked["seen_times"], np.int64), strict=True))
     return {
@@ -166,17 +168,17 @@ def together(
 
 
 def stacked(vectors: Any) -> NDArray[np.float32]:
-    """Vectors given as bytes, zeros where missing."""
+    """Returns vectors, given as bytes, as an array. A missing vector becomes zeros."""
     return np.frombuffer(b"".join([vector or NO_VECTOR for vector in vectors]), np.float32).reshape(-1, WIDTH)
 
 
 def is_sample(texts: list[str]) -> bool:
-    """Whether Feast only wants to know the types: it then calls a view with made-up inputs, whatever their meaning."""
+    """Returns whether the inputs are samples. Feast calls a view with made-up samples to find its output types."""
     return texts == ["hello world"]
 
 
 def samples(types: dict[str, Any]) -> dict[str, list[Any]]:
-    """One row of some value of each type."""
+    """Returns one row with a sample value of each type."""
     return {name: [SAMPLES[kind]] for name, kind in types.items()}
 
 
@@ -186,9 +188,9 @@ def samples(types: dict[str, Any]) -> dict[str, list[Any]]:
 def make_views(
     mode: str, candidate_sources: list[Any], types: dict[str, Any]
 ) -> tuple[OnDemandFeatureView, OnDemandFeatureView]:
-    """The two views, the second one giving `types`.
+    """Returns the two views. The second view has the outputs `types`.
 
-    A function imports what it calls, because Feast stores its source and runs that elsewhere.
+    Each function imports the functions that it calls, because Feast stores its source text and runs it elsewhere.
     """
     history = RequestSource(name="history", schema=fields(HISTORY_FIELDS))
 
@@ -202,7 +204,7 @@ def make_views(
         row = of_one_request({name: inputs[name][0] for name in HISTORY_FIELDS})
         return {name: [value] for name, value in row.items()}
 
-    # Feast wants another signature in each mode.
+    # Feast requires a different signature in each mode.
     if mode == "python":
 
         @on_demand_feature_view(sources=candidate_sources, schema=fields(types), mode="python")
@@ -227,9 +229,9 @@ def make_views(
 
 
 def item_inputs(world: World, *, prepared: bool) -> pa.Table:
-    """What is stored of the items, an unknown one last: their attributes or, if `prepared`, features of them alone.
+    """Returns the stored fields of the items: attributes and, if `prepared`, features that depend on an item alone.
 
-    Vectors are bytes, strings strings.
+    The last row is an unknown item. Vectors become bytes.
     """
     items = world.items.take(pa.array([*range(world.items.num_rows), None]))
     columns = {name: items[name].combine_chunks() for name in ("item_id", *ITEM_FIELDS)}
@@ -244,7 +246,7 @@ def item_inputs(world: World, *, prepared: bool) -> pa.Table:
 
 
 def request_inputs(world: World) -> Iterator[dict[str, Any]]:
-    """Each request: `history` is the row of the first view, with the user's events as lists."""
+    """Yields the inputs of each request. `history` is the row of the first view, with the user's events as lists."""
     for asked, events, item_ids in Frames(world).single_requests():
         known = {name: None if pd.isna(asked[name]) else asked[name] for name in ("country", "age", "born", "budget")}
         history = {
@@ -255,7 +257,7 @@ def request_inputs(world: World) -> Iterator[dict[str, Any]]:
             "event_action": events["action"].tolist(),
             "event_category": events["category"].astype(object).fillna("").tolist(),
             "event_time": events["time_ms"].tolist(),
-            # Both features of it take a missing one for 0, and Feast has no arrays with gaps.
+            # Both features of the dwell time count a missing value as 0, and Feast has no arrays with missing values.
             "event_dwell": events["dwell_ms"].fillna(0).astype(np.int64).tolist(),
         }
         yield {
@@ -272,7 +274,7 @@ def _as_bytes(vectors: pa.FixedSizeListArray) -> pa.Array:
 
 
 def open_store(folder: Path, items: pa.Table, *, prepared: bool) -> FeatureStore:
-    """A feature store with SQLite online store in `folder`, the items in it and both views applied."""
+    """Makes a feature store with a SQLite online store in `folder`, which holds the items and both views."""
     stored = PREPARED_FIELDS if prepared else ITEM_FIELDS
     store = FeatureStore(
         config=RepoConfig(
@@ -305,7 +307,7 @@ def open_store(folder: Path, items: pa.Table, *, prepared: bool) -> FeatureStore
 
 
 class OnlineContender:
-    """One request at a time, in one of the three variants of the module's docstring."""
+    """Computes one request at a time, in one of the three variants of the module's docstring."""
 
     def __init__(self, world: World, variant: str, *, prepared: bool) -> None:
         self.variant, self.prepared = variant, prepared
@@ -324,7 +326,7 @@ class OnlineContender:
         self.of_request, self.of_candidates = make_views(variant, [source], types)
         places = {item_id: place for place, item_id in enumerate(known["item_id"].to_pylist())}
         lists = {name: items[name].to_pylist() for name in stored}
-        # What an online store would have answered.
+        # Looks up the values that an online store would answer.
         for request in self.requests:
             found = [places.get(item_id, len(known)) for item_id in request["item_ids"]]
             request["items"] = {name: [values[place] for place in found] for name, values in lists.items()}
@@ -332,7 +334,7 @@ class OnlineContender:
             request["table"] = pa.table(request["items"])
 
     def compute(self, number: int) -> tuple[Any, Any]:
-        """Features of one request and of its candidates. This is what is timed."""
+        """Computes the features of one request and of its candidates. This call is timed."""
         request = self.requests[number]
         item_ids = request["item_ids"]
         if self.variant == "store":
@@ -357,7 +359,7 @@ class OnlineContender:
 
     @staticmethod
     def _asked(request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        """What the second view is told about the request."""
+        """Returns the values of the request that the second view reads."""
         names, times = np.unique(np.asarray(request["history"]["event_category"][0]), return_counts=True)
         keep = names != ""
         return {
@@ -371,11 +373,11 @@ class OnlineContender:
         }
 
     def to_arrow(self, answer: tuple[Any, Any]) -> tuple[pa.Table, pa.Table]:
-        """For the comparison; not timed."""
+        """Returns the answer as Arrow tables for the comparison. This call is not timed."""
         requests, rows = answer
         if isinstance(rows, pa.Table):
             rows = {name: rows[name].to_pylist() for name in rows.column_names}
-        # Feast's store has no value for an item that it does not know; whoever serves has to fill it in.
+        # Feast's store has no values for an unknown item, so the caller has to fill them in.
         filled = {
             name: [self.unknown[name] if value is None else value for value in rows[name]]
             if self.prepared and name in ITEM_FEATURES

@@ -1,10 +1,11 @@
-"""The features of `feature_list`, written by hand in NumPy: the floor of `tackboard bench features`.
+"""The features of `feature_list`, written by hand in NumPy: a rival of `tackboard bench features`.
 
-In: the tables as pandas frames (`feature_frames`). Out: a frame with a line per request and one with a line per
-candidate. It runs in the rivals' environment only (`make rivals`). It shows what is left to gain for somebody who
-leaves data frames behind: everything is arrays, positions and codes; pandas only finds ids, knows time zones and
-groups once. Strings are codes, so that text is worked on once per distinct string; features of an item alone are
-computed once per item and taken by position; events meet requests by repeated positions, not by a join.
+It takes the tables as pandas frames (`feature_frames`) and returns a frame with a row per request and a frame with a
+row per candidate. It runs in the rivals' environment only (`make rivals`). It shows how much faster code becomes
+without data frames: all values are arrays, positions and codes. pandas only looks up ids, converts time zones and
+groups once. Strings are codes, so that text is processed once per distinct string. Features that depend on an item
+alone are computed once per item and taken by position. Events are matched with requests by repeated positions, not by a
+join.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tackboard.bench.features.data import World
 
 
 def item_columns(items: pd.DataFrame) -> dict[str, Any]:
-    """The columns of the items as arrays, texts as (codes, categories)."""
+    """Returns the columns of the items as arrays, and texts as (codes, categories)."""
     texts = {name: items[name].cat for name in ("category", "brand", "title")}
     numbers = ("price", "list_price", "rating", "editor_rating", "views", "clicks", "born")
     return {name: items[name].to_numpy() for name in numbers} | {
@@ -47,7 +48,7 @@ def item_columns(items: pd.DataFrame) -> dict[str, Any]:
 
 
 def item_features(items: dict[str, Any], embedding_square: Array) -> dict[str, Array]:
-    """What depends on the item alone."""
+    """Computes features that depend on the item alone."""
     nothing = known_string_id("")
     return number_features(items, embedding_square) | {
         "category_id": per_category(items["category"], known_string_id, np.int64, missing=nothing),
@@ -57,7 +58,7 @@ def item_features(items: dict[str, Any], embedding_square: Array) -> dict[str, A
 
 
 def number_features(items: dict[str, Any], embedding_square: Array) -> dict[str, Array]:
-    """What depends on the numbers of the item alone."""
+    """Computes features that depend on the numbers of the item alone."""
     price, list_price, rating = items["price"], items["list_price"], items["rating"]
     views = np.nan_to_num(items["views"])
     ctr = (np.nan_to_num(items["clicks"]) + 1) / (views + 20)
@@ -80,7 +81,7 @@ def number_features(items: dict[str, Any], embedding_square: Array) -> dict[str,
 
 
 def request_features(requests: pd.DataFrame) -> dict[str, Array]:
-    """What depends on the request and its user, without the events."""
+    """Computes features that depend on the request and its user, but not on events."""
     clock = pd.DatetimeIndex(pd.to_datetime(requests["request_ms"], unit="ms", utc=True))
     weekday = clock.tz_convert("America/New_York").weekday.to_numpy().astype(np.int64)
     hour = clock.tz_convert("Europe/Berlin").hour.to_numpy().astype(np.int64)
@@ -106,7 +107,7 @@ def request_features(requests: pd.DataFrame) -> dict[str, Array]:
 def pair_features(
     request_ms: Any, budget: Any, country_id: Any, item_ids: Array, born: Array, price: Array, category_id: Array
 ) -> dict[str, Array]:
-    """What depends on the request and the candidate together; values of the request may be single."""
+    """Computes features that depend on both the request and the candidate. Values of the request may be scalars."""
     days = (request_ms - born) / 1000.0 / 86400.0
     return {
         "is_new": days < 7.0,
@@ -119,7 +120,7 @@ def pair_features(
 
 
 def per_category(text: tuple[Array, Any], function: Any, dtype: Any, *, missing: Any) -> Array:
-    """A function of strings given as codes and categories, called once for each string that occurs."""
+    """Applies a function to strings, given as codes and categories. It is called once for each distinct string."""
     codes, categories = text
     used, places = np.unique(codes, return_inverse=True)
     values = [missing if code < 0 else function(categories[code]) for code in used]
@@ -127,7 +128,7 @@ def per_category(text: tuple[Array, Any], function: Any, dtype: Any, *, missing:
 
 
 def finite_rate(part: Array, whole: Array) -> Array:
-    """`part` / `whole`, 0 where there is nothing to divide by."""
+    """Returns `part` / `whole`, and 0 if `whole` is 0."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
@@ -135,7 +136,7 @@ def finite_rate(part: Array, whole: Array) -> Array:
 
 
 class BatchContender(Frames):
-    """Many requests with few candidates each."""
+    """Computes many requests with few candidates each."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -143,7 +144,7 @@ class BatchContender(Frames):
         self.first_event = np.concatenate([[0], np.cumsum(counts)])
 
     def compute(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Features of the requests and of the rows. This is what is timed."""
+        """Computes the features of the requests and of the rows. This call is timed."""
         user = self.user_index.get_indexer(self.requests["user_id"])
         asked = pd.concat([self.requests, self.users.drop(columns="user_id").take(user).reset_index(drop=True)], axis=1)
         events_of, request_of = self._pairs(user, asked["request_ms"].to_numpy())
@@ -171,7 +172,7 @@ class BatchContender(Frames):
         return pd.DataFrame(of_requests), pd.DataFrame(of_rows)
 
     def _pairs(self, user: Array, request_ms: Array) -> tuple[Array, Array]:
-        """(event, request) for every event that a request sees."""
+        """Returns (events, requests): one pair for every event that a request sees."""
         lengths = np.diff(self.first_event)[user]
         request_of = np.repeat(np.arange(len(user)), lengths)
         before = np.cumsum(lengths) - lengths
@@ -180,7 +181,7 @@ class BatchContender(Frames):
         return events_of[seen], request_of[seen]
 
     def _history(self, events_of: Array, request_of: Array, request_ms: Array) -> dict[str, Any]:
-        """What is aggregated over the events that each request sees."""
+        """Computes the aggregations over the events that each request sees."""
         events, count = self.events, len(request_ms)
         actions = events["action"].cat
         codes = {name: actions.categories.get_loc(name) for name in ("click", "save")}
@@ -216,7 +217,7 @@ class BatchContender(Frames):
         }
 
     def _same_category(self, events_of: Array, request_of: Array, request: Array, item: Array, count: int) -> Array:
-        """How many events the row's request sees of the row's category."""
+        """Returns, for each row, the number of events of its category that its request sees."""
         size = len(self.events["category"].cat.categories)
         category = self.events["category"].cat.codes.to_numpy()[events_of]
         counts = np.bincount((request_of * size + category)[category >= 0], minlength=count * size)
@@ -227,7 +228,10 @@ class BatchContender(Frames):
 
 
 def _top(of: Array, item: Array, count: int) -> tuple[Array, Array]:
-    """The five most frequent items of each request [count, 5], of equally frequent ones the newer first; how many."""
+    """Returns the five most frequent items of each request [count, 5], and the number of them, up to five [count].
+
+    Among equally frequent items the newer comes first.
+    """
     clicks = pd.DataFrame({"of": of, "item": item, "place": np.arange(len(of))})
     groups = clicks.groupby(["of", "item"], sort=False)["place"].agg(["size", "max"]).reset_index()
     groups = groups.iloc[np.lexsort((-groups["max"].to_numpy(), -groups["size"].to_numpy(), groups["of"].to_numpy()))]
@@ -242,7 +246,7 @@ def _top(of: Array, item: Array, count: int) -> tuple[Array, Array]:
 
 
 class OnlineContender:
-    """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
+    """Computes one request at a time. If `prepared`, features that depend on an item alone are computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:
         frames = Frames(world)
@@ -271,7 +275,7 @@ class OnlineContender:
         self.num_categories = len(frames.events["category"].cat.categories)
 
     def compute(self, number: int) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Features of one request and of its candidates. This is what is timed."""
+        """Computes the features of one request and of its candidates. This call is timed."""
         asked = self.requests[number]
         history, action, category = asked["history"], asked["history"]["action"], asked["history"]["category"]
         is_click, dwell = action == self.click, np.nan_to_num(history["dwell_ms"])

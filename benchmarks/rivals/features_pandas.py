@@ -1,12 +1,12 @@
 """The features of `feature_list`, written by hand in pandas: a rival of `tackboard bench features`.
 
-In: the tables as data frames (`feature_frames`). Out: a frame with a line per request and one with a line per
-candidate. It runs in the rivals' environment only (`make rivals`). Tuned as somebody who works in pandas would do it,
-each choice measured: no `apply` and no loop over rows; vectors are arrays beside the frame; in a batch strings are
-categoricals, features of an item alone are computed once per item and taken by position, and frames are merged with no
-column more than needed; for one request values of the user are plain numbers and not frames of one line, and strings
-are plain strings, because a categorical would drag its whole catalogue through every operation. Whoever leaves frames
-altogether gets what `features_numpy` measures.
+It takes the tables as data frames (`feature_frames`) and returns a frame with a row per request and a frame with a row
+per candidate. It runs in the rivals' environment only (`make rivals`). It is tuned as an expert of pandas would do it,
+and each choice was measured. There is no `apply` and no loop over rows, and vectors are separate arrays. In a batch
+strings are categoricals, features that depend on an item alone are computed once per item and taken by position, and
+frames are merged with only the needed columns. For one request the values of the user are plain numbers, not frames of
+one row. Texts are plain strings, because a categorical would carry all its categories through every operation.
+`features_numpy` measures code without frames.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EVENT_COLUMNS = ["item_id", "action", "time_ms", "received_ms", "order", "dwell_
 
 
 def item_features(items: pd.DataFrame, embedding_square: Array) -> dict[str, Any]:
-    """What depends on the item alone."""
+    """Computes features that depend on the item alone."""
     price, list_price, views = items["price"], items["list_price"], items["views"].fillna(0)
     filled = price.fillna(0.0)
     ctr = (items["clicks"].fillna(0) + 1) / (views + 20)
@@ -69,7 +69,7 @@ def item_features(items: pd.DataFrame, embedding_square: Array) -> dict[str, Any
 def pair_features(
     rows: pd.DataFrame, item_ids: Any, request_ms: Any, budget: Any, country_id: Any, category_id: Any
 ) -> dict[str, Any]:
-    """What depends on the request and the candidate together; values of the request may be single."""
+    """Computes features that depend on both the request and the candidate. Values of the request may be scalars."""
     days = (request_ms - rows["born"]) / 1000.0 / 86400.0
     return {
         "is_new": days < 7.0,
@@ -82,10 +82,10 @@ def pair_features(
 
 
 def mapped(texts: pd.Series, function: Any) -> Array:
-    """A function of strings, called once per category where they are categorical; a missing one counts as the empty."""
+    """Applies a function to strings. It is called once per category of a categorical. A missing string counts as ""."""
     if isinstance(texts.dtype, pd.CategoricalDtype):
         values = [function(text) for text in texts.cat.categories]
-        return np.array([*values, function("")])[texts.cat.codes]  # the code of a missing string is -1
+        return np.array([*values, function("")])[texts.cat.codes]  # The code of a missing string is -1.
     return texts.fillna("").map(function).to_numpy()
 
 
@@ -93,10 +93,10 @@ def mapped(texts: pd.Series, function: Any) -> Array:
 
 
 class BatchContender(Frames):
-    """Many requests with few candidates each."""
+    """Computes many requests with few candidates each."""
 
     def compute(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Features of the requests and of the rows. This is what is timed."""
+        """Computes the features of the requests and of the rows. This call is timed."""
         user = self.user_index.get_indexer(self.requests["user_id"])
         asked = self.requests.merge(self.users, on="user_id", how="left").rename_axis("request").reset_index()
         pairs = asked[["request", "user_id", "request_ms"]].merge(
@@ -128,7 +128,7 @@ class BatchContender(Frames):
         return requests[list(REQUEST_FEATURES)], rows[list(ROW_FEATURES)]
 
     def _request_features(self, asked: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-        """What has one value per request."""
+        """Computes the features that have one value per request."""
         moment = pd.to_datetime(asked["request_ms"], unit="ms", utc=True)
         weekday = moment.dt.tz_convert("America/New_York").dt.weekday.astype(np.int64)
         hour = moment.dt.tz_convert("Europe/Berlin").dt.hour.astype(np.int64)
@@ -177,7 +177,7 @@ class BatchContender(Frames):
         return cosines(product, squares(self.taste)[user], embedding_square[item])
 
     def _same_category(self, pairs: pd.DataFrame, request: Array, category: pd.Series) -> Array:
-        """How many events the row's request sees of the row's category."""
+        """Returns, for each row, the number of events of its category that its request sees."""
         counts = pairs.groupby(["request", "category"], observed=True).size().rename("times").reset_index()
         wanted = pd.DataFrame({"request": request, "category": category})
         return (
@@ -185,7 +185,7 @@ class BatchContender(Frames):
         )
 
     def _in_top(self, top_items: pd.Series, request: Array) -> Array:
-        """Whether the row's item is one of its request's top items."""
+        """Returns, for each row, whether its item is one of the top items of its request."""
         top = top_items.explode().dropna().astype(np.int64).rename("item_id").rename_axis("request").reset_index()
         wanted = pd.DataFrame({"request": request, "item_id": self.rows["item_id"]})
         return wanted.merge(top.assign(found=True), on=["request", "item_id"], how="left")["found"].eq(True).to_numpy()
@@ -194,7 +194,7 @@ class BatchContender(Frames):
 
 
 def _top(clicks: pd.DataFrame) -> pd.Series:
-    """The five most frequent items of each request, of equally frequent ones the newer first, as lists."""
+    """Returns the five most frequent items of each request as lists. Of equally frequent items the newer is first."""
     groups = clicks.groupby(["request", "item_id"], sort=False)["order"].agg(["size", "max"]).reset_index()
     groups = groups.sort_values(["request", "size", "max"], ascending=[True, False, False])
     best = groups[groups.groupby("request").cumcount() < 5]
@@ -206,7 +206,7 @@ def _top(clicks: pd.DataFrame) -> pd.Series:
 
 
 class OnlineContender:
-    """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
+    """Computes one request at a time. If `prepared`, features that depend on an item alone are computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:
         frames = Frames(world)
@@ -223,7 +223,7 @@ class OnlineContender:
             self.requests.append((asked, events[EVENT_COLUMNS], item_ids if prepared else sent))
 
     def compute(self, number: int) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Features of one request and of its candidates. This is what is timed."""
+        """Computes the features of one request and of its candidates. This call is timed."""
         asked, events, candidates = self.requests[number]
         requests = self._request_features(asked, events)
         if self.items is None:
@@ -241,7 +241,7 @@ class OnlineContender:
             category_id = rows["category_id"]
         own |= pair_features(rows, item_ids, asked["request_ms"], asked["budget"], requests["country_id"], category_id)
         own["taste_match"] = cosines(dots(asked["taste"], embedding), squares(asked["taste"]), embedding_square)
-        # By code: both columns have the same categories, and the code of a missing one is -1.
+        # Categories are compared by code. Both columns have the same categories, and the code of a missing one is -1.
         categories = events["category"].cat
         times = np.bincount(categories.codes + 1, minlength=len(categories.categories) + 1)
         times[0] = 0
@@ -250,7 +250,7 @@ class OnlineContender:
         return requests, rows.assign(**own)
 
     def _request_features(self, asked: dict[str, Any], events: pd.DataFrame) -> dict[str, Any]:
-        """What has one value per request."""
+        """Computes the features that have one value per request."""
         age_ms = asked["request_ms"] - events["time_ms"]
         is_click = events["action"] == "click"
         clicks, click_age = events[is_click], age_ms[is_click]

@@ -1,11 +1,12 @@
 """The features of `feature_list`, written by hand in Polars: a rival of `tackboard bench features`.
 
-In: the tables as Polars frames. Out: a frame with a line per request and one with a line per
-candidate. It runs in the rivals' environment only (`make rivals`). Tuned as somebody who knows Polars well would do it,
-each choice measured: features of an item alone are computed once per item, those of a request once per request, and
-gathered by position, not joined; events meet requests in joins on a dense integer, with no column more than needed, and
-what is about clicks begins with the clicks; categories are compared by their codes; strings are hashed once per
-distinct string; for a single request there is no lazy plan, whose optimiser alone would take longer than the work.
+It takes the tables as Polars frames and returns a frame with a row per request and a frame with a row per candidate. It
+runs in the rivals' environment only (`make rivals`). It is tuned as an expert of Polars would do it, and each choice
+was measured. Features that depend on an item alone are computed once per item, features of a request once per request,
+and both are gathered by position, not joined. Events and requests are joined on a dense integer, with only the needed
+columns. For features of clicks, the events are filtered before the join. Categories are compared by their codes.
+Strings are hashed once per distinct string. A single request has no lazy plan, because the optimiser alone would take
+longer than the work.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PAIR_INPUTS = ("price", "item_born", "category")
 
 
 def item_expressions() -> list[pl.Expr]:
-    """What depends on the item alone."""
+    """Returns the features that depend on the item alone."""
     price, list_price = pl.col("price"), pl.col("list_price")
     views = pl.col("views").fill_null(0)
     ctr = (pl.col("clicks").fill_null(0) + 1) / (views + 20)
@@ -70,7 +71,7 @@ def item_expressions() -> list[pl.Expr]:
 
 
 def request_expressions() -> list[pl.Expr]:
-    """What depends on the request and its user, without the events."""
+    """Returns the features that depend on the request and its user, but not on events."""
     clock = pl.from_epoch("request_ms", time_unit="ms").dt.replace_time_zone("UTC")
     weekday = clock.dt.convert_time_zone("America/New_York").dt.weekday().cast(pl.Int64) - 1
     device = pl.col("device").cast(pl.String).str.to_lowercase()
@@ -86,7 +87,7 @@ def request_expressions() -> list[pl.Expr]:
 
 
 def history_expressions() -> list[pl.Expr]:
-    """What depends on aggregated events and on other features of the request."""
+    """Returns the features that depend on aggregated events and on other features of the request."""
     rate, top = pl.col("saves") / pl.col("events_7d"), pl.col("top_items")
     return [
         pl.when(rate.is_finite()).then(rate).otherwise(0.0).alias("save_rate"),
@@ -97,7 +98,7 @@ def history_expressions() -> list[pl.Expr]:
 
 
 def pair_expressions() -> list[pl.Expr]:
-    """What depends on the request and the candidate together."""
+    """Returns the features that depend on both the request and the candidate."""
     days = (pl.col("request_ms") - pl.col("item_born")) / 1000.0 / 86400.0
     return [
         (days < 7.0).fill_null(value=False).alias("is_new"),
@@ -111,7 +112,7 @@ def pair_expressions() -> list[pl.Expr]:
 
 
 def click_expressions() -> list[pl.Expr]:
-    """Aggregations of clicks in the order of the events; `age_ms` is their age at the request."""
+    """Returns the aggregations of clicks in the order of the events. `age_ms` is the age of a click at the request."""
     dwell = pl.col("dwell_ms").fill_null(0)
     return [
         pl.col("item_id").last().alias("last_click"),
@@ -122,15 +123,15 @@ def click_expressions() -> list[pl.Expr]:
 
 
 def frequent_then_new(position: str) -> pl.Expr:
-    """A number that is larger for a more frequent value, and among equally frequent ones for a newer one.
+    """Returns a number that is larger for a more frequent value, and among equally frequent values for a newer value.
 
-    One number sorts twice as fast as two.
+    Sorting by one number is twice as fast as sorting by two.
     """
     return pl.len().cast(pl.Int64) * (1 << 32) + pl.col(position).max()
 
 
 def hashed(texts: pl.Expr) -> pl.Expr:
-    """Ids of strings, a missing one counting as the empty one, each distinct one hashed once."""
+    """Returns the ids of strings. A missing string counts as "". Each distinct string is hashed once."""
     return texts.fill_null("").map_batches(_hash_distinct, return_dtype=pl.Int64)
 
 
@@ -141,12 +142,12 @@ def _hash_distinct(texts: pl.Series) -> pl.Series:
 
 
 def bucketized(value: pl.Expr, limits: Iterable[float]) -> pl.Expr:
-    """How many of `limits` are not larger than the value."""
+    """Returns the number of `limits` that are not larger than the value."""
     return pl.sum_horizontal((value >= limit).cast(pl.Int64) for limit in limits)
 
 
 def crossed(one: str, other: str) -> pl.Expr:
-    """The id of two ids together."""
+    """Returns an id for each pair of ids."""
     return pl.map_batches([one, other], _cross, return_dtype=pl.Int64)
 
 
@@ -155,7 +156,7 @@ def _cross(columns: list[pl.Series]) -> pl.Series:
 
 
 def to_arrow(answer: tuple[pl.DataFrame, pl.DataFrame]) -> tuple[pa.Table, pa.Table]:
-    """For the comparison; not timed."""
+    """Returns the answer as Arrow tables for the comparison. This call is not timed."""
     return answer[0].to_arrow(), answer[1].to_arrow()
 
 
@@ -163,21 +164,21 @@ def to_arrow(answer: tuple[pl.DataFrame, pl.DataFrame]) -> tuple[pa.Table, pa.Ta
 
 
 class BatchContender:
-    """Many requests with few candidates each."""
+    """Computes many requests with few candidates each."""
 
     def __init__(self, world: World) -> None:
         frames = {name: pl.from_arrow(getattr(world, name)) for name in TABLES}
         self.users = frames["users"].with_row_index("user")
         self.requests = frames["requests"].with_row_index("request")
         self.rows = frames["rows"].with_columns(pl.col("request").cast(pl.UInt32)).with_row_index("row")
-        # As events lie in a store: by user, each with the user's position; and a last item that nobody knows.
+        # Events are as in a store: sorted by user, with the position of the user. The last item is an unknown item.
         self.events = frames["events"].join(
             self.users.select("user_id", "user"), on="user_id", how="left", maintain_order="left"
         ).with_row_index("position")  # fmt: skip
         self.items = pl.concat([frames["items"], frames["items"].clear(1)]).rename({"born": "item_born"})
 
     def compute(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Features of the requests and of the rows. This is what is timed."""
+        """Computes the features of the requests and of the rows. This call is timed."""
         users = self.users.lazy().drop("taste")
         requests = self.requests.lazy().join(users, on="user_id", how="left", maintain_order="left")
         of_requests, of_items, index = pl.collect_all(
@@ -207,7 +208,7 @@ class BatchContender:
         return of_requests.select(*REQUEST_FEATURES), of_rows.select(*ITEM_FEATURES, *PAIR_FEATURES)
 
     def _with_history(self, requests: pl.LazyFrame) -> pl.LazyFrame:
-        """The requests with everything that is aggregated over the events they see."""
+        """Adds to the requests all aggregations of the events that they see."""
         asked = requests.select("request", "user", "request_ms")
         events, seen = self.events.lazy(), pl.col("received_ms") < pl.col("request_ms")
         age_ms = pl.col("request_ms") - pl.col("time_ms")
@@ -245,13 +246,13 @@ class BatchContender:
         )
 
     def _taste_match(self, user: NDArray[Any], item: NDArray[Any]) -> pl.Series:
-        """Cosines of the users' and items' vectors at these positions, in NumPy: three times faster than in Polars."""
+        """Returns the cosines of the vectors of users and items, in NumPy, which is three times faster than Polars."""
         taste, embedding = vectors(self.users["taste"]), vectors(self.items["embedding"])
         product = dots(taste[user], embedding[item])
         return pl.Series(cosines(product, squares(taste)[user], squares(embedding)[item]))
 
     def _same_category(self, gathered: pl.DataFrame) -> pl.Series:
-        """How many events of the row's user have the row's category."""
+        """Returns, for each row, the number of events of its category that its request sees."""
         key = pl.col("user").cast(pl.Int64) * (1 << 20) + pl.col("category").to_physical()
         counted = (
             gathered.lazy()
@@ -268,7 +269,7 @@ class BatchContender:
 
 
 def vectors(column: pl.Series) -> NDArray[np.float32]:
-    """Vectors as an array [n, width], zeros where missing."""
+    """Returns vectors as an array [n, width]. Missing vectors are zeros."""
     flat = column.fill_null(pl.Series([[0.0] * WIDTH], dtype=pl.Array(pl.Float32, WIDTH))).explode()
     return np.asarray(flat.to_numpy()).reshape(-1, WIDTH)
 
@@ -277,7 +278,7 @@ def vectors(column: pl.Series) -> NDArray[np.float32]:
 
 
 class OnlineContender:
-    """One request at a time; if `prepared`, what depends on an item alone is computed beforehand."""
+    """Computes one request at a time. If `prepared`, features that depend on an item alone are computed beforehand."""
 
     def __init__(self, world: World, *, prepared: bool) -> None:
         items = pl.from_arrow(world.items)
@@ -300,7 +301,7 @@ class OnlineContender:
             self.requests.append((asked.join(users, on="user_id"), history, candidates))
 
     def compute(self, number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Features of one request and of its candidates. This is what is timed."""
+        """Computes the features of one request and of its candidates. This call is timed."""
         asked, events, candidates = self.requests[number]
         request_ms = asked.item(0, "request_ms")
         age_ms = request_ms - pl.col("time_ms")
@@ -330,7 +331,7 @@ class OnlineContender:
         return asked.select(*REQUEST_FEATURES), rows
 
     def _of_items(self, candidates: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[Any], NDArray[Any]]:
-        """The candidates with features of their own, their vectors, and the squared lengths of these."""
+        """Returns the candidates with the features of items, their vectors, and the squared lengths of the vectors."""
         if self.items is None:
             embedding = vectors(candidates["embedding"])
             return candidates.with_columns(item_expressions()), embedding, squares(embedding)

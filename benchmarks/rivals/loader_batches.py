@@ -1,10 +1,13 @@
-"""What the rivals of `tackboard bench loader` share: windows of shuffled segments, steps cut from them, the collate.
+"""The shared code of the rivals of `tackboard bench loader`: windows of shuffled segments, steps and the collate.
 
-In: segments of events as NumPy arrays, or as a table of examples. Out: the batches of `tackboard.bench.loader.data`'s
-setting, as the tensors of `SequenceBatch`. A rival states only how it reads windows. Our `make_batch` is not called.
-Tried for the distinct items of 4,096 events (2,158 distinct), CPU ms: np.unique 0.18, torch.unique 0.17, Arrow's
-dictionary_encode and a sort 0.18, pandas.factorize and a sort 0.14, which is kept (of 16,384 events: 1.02, 1.33, 0.70,
-0.45). For their rows: looked up in a table of all items 0.12, hashed anew 0.16.
+Segments of events come as NumPy arrays, or as a table of examples. This module cuts them into the batches that
+`tackboard.bench.loader.data.Setting` describes, as the tensors of `SequenceBatch`. A rival only implements how it reads
+windows. Our `make_batch` is not called.
+
+Several ways to find the distinct items of a batch were tried, in CPU ms for 4,096 events (2,158 distinct items) and for
+16,384 events: np.unique 0.18 and 1.02, torch.unique 0.17 and 1.33, Arrow's dictionary_encode with a sort 0.18 and 0.70,
+pandas.factorize with a sort 0.14 and 0.45. The last is used. Looking up the rows of these items in a table of all items
+takes 0.12 ms, which is less than hashing them again (0.16 ms).
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ from tackboard.batch import SequenceBatch
 from tackboard.bench.loader.data import EXAMPLE_COLUMNS, Setting
 
 Window = tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]
-"""Users [G], offsets [G+1] from 0 and EXAMPLE_COLUMNS of shuffled segments."""
+"""Users [G], offsets [G+1] from 0, and EXAMPLE_COLUMNS over the events of G shuffled segments."""
 
 
 class Collate:
-    """Turns runs of events into batches; holds the rows and shares of all items."""
+    """Turns segments into batches. It holds the table rows and the log shares of all items."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is what `data.prepare` wrote."""
+        """`folder` is the folder that `data.prepare` wrote."""
         import pandas
 
         self._factorize = pandas.factorize
@@ -40,7 +43,7 @@ class Collate:
     def __call__(
         self, users: NDArray[np.int64], offsets: NDArray[np.int64], columns: dict[str, NDArray[Any]]
     ) -> SequenceBatch:
-        """The batch of B segments: `users` [B], `offsets` [B+1] from 0, and EXAMPLE_COLUMNS over their events."""
+        """Makes a batch of B segments from `users` [B], `offsets` [B+1] from 0, and EXAMPLE_COLUMNS of their events."""
         codes, found = self._factorize(columns["item"])
         order = np.argsort(found)
         place = np.empty(len(order), dtype=np.int64)
@@ -61,7 +64,7 @@ class Collate:
 
 
 class Contender(abc.ABC):
-    """A rival that reads windows one after the other; see `tackboard.bench.loader.contender`."""
+    """A rival that reads one window after the other; see `tackboard.bench.loader.contender`."""
 
     def __init__(self, folder: Path, variant: str) -> None:
         self.folder, self.variant = folder, variant
@@ -69,7 +72,7 @@ class Contender(abc.ABC):
 
     @abc.abstractmethod
     def windows(self, epoch: int, generator: np.random.Generator) -> Iterator[Window]:
-        """The segments of an epoch, some at a time."""
+        """Yields the segments of an epoch, a window at a time."""
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:
         del num_workers
@@ -78,14 +81,14 @@ class Contender(abc.ABC):
 
 
 def batches(collate: Collate, tokens_per_step: int, windows: Iterator[Window]) -> Iterator[SequenceBatch]:
-    """Batches of at most `tokens_per_step` events; what is left of a window goes on in the next."""
+    """Yields batches of at most `tokens_per_step` events. The rest of a window joins the first batch of the next."""
     rest: Window | None = None
     for window in windows:
         users, offsets, columns = window
         first = 0
         if rest is not None:
             old_users, old_offsets, old_columns = rest
-            # The first batch takes the rest and as many new segments as fit, so that no large column is copied.
+            # Only the first batch is concatenated with the rest, so that no large column is copied.
             first = int(np.searchsorted(offsets, tokens_per_step - old_offsets[-1], side="right")) - 1
             end = int(offsets[first])
             yield collate(
@@ -104,15 +107,15 @@ def batches(collate: Collate, tokens_per_step: int, windows: Iterator[Window]) -
             else:
                 yield collate(*part, events)
             first = after
-        # Two windows at a time would be twice the memory.
+        # Frees the window before the next one is read, because two windows would take twice the memory.
         window = users = offsets = columns = part = events = None  # type: ignore[assignment]
     if rest is not None:
         yield collate(*rest)
 
 
 def window_of_examples(table: pa.Table, generator: np.random.Generator) -> Window:
-    """The rows of a table of examples, shuffled."""
-    # What is one chunk already is not copied.
+    """Returns the rows of a table of examples, shuffled."""
+    # A column with a single chunk is not copied.
     columns = {name: table[name] for name in EXAMPLE_COLUMNS}
     lists = {name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns.items()}
     offsets = lists["item"].offsets.to_numpy()
@@ -125,7 +128,7 @@ def window_of_examples(table: pa.Table, generator: np.random.Generator) -> Windo
 def gathered(
     users: NDArray[np.int64], starts: NDArray[Any], lengths: NDArray[Any], columns: dict[str, NDArray[Any]]
 ) -> Window:
-    """Segments in the order given, their events end to end."""
+    """Returns the segments in the given order, with their events end to end."""
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     events = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
     return users, offsets, {name: values.take(events) for name, values in columns.items()}

@@ -1,12 +1,15 @@
 """Rival: Hugging Face `datasets` over its memory-mapped Arrow file, one row per segment.
 
-Variants, both measured:
+Two variants are measured:
 
-    torch   torch format: whole steps of rows by a shuffled index, each column a list of tensors, joined by torch.cat
-    arrow   Arrow format: contiguous blocks of rows in a shuffled order, a window of them shuffled and gathered in NumPy
+    torch   torch format: reads the rows of a step by a shuffled index; each column is a list of tensors, which
+            torch.cat joins
+    arrow   Arrow format: reads contiguous blocks of rows in a shuffled order; the rows of a window of blocks are
+            shuffled and gathered in NumPy
 
-Tried too, in rows per CPU-second before any collate: in Arrow format `to_iterable_dataset().shuffle(buffer_size)`
-54,000 and rows by a shuffled index 319,000, in NumPy format such rows 19,000.
+Other ways were tried and not used (rows per CPU-second before any collate): in Arrow format
+`to_iterable_dataset().shuffle(buffer_size)` reads 54,000 rows and a shuffled index 319,000 rows. In NumPy format a
+shuffled index reads 19,000 rows.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from tackboard.batch import SequenceBatch
 from tackboard.bench.loader.data import EXAMPLE_COLUMNS
 
 BLOCK_ROWS = 1_024
-"""Rows read at a time: as in our buckets, neighbours come together, and a window mixes many blocks."""
+"""Number of rows in a block, which is read at once. As with our buckets, a window mixes many blocks."""
 
 
 class Contender(loader_batches.Contender):
-    """Segments from the memory-mapped file."""
+    """Reads segments from the memory-mapped file."""
 
     def __init__(self, folder: Path, variant: str) -> None:
         import datasets
@@ -37,7 +40,7 @@ class Contender(loader_batches.Contender):
         super().__init__(folder, variant)
         self._dataset: Any = datasets.Dataset.from_file(str(folder / "examples.arrow")).with_format(variant)
         parts = self._dataset.with_format("arrow").iter(BLOCK_ROWS) if variant == "torch" else ()
-        # The number of events of each row, looked up once: it decides which rows make a batch.
+        # The number of events of each row is read once. It decides which rows make a batch.
         self._lengths = np.concatenate(
             [np.zeros(0, dtype=np.int64), *(pc.list_value_length(part["item"]).to_numpy() for part in parts)]
         )
@@ -46,7 +49,7 @@ class Contender(loader_batches.Contender):
         return super().epoch(number, num_workers) if self.variant == "arrow" else self._torch(number)
 
     def windows(self, epoch: int, generator: np.random.Generator) -> Iterator[Window]:
-        """Some blocks at a time, shuffled together."""
+        """Yields the rows of a window of blocks, shuffled together."""
         total = len(self._dataset)
         order = generator.permutation(-(-total // BLOCK_ROWS)) * BLOCK_ROWS
         blocks = max(1, self.setting.window_rows(total) // BLOCK_ROWS)

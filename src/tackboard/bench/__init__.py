@@ -1,1 +1,1 @@
-"""Every claim as a measurement: one module for each `tackboard bench` name."""
+"""The benches, which measure every claim that we make: one module or folder for each `tackboard bench` name."""

@@ -1,9 +1,9 @@
-"""`tackboard bench feeding`: batches per second on the host, and what is left of a step when a GPU waits for them.
+"""`tackboard bench feeding` measures how fast the host makes batches, and how long a GPU step takes with these batches.
 
 A step is a number of matrix products that take about as long as a step of pretraining 8 layers of width 512 on 65,536
 tokens. Three ways of moving the batch to the device are compared, each with and without reading the loss in every step.
-Reading the loss makes the host wait for the GPU, as a trainer does. All ways take turns, and a disturbed run says so
-(`turns`).
+Reading the loss makes the host wait for the GPU, as a trainer does. All ways take turns, and the report says if other
+processes disturbed the run (`turns`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from tackboard.features.standard import features_for_model
 STEP_MS = 31.6
 WORKERS = (0, 1, 2, 4, 8)
 WAYS = ("copied", "pinned", "ahead")
-"""Pageable memory; pinned memory; pinned memory, a batch ahead on a stream of its own (`prefetch.on_device`)."""
+"""`copied` copies from pageable memory and `pinned` from pinned memory. `ahead` also copies from pinned memory, one
+batch ahead on a stream of its own (`prefetch.on_device`)."""
 ROUNDS = 2
 
 
 def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step: int) -> dict[str, Any]:
-    """Both measurements, on the dataset `data` or on a made-up dataset in `folder`."""
+    """Measures host and device, on the dataset `data` or on a made-up dataset in `folder`."""
     if data is None:
         data = write_made_up(
             folder, "made-up", num_events=num_events, num_items=500_000, mean_length=200, seed=20261115
@@ -57,14 +58,14 @@ def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step
 
 
 def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, float]]:
-    """Million tokens per second of wall time and of CPU time, by the number of workers."""
+    """Returns million tokens per second of wall time and of CPU time, by the number of workers."""
 
     def turn(workers: int) -> tuple[float, float, float]:
         batches = steps.iterate(range(num_steps), workers)
         next(batches)
         wall, cpu = time.perf_counter(), time.process_time()
         tokens = sum(batch.num_events for _, batch in batches)
-        # The workers are threads, so the CPU time of this process includes them.
+        # The workers are threads, so the CPU time of this process includes theirs.
         return tokens / 1e6, time.perf_counter() - wall, time.process_time() - cpu
 
     turns = take_turns({str(workers): functools.partial(turn, workers) for workers in WORKERS}, ROUNDS)
@@ -76,7 +77,7 @@ def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, fl
 
 
 def measure_device(steps: TrainingSteps, num_steps: int) -> dict[str, Any] | None:
-    """Milliseconds of a step, by workers, way and whether the loss is read; None without a GPU."""
+    """Returns milliseconds per step, by workers, way and whether the loss is read; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     device = torch.device("cuda")
@@ -126,10 +127,10 @@ def _ms_per_step(batches: Iterator[tuple[int, SequenceBatch]], work: Callable[[]
 
 
 def _busy(device: torch.device) -> Callable[[], None]:
-    """Work of about STEP_MS on the device."""
+    """Returns a function that keeps the device busy for about STEP_MS."""
     matrix = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     result = torch.empty_like(matrix)
-    for repeat in (10, 100):  # The first time warms up.
+    for repeat in (10, 100):  # The first pass is a warm-up.
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(repeat):

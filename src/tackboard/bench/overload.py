@@ -1,17 +1,17 @@
-"""`tackboard bench overload`: how many requests an overloaded server still answers in time.
+"""`tackboard bench overload` measures how many requests an overloaded server still answers in time.
 
-A folder comes in. A short training makes the demo's model there (its quality does not matter here), a server with
-default settings serves it, and clients in another process send requests (`overload_client`). One object of numbers goes
-out. Goodput is the number of answers per second that reach a client within its deadline of 200 ms.
+A short training makes the demo's model in a folder (the quality of the model does not matter here). A server with
+default settings serves the model, and clients in another process send requests (`overload_client`). The result is one
+object of numbers. Goodput is the number of answers per second that reach a client within the deadline of 200 ms.
 
-    capacity   the best goodput over a ramp of offered rates around what one request at a time allows
-    loads      0.5 to 3 times the capacity, in rounds that take turns, and the mean of the rounds
+    capacity   the best goodput over a ramp: a series of offered rates around the rate of one request after the other
+    loads      goodput at 0.5 to 3 times the capacity; the loads take turns, and the mean over the rounds counts
     peak       the largest of these means
 
 Decided: the aim is a ratio of two means over the same rounds, because the speed of a shared machine changes from second
-to second. The ramp only sets the rates. The best of its short samples is higher than any lasting rate, so the real
-loads are rather above their names. The CPU time of the clients is reported, because on two cores they take it from the
-server.
+to second. The ramp only sets the rates. The best of its short samples is higher than any lasting rate, so a load is
+usually higher than its name says. The CPU time of the clients is reported, because on a machine with two cores the
+clients take CPU time from the server.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
 LEAST_GOODPUT = 0.9
 """Aim: goodput at the highest load is at least this share of the peak."""
 NUM_REQUESTS = 100
-"""Different requests, sent in turn; each scores as many candidates as a request of the demo."""
+"""Number of different requests, which are sent in turn. Each has the number of candidates of a demo request."""
 ROUNDS, SECONDS, RAMP_SECONDS = 5, 2.0, 1.5
 QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Measures in `folder`. Raises StageError if a command of the demo fails."""
+    """Runs the measurement in `folder`. Raises StageError if a command of the demo fails."""
     require_client()
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
     config = DemoConfig(out=folder, num_users=NUM_REQUESTS)
@@ -88,7 +88,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 
 
 def _build(config: DemoConfig) -> tuple[Path, Path]:
-    """The demo's dataset, and a bundle of its model after a few steps."""
+    """Makes the demo's dataset, and a bundle of its model after a few steps."""
     say("making the demo's dataset and a model of its size")
     commands, logs = build_commands(config), config.out / "logs"
     data = run_command("data", commands["data"], log=logs / "data.log")
@@ -110,19 +110,19 @@ class _Clients:
         try:
             metadata = client.get_model_metadata(MODEL)
             datatypes = {entry["name"]: entry["datatype"] for entry in metadata["inputs"]}
-            # The first requests warm the server up. They also check that the server answers with scores.
+            # The first requests warm the server up, and they check that the server answers with scores.
             send(client, MODEL, requests[:20], binary=True)
             latencies_ms = send(client, MODEL, requests, binary=True).latencies_ms
         finally:
             client.close()
         self.alone_per_s = 1000 / percentile(latencies_ms, 50)
-        """Requests per second of one client that waits for every answer."""
+        """Rate of one client that waits for every answer, in requests per second."""
         bodies = [whole_request(MODEL, request, datatypes, timeout_us=DEADLINE_MS * 1000) for request in requests]
         write_text_atomic(self._file, json.dumps([base64.b64encode(body).decode() for body in bodies]))
         self._num_loads = 0
 
     def load(self, rate_per_s: float, seconds: float) -> dict[str, Any]:
-        """The figures of a load of `rate_per_s` requests per second."""
+        """Sends `rate_per_s` requests per second and returns the figures of this load."""
         self._num_loads += 1
         words = [self._port, self._file, rate_per_s, seconds, DEADLINE_MS, self._num_loads]
         started, cpu_seconds = time.perf_counter(), self._server.cpu_seconds()
@@ -134,7 +134,7 @@ class _Clients:
 
 
 def figures_of(found: Mapping[str, Any], rate_per_s: float) -> dict[str, Any]:
-    """The figures of one load, from what the clients say."""
+    """Returns the figures of one load, from the answer of the clients' process."""
     seconds, outcomes = found["seconds"], dict(found["outcomes"])
     in_time, late = outcomes.pop("in_time", 0), outcomes.pop("late", 0)
     return {
@@ -151,7 +151,7 @@ def figures_of(found: Mapping[str, Any], rate_per_s: float) -> dict[str, Any]:
 
 
 def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of every figure over the rounds, and the goodput of each."""
+    """Returns the mean of every figure over the rounds, and the goodput of each round."""
     names = [name for name in runs[0] if name != "refused_per_s"]
     refused: Counter[str] = Counter()
     for run in runs:
@@ -169,7 +169,7 @@ def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was aimed at and what came out."""
+    """Returns the aim, its measured value and whether it was met."""
     highest = f"{LOADS[-1]:g}"
     value = result["loads"][highest]["in_time_per_s"] / result["peak_per_s"] if result["peak_per_s"] else 0.0
     text = f"answers in time at {highest} times the capacity over the peak, at least {LEAST_GOODPUT:g}"
@@ -188,7 +188,7 @@ COLUMNS = (
 
 
 def table_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A row of COLUMNS for each load; rates per second, and the cores that the server and the clients used."""
+    """Returns a row of COLUMNS for each load. Rates are per second; CPU use of server and clients is in cores."""
     rows: list[tuple[str, ...]] = []
     for name, figures in result["loads"].items():
         refused = ", ".join(f"{status}: {rate:g}" for status, rate in figures["refused_per_s"].items())
@@ -203,7 +203,7 @@ def table_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """The measurement for people."""
+    """Makes the report of a measurement."""
     return Report(
         result=result,
         theme="overload",

@@ -1,14 +1,15 @@
-"""The clients of `tackboard bench overload`: requests at a fixed mean rate, whether or not the server keeps up.
+"""The clients of `tackboard bench overload`. They send requests at a fixed mean rate, even if the server is too slow.
 
     python -m tackboard.bench.overload_client PORT FILE RATE SECONDS DEADLINE_MS SEED
 
-In: the port of a server on this machine, a file of whole HTTP requests (a JSON list of base64 texts), requests per
-second, seconds to count, a deadline in milliseconds and the seed of the draw. Out: one JSON object with what was
-answered, as the last line. Decided: arrivals are a Poisson process that does not wait for answers, and a latency counts
-from the instant at which its request was due, so a slow server cannot hide its delay by slowing its clients down. Only
-answers within a window count. The window begins after `WARM_S` of the same load, and the load lasts until it ends, so
-neither an empty queue at the start nor a rest at the end flatters the server. The clients are one thread over raw
-sockets with requests built beforehand, because on a small machine they take CPU time from the server.
+PORT is the port of a server on this machine. FILE holds complete HTTP requests, as a JSON list of base64 texts. RATE is
+in requests per second, SECONDS is the length of the counted window, and SEED is for the arrival times. The last line of
+the output is one JSON object about the answers. Decided: arrivals are a Poisson process that does not wait for answers,
+and a latency counts from the instant at which its request was due. So a slow server cannot hide its delay by slowing
+its clients down. Only answers within a window count. The window begins after `WARM_S` of the same load, and the load
+lasts until the window ends, so neither an empty queue at the start nor a pause at the end flatters the server. The
+clients are one thread over raw sockets with requests built beforehand, because on a small machine the clients take CPU
+time from the server.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from typing import Any
 WARM_S = 0.5
 """Seconds of load before the window."""
 MAX_CONNECTIONS = 240
-"""Most connections at a time. A request that is due when all are in use waits, and its latency keeps counting."""
+"""Largest number of connections. A request that is due when all are in use waits, and its latency keeps counting."""
 _HEADER_END = b"\r\n\r\n"
 
 
 class _Connection:
-    """One kept-alive connection with at most one open request; `due_s` is when that request was due."""
+    """One kept-alive connection with at most one open request. `due_s` is the time at which the request was due."""
 
     __slots__ = ("due_s", "received", "socket", "unsent")
 
@@ -65,7 +66,7 @@ class Clients:
         self._late_starts_ms: list[float] = []
 
     def run(self, rate_per_s: float, seconds: float) -> dict[str, Any]:
-        """Sends `rate_per_s` requests per second for WARM_S and then `seconds`; returns the answers of the latter."""
+        """Sends `rate_per_s` requests per second for WARM_S plus `seconds`. Returns figures of the last `seconds`."""
         cpu_s = time.process_time()
         now = started = time.perf_counter()
         self._begins_s = started + WARM_S
@@ -105,7 +106,7 @@ class Clients:
         try:
             connection = _Connection(self._port)
         except OSError:
-            # The server or this machine has no room for more. The next turn tries the request again.
+            # The server or this machine accepts no more connections. The loop in `run` tries the request again.
             self._note("not_connected", 0.0)
             return None
         self._num_connections += 1

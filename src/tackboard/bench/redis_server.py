@@ -16,7 +16,7 @@ START_S = 20.0
 
 
 class RedisServer:
-    """A `redis-server` whose files lie in `folder`; `appendfsync` as Redis spells it, or `off` for memory alone."""
+    """A `redis-server` with its files in `folder`. `appendfsync` is a setting of Redis, or `off` for memory alone."""
 
     def __init__(self, folder: Path, *, appendfsync: str = "off") -> None:
         if not RedisServer.is_installed():
@@ -39,7 +39,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Starts the server, also again after `kill`, and waits until it answers."""
+        """Starts the server and waits until it answers. May be called again after `kill`."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         self._process = Process([*command, "--save", "", *self._options], own_group=False)
         deadline = time.monotonic() + START_S

@@ -1,7 +1,8 @@
-"""How all benches are shown: as tables on the terminal, and as the same tables in a Markdown file.
+"""Shows the result of every bench: as tables on the terminal, and as the same tables in a Markdown file.
 
-A bench turns its result into a `Report`. Out: lines of text, and `<theme>_<hardware>_<yyyymm>.md` with the command, the
-machine, the commit, the date, the tables and the notes (such as aims and whether they were met). Charts lie beside it.
+A bench turns its result into a `Report`. This module turns the report into lines of text, and into the file
+`<theme>_<hardware>_<yyyymm>.md` with the command, the machine, the commit, the date, the tables and the notes (such as
+aims and whether they were met). Charts are written beside this file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tackboard.flow.outcome import describe_hardware, hardware_words
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a header. `words` is a sentence about the whole table. Without rows only titles are shown."""
+    """Rows of cells under a header. `words` is a sentence about the table. Without rows only title and words appear."""
 
     title: str
     header: Sequence[str]
@@ -29,16 +30,16 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a bench shows."""
+    """The content of the report of a bench."""
 
     result: Mapping[str, Any]
     """The measurement, with the entries of `where_and_when`."""
     theme: str
     title: str
     command: str
-    """What was typed after `tackboard`."""
+    """The command line after `tackboard`."""
     words: Sequence[str] = ()
-    """What was measured and how, in sentences."""
+    """Sentences about what was measured and how."""
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     versions: str = ""
@@ -48,7 +49,7 @@ class Report:
 
 
 def where_and_when() -> dict[str, Any]:
-    """The part of every result that names the machine, the versions and the day."""
+    """Returns the part of every result that names the machine, the versions and the day."""
     environment = describe_environment()
     return {
         "hardware": describe_hardware(),
@@ -58,12 +59,12 @@ def where_and_when() -> dict[str, Any]:
 
 
 def shown_versions(packages: Mapping[str, Any]) -> str:
-    """The installed packages with their versions."""
+    """Lists the installed packages with their versions."""
     return ", ".join(f"{name} {version}" for name, version in packages.items() if version)
 
 
 def table_lines(report: Report) -> list[str]:
-    """The report for a terminal."""
+    """Returns the lines of the report for a terminal."""
     lines = list(report.words)
     for table in report.tables:
         titles = [words for words in (table.title, table.words) if words]
@@ -72,7 +73,7 @@ def table_lines(report: Report) -> list[str]:
 
 
 def write_result(report: Report, results: Path, hardware: str) -> Path:
-    """Writes the report as Markdown under `results`, named by a short word for the hardware; returns the file."""
+    """Writes the report as Markdown under `results` and returns the file. `hardware` is a short word for its name."""
     result = report.result
     stem = f"{report.theme}_{hardware}_{result['date'][:4]}{result['date'][5:7]}"
     lines = [
@@ -110,7 +111,7 @@ def _cells(row: Sequence[str]) -> str:
 
 
 def _numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers."""
+    """Returns for each column whether it holds numbers."""
     columns = [[row[place] for row in table.rows] for place in range(len(table.header))]
     return [
         any(column) and all(not cell or cell.replace(",", "").lstrip("+-")[:1].isdigit() for cell in column)
@@ -119,7 +120,7 @@ def _numeric(table: Table) -> list[bool]:
 
 
 def _aligned(table: Table) -> list[str]:
-    """Rows in columns, numbers to the right."""
+    """Returns the rows as lines of aligned columns, with numbers aligned to the right."""
     rows = [table.header, *table.rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(table.header))]
     right = _numeric(table)

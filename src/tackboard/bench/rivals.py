@@ -1,7 +1,7 @@
-"""Where the hand-written rivals of `tackboard bench features` and `bench loader` are, and how they are started.
+"""Finds the hand-written rivals of `tackboard bench features` and `bench loader`, and the Python that runs them.
 
-The code of the rivals is in `benchmarks/rivals/` of a checkout, never in the package. Their libraries are in
-`.rivals/venv` (`make rivals`). If either is missing, a bench says so in one line and measures Tackboard alone.
+The code of the rivals is in `benchmarks/rivals/` of a checkout, never in the package. `make rivals` installs their
+libraries in `.rivals/venv`. If code or libraries are missing, a bench prints one line and measures Tackboard alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NOT_INSTALLED = "not installed: make rivals"
 
 
 def environment() -> dict[str, str]:
-    """Environment variables of a contender's process, so that it finds this package and the package `rivals`."""
+    """Returns environment variables with which a contender's process finds this package and the package `rivals`."""
     return {"PYTHONPATH": f"{SOURCE}:{CODE.parent}", "PYTHONWARNINGS": "ignore"}
 
 
 def versions(python: Path, packages: Sequence[str]) -> dict[str, str] | str:
-    """Versions of `packages` in the rivals' environment, or the reason why only Tackboard is measured.
+    """Returns the versions of `packages` in the rivals' environment, or the reason why only Tackboard is measured.
 
-    Raises TackboardError if the environment exists and does not work.
+    Raises TackboardError if the environment exists but does not work.
     """
     if not CODE.is_dir() or not python.exists():
         reason = NOT_INSTALLED if CODE.is_dir() else NO_CODE

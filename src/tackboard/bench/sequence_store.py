@@ -1,14 +1,14 @@
-"""`tackboard bench sequences`: what the user-sequence store takes for a write and a read, embedded and on Redis.
+"""`tackboard bench sequences` measures the time of writes and reads of the sequence store, embedded and on Redis.
 
-A folder comes in. Each engine gets the same users there. Before anything is timed, events are read back and compared
-with what was appended. Then the engines take turns at every case (`turns`). Each figure is for one client that waits
-for every answer. The report says what an acknowledgement of each engine guarantees, because this is what an append pays
-for. Times are on the clock, since an append waits for the disk; a disturbed run says so.
+Each engine stores the same users in a folder. Before anything is timed, events are read back and compared with the
+appended events. Then the engines take turns at every case (`turns`). Each figure is for one client that waits for every
+answer. The report says what is guaranteed when an engine acknowledges an append, because a stronger guarantee costs
+time. Times are wall-clock times, because an append waits for the disk. The report says if a run was disturbed.
 
-    append    one event per call, and 100 or 1,000 events of many users per call: events per second, time of a call;
-              this includes moving events from buffers into chunks
-    read      users with 256 and with 16,000 events; the last 256 or all; two columns or all: reads per second, time,
-              bytes
+    append    one event per call, and 100 or 1,000 events of many users per call; measures events per second and the
+              time of a call, which includes moving events from buffers into chunks
+    read      users with 256 and with 16,000 events, the last 256 events or all, two columns or all; measures reads per
+              second, the time of a call and bytes
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ENGINES = {
 }
 SKIPPED = "skipped: no redis-server"
 ROUNDS = 4
-"""Number of turns of every engine at a case; the calls are spread over the turns."""
+"""Number of turns of every engine at a case. The calls are spread over the turns."""
 APPENDS = {"append_1": 1, "append_100": 100, "append_1000": 1000}
 READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_256_two": (SHORT, SHORT, TWO),
@@ -55,7 +55,7 @@ READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_16000_two": (LONG, None, TWO),
     "read_16000_all": (LONG, None, None),
 }
-"""Name → (events of the user, number of events to read (None: all), columns (None: all nine))."""
+"""Name → (number of events of the user, number of events to read or None for all, columns or None for all nine)."""
 WORDS = {
     "append_1": "append one event",
     "append_100": "append 100 events of many users",
@@ -71,14 +71,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class StoreSizes:
-    """How much is measured."""
+    """Numbers of users and of calls."""
 
     num_short: int
-    """Users with 256 events, who are also appended to."""
+    """Number of users with 256 events. The measured appends go to these users."""
     num_long: int
-    """Users with 16,000 events."""
+    """Number of users with 16,000 events."""
     num_calls: int
-    """Single appends, and reads of each kind; larger calls are made fewer times."""
+    """Number of appends of one event, and of reads of each kind. Larger calls are made fewer times."""
 
 
 FULL, QUICK = (
@@ -88,7 +88,7 @@ FULL, QUICK = (
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Measures every engine, with its files in `folder`. Raises TackboardError if an engine returns wrong values."""
+    """Measures every engine, with its files in `folder`. Raises TackboardError if an engine returns wrong events."""
     sizes = QUICK if quick else FULL
     names = [name for name in ENGINES if not name.startswith("redis") or RedisServer.is_installed()]
     with ExitStack() as stack, Neighbours() as neighbours:
@@ -106,7 +106,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def _store(name: str, folder: Path) -> Iterator[SequenceStore]:
-    """An empty store of one engine and setting."""
+    """Opens an empty store of one engine and setting."""
     folder.mkdir(parents=True)
     engine, _, setting = name.partition("_")
     config = StoreConfig(fields=FIELDS)
@@ -147,7 +147,7 @@ def _measure_all(stores: Mapping[str, SequenceStore], sizes: StoreSizes) -> dict
 
 
 class _Reads:
-    """Reads of one kind; each turn makes its share of `num_calls`."""
+    """Reads of one kind. Each turn makes an equal share of the `num_calls` calls."""
 
     def __init__(
         self, store: SequenceStore, users: Sequence[int], fields: list[str] | None, last: int | None, num_calls: int
@@ -164,19 +164,19 @@ class _Reads:
         return _time(self._read, range(first, self._num_done))
 
     def bytes_per_read(self) -> int:
-        """The mean number of bytes that a call fetched from the engine."""
+        """Returns the mean number of bytes that a call fetched from the engine."""
         return round((self._store.num_bytes_read - self._bytes_before) / self._num_done)
 
 
 def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Generator) -> None:
-    """Fills each user's buffer to a different level, as in real use. Otherwise all would be merged at the same time."""
+    """Fills each user's buffer to a random level, as in real use. Otherwise all buffers would be full at one time."""
     users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
     if len(users):
         store.append_many(users, events(draw, len(users), 1_800_000_000_000))
 
 
 class _Appends:
-    """Appends of `size` events of random users, newer than all before; each turn makes its share of the calls."""
+    """Appends of `size` events of random users, newer than all events before. Each turn makes a share of the calls."""
 
     def __init__(self, store: SequenceStore, size: int, sizes: StoreSizes, draw: np.random.Generator) -> None:
         self._store = store
@@ -188,7 +188,7 @@ class _Appends:
             (draw.integers(0, sizes.num_short, size), events(draw, size, start + number * 10**8))
             for number in range(ROUNDS * self._num_calls + 1)
         ]
-        # A single event comes as in a request, a batch as in a log.
+        # A single event is a Python object, as in a request. Many events are columns, as in a log.
         self._plain = [(int(users[0]), _rows(columns)) for users, columns in self._calls] if size == 1 else []
         self._num_before = store.stats()["num_events"]
         self._append(0)
@@ -212,7 +212,7 @@ class _Appends:
 
 
 def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000_000_000) -> dict[str, Values]:
-    """Made-up events in the order of their time: ids of 62 bits, eight actions, four surfaces, four fields."""
+    """Makes up events in the order of their time, with ids of 62 bits, eight actions, four surfaces and four fields."""
     times = start_ms + np.cumsum(draw.integers(1, 60_000, num_events))
     names = {kind: object_array([f"{kind} {number}" for number in range(8)]) for kind in ("action", "surface")}
     return {
@@ -229,7 +229,7 @@ def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000
 
 
 def check(store: SequenceStore, user: int, columns: Mapping[str, Values]) -> None:
-    """Raises TackboardError unless the store returns exactly what was appended, whole and in part."""
+    """Raises TackboardError unless the store returns exactly the appended events, for reads of all and of a part."""
     for last in (None, SHORT):
         for fields in (list(columns), TWO):
             found = store.read(user, fields, last=last).columns
@@ -244,7 +244,7 @@ def _rows(columns: Mapping[str, Values]) -> list[dict[str, Any]]:
 
 
 def _time(call: Callable[[int], Any], numbers: range) -> list[float]:
-    """Seconds of each call, one after the other."""
+    """Makes the calls one after the other and returns the seconds of each."""
     seconds = []
     for number in numbers:
         started = time.perf_counter()
@@ -277,7 +277,7 @@ def _row(words: str, figure: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """The measurement for people."""
+    """Makes the report of a measurement."""
     tables = []
     for name, words in ENGINES.items():
         figures = result["engines"][name]

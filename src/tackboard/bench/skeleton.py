@@ -1,10 +1,10 @@
-"""`tackboard bench skeleton`: what the whole path costs, from events to a served score.
+"""`tackboard bench skeleton` measures what the whole path costs, from events to a served score.
 
-A folder comes in; the demo runs there, by the same code as `tackboard demo`, and one object of numbers goes out. The
-demo checks its values first: server and offline scores agree, and so do binary and JSON scores. Decided: a rate per
-CPU-second counts the whole process with start-up and imports, so nothing hides in a warm-up. Tokens per second cover
-the run from its first step to its last, with data loading and checkpoints. Users per second cover the model's ranking
-of all users.
+It runs the demo in a folder, with the same code as `tackboard demo`, and returns one object of numbers. The demo itself
+checks that server and offline scores agree, and that binary and JSON scores agree. Decided: a rate per CPU-second
+counts the whole process with start-up and imports, so no cost is hidden in a warm-up. Tokens per second cover the run
+from its first step to its last, with data loading and checkpoints. Users per second cover the model's ranking of all
+users.
 """
 
 import time
@@ -18,7 +18,7 @@ from tackboard.flow.demo import DemoConfig, run_demo
 from tackboard.flow.outcome import Outcome
 
 NUM_USERS = 500
-"""Users to score for. With this many, a CPU clock that ticks every 10 ms resolves 0.02 ms per request."""
+"""Number of users to score for. With 500 users, a CPU clock that ticks every 10 ms resolves 0.02 ms per request."""
 
 UNITS = {
     "events_per_cpu_s": "events per CPU-second, generated and written",
@@ -34,14 +34,14 @@ UNITS = {
 
 
 def measure(out: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Runs the demo in `out` and returns the measurement. Errors are those of `run_demo`."""
+    """Runs the demo in `out` and returns the measurement. Raises the errors of `run_demo`."""
     with Neighbours() as neighbours:
         outcome = run_demo(DemoConfig(out=out, quick=quick, num_users=20 if quick else NUM_USERS))
     return measurement(outcome) | neighbours.report()
 
 
 def measurement(outcome: Outcome) -> dict[str, Any]:
-    """The numbers of one demo, with the machine, the versions and the date."""
+    """Returns the numbers of one demo, with the machine, the versions and the date."""
     data, train, evaluate = (outcome.stages[name] for name in ("data", "train", "evaluate"))
     cpu_ms = {exchange.wire: exchange.server_cpu_ms_per_request for exchange in outcome.exchanges}
     summary = outcome.summary()
@@ -71,7 +71,7 @@ def measurement(outcome: Outcome) -> dict[str, Any]:
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """The measurement for people."""
+    """Makes the report of a measurement."""
     stages = [
         (name, f"{stage['seconds']:.1f}", f"{stage['cpu_seconds']:.1f}", f"{stage['peak_rss_bytes'] / 1e6:.0f}")
         for name, stage in result["stages"].items()

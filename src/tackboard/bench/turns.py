@@ -1,9 +1,10 @@
-"""How benches compare: contenders take turns, and a run on a busy machine is not judged.
+"""Fair comparisons for benches: contenders take turns, and a run on a busy machine is not judged.
 
-In: contenders as functions, and measured aims. Out: what each contender returned in each round; the share of the
-machine that other processes used meanwhile; and verdicts. Decided: aims that compare speeds use CPU time, because clock
-time includes what other processes do. Other processes influence CPU time too (caches, clock rates, the second thread of
-a core), so contenders take turns, and on a busy machine no aim counts as met or missed.
+`take_turns` calls contenders, given as functions, in rounds. `Neighbours` measures the share of the machine's CPU time
+that other processes use meanwhile. `judged` turns measured aims into verdicts. Decided: aims that compare speeds use
+CPU time, because wall-clock time includes the work of other processes. Other processes influence CPU time too (through
+caches, clock rates and the second thread of a core). So contenders take turns, and on a busy machine no aim counts as
+met or missed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from tackboard.core.processes import TICK_SECONDS, own_cpu_seconds
 T = TypeVar("T")
 STAT = Path("/proc/stat")
 MOST_BY_OTHERS = 0.05
-"""Share of the machine's CPU time above which other processes disturb a measurement."""
+"""If other processes use more than this share of the machine's CPU time, the measurement counts as disturbed."""
 _VERDICTS = {True: "met", False: "NOT met", None: "not judged"}
 
 
 def take_turns(contenders: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Calls every contender once per round, every other round in reverse order. Returns the answers by name."""
+    """Calls every contender once per round and returns the answers by name. Every other round runs in reverse order."""
     found: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in list(contenders)[:: -1 if number % 2 else 1]:
@@ -33,11 +34,14 @@ def take_turns(contenders: Mapping[str, Callable[[], T]], rounds: int) -> dict[s
 
 
 class Neighbours:
-    """How much CPU time other processes used while a `with` block ran: all but this process and its descendants."""
+    """Measures the CPU time that other processes use during a `with` block.
+
+    Other processes are all processes but this one and its descendants.
+    """
 
     def __init__(self) -> None:
         self.share: float | None = None
-        """Their share of the CPU time of all cores, 0 to 1, after the block; None if it is unknown."""
+        """After the block: share of other processes in the CPU time of all cores, 0 to 1; None if it is unknown."""
 
     def __enter__(self) -> Self:
         self._started_s, self._busy_s, self._own_s = time.perf_counter(), machine_busy_seconds(), own_cpu_seconds()
@@ -51,7 +55,7 @@ class Neighbours:
             self.share = min(1.0, max(0.0, others_s / (wall_s * (os.cpu_count() or 1))))
 
     def report(self) -> dict[str, Any]:
-        """`others_share` and `disturbed` for the result of a bench; an unknown share counts as disturbed."""
+        """Returns `others_share` and `disturbed` for the result of a bench. An unknown share counts as disturbed."""
         share = self.share
         return {
             "others_share": None if share is None else round(share, 3),
@@ -60,7 +64,10 @@ class Neighbours:
 
 
 def machine_busy_seconds() -> float | None:
-    """CPU time of all processes since the machine started, with time stolen by its host; None without /proc/stat."""
+    """Returns the CPU seconds of all processes since the machine started, or None without /proc/stat.
+
+    Time that the host of a virtual machine has stolen is included.
+    """
     try:
         user, nice, system, _idle, _waiting, *rest = map(int, STAT.read_text().split("\n", 1)[0].split()[1:9])
     except (OSError, ValueError):
@@ -69,18 +76,18 @@ def machine_busy_seconds() -> float | None:
 
 
 def judged(aims: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The aims of a run. In a disturbed run `met` is None, because nobody knows whether an aim is met."""
+    """Returns the aims of a run. In a disturbed run `met` is None, because nobody knows whether the aim is met."""
     return [{**aim, "met": None if report["disturbed"] else aim["met"]} for aim in aims]
 
 
 def aim_lines(result: Mapping[str, Any]) -> list[str]:
-    """A line if the run was disturbed, and a line for each aim with its verdict and value."""
+    """Returns a line if the run was disturbed, and a line for each aim with its verdict and value."""
     aims = [f"{_VERDICTS[aim['met']]}: {aim['value']:g}, {aim['aim']}" for aim in result.get("aims", ())]
     return [*disturbance_lines(result), *aims]
 
 
 def disturbance_lines(result: Mapping[str, Any]) -> list[str]:
-    """One line if a run was disturbed, otherwise none."""
+    """Returns one line if a run was disturbed, otherwise no line."""
     if not result["disturbed"]:
         return []
     share = result["others_share"]

@@ -1,1 +1,1 @@
-"""Pipelines: whole jobs made of the commands that a user would type, each step's outcome read from disk."""
+"""Pipelines: jobs of several commands that a user could also type. The result of each step is read from disk."""

@@ -1,8 +1,8 @@
-"""One command of a pipeline: started as a user would type it, measured, and never left behind.
+"""Runs one command of a pipeline as a user would type it, measures it, and never leaves its processes behind.
 
-A command comes in as the words after `tackboard`; its last JSON line, its wall and CPU seconds and its largest
-resident memory go out. Everything it prints goes to one log file. Decided: whatever ends the pipeline (success, an
-error, Ctrl-C, SIGTERM, a closed terminal) ends the command and all that it started.
+A command is given as the words after `tackboard`. The result is its last JSON line, its wall and CPU seconds and its
+largest resident memory. The command prints everything to one log file. Decided: whatever ends the pipeline (success, an
+error, Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it started.
 """
 
 import shlex
@@ -19,12 +19,12 @@ from tackboard.core.processes import POLL_S, Process, last_json_object
 from tackboard.core.progress import say
 
 PROGRAM = (sys.executable, "-m", "tackboard")
-"""What `tackboard` stands for: the same Python, so that a pipeline never mixes two installations."""
+"""How `tackboard` is started: with the same Python, so that a pipeline never mixes two installations."""
 NUM_TAIL_LINES = 15
 
 
 class StageError(TackboardError):
-    """A command of the pipeline failed; carries its exit code."""
+    """A command of the pipeline failed. The error has the exit code of the command."""
 
     def __init__(self, got: str, *, allowed: str = "", fix: str = "", exit_code: int = EXIT_BUG) -> None:
         super().__init__(got, allowed=allowed, fix=fix)
@@ -33,19 +33,19 @@ class StageError(TackboardError):
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What one command did."""
+    """The result and the cost of one command."""
 
     name: str
     arguments: tuple[str, ...]
     answer: dict[str, Any]
-    """Its last line of JSON; empty if it printed none."""
+    """The last line of JSON that the command printed; empty if there is none."""
     seconds: float
     cpu_seconds: float
-    """User and system time, of its own workers too."""
+    """User and system time, including the processes that the command started."""
     peak_rss_bytes: int
 
     def require(self, key: str) -> Any:
-        """A value of the answer. Raises StageError where the command did not give it."""
+        """Returns a value of the answer. Raises StageError if the answer does not have it."""
         if key not in self.answer:
             raise StageError(
                 f"`{typed(self.arguments)}` answered without {key!r}", allowed=f"it gave {sorted(self.answer)}"
@@ -63,7 +63,7 @@ class Command(Process):
         super().__init__([*PROGRAM, *arguments], log=log, sample_memory=True)
 
     def finished(self, name: str) -> Finished:
-        """What the command did, once it has ended."""
+        """Returns the result and the cost of the command, after it has ended."""
         return Finished(
             name=name,
             arguments=self.arguments,
@@ -74,7 +74,7 @@ class Command(Process):
         )
 
     def failure(self, name: str) -> StageError:
-        """Prints the end of the log and makes the error of a command that ended with something other than 0."""
+        """Prints the end of the log and returns the error of a command that ended with a code other than 0."""
         code = self.code or EXIT_BUG
         lines = self.printed().splitlines()[-NUM_TAIL_LINES:]
         for line in lines:
@@ -90,7 +90,7 @@ class Command(Process):
 
 
 def run_command(name: str, arguments: Sequence[str], *, log: Path, watch: Callable[[], None] | None = None) -> Finished:
-    """Runs one command to its end. `watch` is called ten times a second. A code other than 0 raises StageError."""
+    """Runs one command to its end and calls `watch` meanwhile. Raises StageError for an exit code other than 0."""
     with Command(arguments, log) as command:
         while (code := command.poll()) is None:
             if watch is not None:
@@ -102,5 +102,5 @@ def run_command(name: str, arguments: Sequence[str], *, log: Path, watch: Callab
 
 
 def typed(arguments: Sequence[str]) -> str:
-    """The command as a user types it."""
+    """Returns the command as a user types it."""
     return shlex.join(["tackboard", *arguments])

@@ -1,9 +1,9 @@
-"""The demo: from nothing to a served score, by the same commands that a user types.
+"""Runs the demo: from nothing to a served score, with the same commands that a user types.
 
-A folder name comes in; a dataset, a run, a bundle, logs and `report.html` go out, all in that folder. Every step is a
-`tackboard` command in a process of its own; this module only starts them, reads their JSON and sends requests to the
-server as any client would. Decided: a folder is replaced only if an earlier demo made it, and then only what the demo
-itself writes; scores that differ from the offline ones by more than 1e-5 of the largest score fail the demo.
+The demo makes a dataset, a run, a bundle, logs and `report.html`, all in one folder. Every step is a `tackboard`
+command in a process of its own. This module only starts the commands, reads their JSON and sends requests to the server
+as any client would. Decided: the demo replaces only the files that a demo writes, and only in a folder that an earlier
+demo made. The demo fails if server and offline scores differ by more than 1e-5 of the largest score.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hard
 
 MARKER = "demo.json"
 KIND = "tackboard demo"
-# Everything that a demo writes. A demo that replaces an earlier demo removes only these.
+# Names of everything that a demo writes. A demo that replaces an earlier demo removes only these.
 OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "served", "log.key", "port", "report.html", MARKER)
 MODEL = "demo"
 WIRES = ("binary", "JSON")
@@ -55,18 +55,18 @@ READY_WITHIN_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """What to run, and where."""
+    """Settings of a demo."""
 
     out: Path
-    """The folder for everything the demo makes."""
+    """The folder for everything that the demo makes."""
     quick: bool = False
-    """A tiny world and a few steps: shows that every stage works, says nothing about quality."""
+    """Use a tiny world and a few steps. This shows that every stage works, but says nothing about quality."""
     num_users: int = 100
-    """Users to score for; each is sent once as binary tensors and once as JSON."""
+    """Number of users to score for. The request of each is sent once as binary tensors and once as JSON."""
     num_candidates: int = 1000
-    """Items to score in one request."""
+    """Number of items to score in one request."""
     num_compared: int = 3
-    """Requests whose scores are computed again without the server."""
+    """Number of requests whose scores are computed again without the server."""
 
     def __post_init__(self) -> None:
         for name in ("num_users", "num_candidates", "num_compared"):
@@ -121,8 +121,8 @@ def run_demo(config: DemoConfig, *, live: bool | None = None) -> Outcome:
 
 @contextlib.contextmanager
 def claim_folder(out: Path) -> Iterator[None]:
-    """Makes `out` an empty demo folder for this process alone. Raises UsageError for a folder with other content, and
-    while another demo runs in it."""
+    """Makes `out` an empty demo folder and locks it for this process. Raises UsageError if the folder has other content
+    or if another demo runs in it."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", allowed="allowed: a new or empty folder, or one that a demo made")
     content = sorted(path.name for path in out.iterdir()) if out.exists() else []
@@ -150,7 +150,7 @@ def claim_folder(out: Path) -> Iterator[None]:
 
 
 def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str, ...]]:
-    """The commands that need nothing from an earlier answer, but for `run` in `evaluate` and `export`."""
+    """Returns the commands up to `serve`. `run` is the trained run, for `evaluate` and `export`."""
     out = config.out
     small_world = ("--set", "num_users=300", "--set", "num_items=400") if config.quick else ()
     short_run = ("--set", "training.steps=20", "--set", "training.log_every=1") if config.quick else ()
@@ -174,7 +174,7 @@ def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str,
 
 
 class TrainingWatch:
-    """Follows a run's metrics.jsonl and shows its newest step. `runs` holds at most one run: the demo's own."""
+    """Follows the metrics.jsonl of a run and shows its newest step. `runs` holds at most one run, that of the demo."""
 
     def __init__(self, runs: Path, display: Display) -> None:
         self.runs = runs
@@ -184,7 +184,7 @@ class TrainingWatch:
         self._num_steps: int | None = None
 
     def __call__(self) -> None:
-        """Reads what was added since the last call. An incomplete line waits for the next call."""
+        """Reads the lines that were added since the last call. An incomplete line is read at the next call."""
         if self._run is None:
             self._run = next(
                 (path.parent for path in self.runs.glob("*/metrics.jsonl") if path.parent.name != "latest"), None
@@ -195,7 +195,7 @@ class TrainingWatch:
                 self._num_steps = int(read_json(self._run / "config.json")["training"]["steps"])
         with (self._run / "metrics.jsonl").open("rb") as file:
             if file.seek(0, os.SEEK_END) < self._offset:
-                self._offset = 0  # A rolled back run cuts its metrics.
+                self._offset = 0  # A run that was rolled back cuts its metrics, so the file got shorter.
             file.seek(self._offset)
             added = file.read()
         end = added.rfind(b"\n") + 1
@@ -208,7 +208,7 @@ class TrainingWatch:
 
 
 def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
-    """Data, train, evaluate and export."""
+    """Runs the stages data, train, evaluate and export."""
     stages: dict[str, Finished] = {}
 
     def run(name: str, trained: str = "", watch: TrainingWatch | None = None) -> Finished:
@@ -218,7 +218,7 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
         return stages[name]
 
     data = run("data")
-    # The counts stand among the statistics of the dataset; the report and the bench look for them at the top.
+    # The counts are among the statistics of the dataset, but the report and the bench look for them at the top level.
     stages["data"] = data = replace(data, answer={**data.answer.get("statistics", {}), **data.answer})
     counts = {name: f"{data.require(f'num_{name}'):,} {name}" for name in ("events", "users", "items")}
     display.end(f"{counts['events']} of {counts['users']} on {counts['items']}")
@@ -235,7 +235,7 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
 def _serve(
     config: DemoConfig, requests: list[UserRequest], display: Display
 ) -> tuple[Finished, list[Exchange], list[NDArray[np.float32]]]:
-    """Starts the server, sends everything, stops it. Returns the stage, what it cost, and the scores in binary form."""
+    """Starts the server, sends all requests and stops it. Returns the stage, the cost and the binary scores."""
     arguments = build_commands(config)["serve"]
     write_text_atomic(config.out / "log.key", secrets.token_hex(KEY_BYTES) + "\n")
     port_file = config.out / "port"
@@ -273,7 +273,7 @@ def _serve(
 
 
 def wait_until_ready(server: Command, port_file: Path) -> int:
-    """The port of the server once it is ready. Raises StageError if it ends or takes too long."""
+    """Waits until the server is ready and returns its port. Raises StageError if the server ends or takes too long."""
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -292,7 +292,7 @@ def _compare(
     served: list[NDArray[np.float32]],
     display: Display,
 ) -> tuple[Finished, float]:
-    """Scores some requests again without the server. Returns the commands as one stage, and the largest difference."""
+    """Scores some requests again without the server. Returns all commands as one stage, and the largest difference."""
     folder = config.out / "requests"
     folder.mkdir()
     worst = 0.0
@@ -317,7 +317,7 @@ def _compare(
 
 
 def _replay(config: DemoConfig, dataset: Path) -> Finished:
-    """Computes every served feature again in batch, from the dataset; a value that differs fails the demo."""
+    """Computes every served feature again in batch, from the dataset. The demo fails if a value differs."""
     out = config.out
     arguments = ("features", "replay", str(out / "served"), "--data", str(dataset), "--key", str(out / "log.key"))
     return run_command("replay", (*arguments, "--json"), log=out / "logs" / "replay.log")

@@ -1,8 +1,8 @@
-"""Real requests to a running server, through the public `tritonclient`, unmodified.
+"""Sends real requests to a running server, with the unmodified public `tritonclient`.
 
-A dataset comes in: events of some of its users become histories, and items of its catalogue become candidates. Scores
-and latencies go out, and the comparison with `tackboard score --offline`. The draw of users and candidates is keyed, so
-two runs over one dataset send the same requests.
+The requests come from a dataset: events of some of its users become histories, and items of its catalogue become
+candidates. This module returns scores and latencies, and compares scores with those of `tackboard score --offline`. The
+draw of users and candidates has a fixed seed, so two runs over one dataset send the same requests.
 """
 
 import importlib.util
@@ -30,12 +30,15 @@ class UnansweredError(TackboardError):
 
 @dataclass(frozen=True, kw_only=True)
 class UserRequest:
-    """What is known of a user at the time of a request, oldest first, and the items to score. Ids are the dataset's."""
+    """The known events of a user at the time of a request, oldest first, and the items to score.
+
+    Users and items have the original ids of the dataset.
+    """
 
     user: Any
     request_time_ms: int
     history: dict[str, list[Any]]
-    """item, action, surface and time_ms, all of one length."""
+    """The lists item, action, surface and time_ms, all of the same length."""
     candidates: list[Any]
 
     def document(self) -> dict[str, Any]:
@@ -52,17 +55,17 @@ class UserRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAnswers:
-    """Scores of some requests, in their order, and how long each took the client."""
+    """Scores of requests, in the order of the requests, and the latency of each request at the client."""
 
     scores: list[NDArray[np.float32]]
     latencies_ms: list[float]
 
 
 def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> list[UserRequest]:
-    """Requests of `num_requests` users of a dataset (all of them if there are fewer), right after their last event.
+    """Draws requests of `num_requests` users (or of all, if there are fewer), 1 ms after the last event of each user.
 
-    A history holds what had been received by then, so an event that arrived late is not in it. Candidates of one
-    request differ from each other; only a catalogue smaller than `num_candidates` is repeated.
+    A history holds the events that had been received before the request, so a late event is missing. The candidates of
+    a request are distinct, unless the catalogue is smaller than `num_candidates`; then the catalogue is repeated.
     """
     import pyarrow.parquet as parquet
 
@@ -70,7 +73,7 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> l
     events = parquet.read_table(dataset / "events.parquet", columns=columns)
     catalogue = parquet.read_table(dataset / "items.parquet", columns=["item"])["item"]
     user_ids = events["user_id"].to_numpy()
-    # Events are sorted by user, so a user's are one slice.
+    # Events are sorted by user, so the events of a user are one slice.
     starts = np.concatenate([[0], np.flatnonzero(np.diff(user_ids)) + 1])
     ends = np.append(starts[1:], len(user_ids))
     requests = []
@@ -100,7 +103,7 @@ def require_client() -> None:
 
 
 def connect(port: int) -> Any:
-    """A client of the server on this machine."""
+    """Returns a client of the server on this machine."""
     require_client()
     from tritonclient.http import InferenceServerClient
 
@@ -108,7 +111,7 @@ def connect(port: int) -> Any:
 
 
 def is_ready(port: int) -> bool:
-    """Whether a server answers on this port and says that it is ready."""
+    """Returns whether a server answers on this port and says that it is ready."""
     client = connect(port)
     try:
         return bool(client.is_server_ready())
@@ -126,10 +129,10 @@ def send(
     binary: bool,
     watch: Callable[[int, float], None] | None = None,
 ) -> ServerAnswers:
-    """Sends the requests one after another. `binary`: raw tensors both ways; otherwise JSON both ways.
+    """Sends the requests one after another. If `binary`, both ways use raw tensors, otherwise JSON.
 
-    `watch` is called after each with the number of requests answered and the newest latency in ms. Raises RequestError
-    for a request that the server refuses or does not answer.
+    After each request `watch` is called with the number of answered requests and the newest latency in ms. Raises
+    UnansweredError if the server refuses a request or does not answer.
     """
     from tritonclient.http import InferRequestedOutput
     from tritonclient.utils import InferenceServerException
@@ -153,7 +156,7 @@ def send(
 
 
 def whole_request(model: str, request: UserRequest, datatypes: dict[str, str], *, timeout_us: int) -> bytes:
-    """A request as the client puts it on the wire, head and binary tensors, with a deadline of its own."""
+    """Returns a complete HTTP request as bytes: a head and a body of binary tensors, with `timeout_us` as deadline."""
     from tritonclient.http import InferenceServerClient, InferRequestedOutput
 
     body, json_length = InferenceServerClient.generate_request_body(
@@ -169,14 +172,14 @@ def whole_request(model: str, request: UserRequest, datatypes: dict[str, str], *
 
 
 def scores_in_order(ranked: Sequence[Mapping[str, Any]], candidates: Sequence[Any]) -> NDArray[np.float32]:
-    """Scores in the order of `candidates`, from the ranking that `tackboard score` prints; NaN for a missing score."""
+    """Puts the ranking that `tackboard score` prints into the order of `candidates`. A missing score becomes NaN."""
     by_item = {entry["item"]: entry["score"] for entry in ranked}
     return np.array([by_item.get(item, np.nan) for item in candidates], dtype=np.float32)
 
 
 def largest_difference(left: NDArray[Any], right: NDArray[Any]) -> float:
-    """The largest difference of two score vectors, as a share of the largest absolute score; infinite if the shapes
-    differ or a score is not finite."""
+    """Returns the largest difference of two score vectors, as a share of the largest absolute score. The result is
+    infinite if the shapes differ or a score is not finite."""
     if left.shape != right.shape or not (np.isfinite(left).all() and np.isfinite(right).all()):
         return float("inf")
     scale = max(float(np.abs(left).max(initial=0.0)), float(np.abs(right).max(initial=0.0)))
@@ -189,7 +192,7 @@ def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) ->
     columns = {f"history_{name}": request.history[name] for name in HISTORY_FIELDS}
     columns |= {"candidate_item": request.candidates, "user": [request.user]}
     columns["request_time_ms"] = [request.request_time_ms]
-    # Users may be strings where items are numbers; the server takes either.
+    # Users may be strings although items are numbers. The server takes either.
     datatypes = datatypes | {"user": "INT64" if isinstance(request.user, int) else "BYTES"}
     inputs = []
     for name, values in columns.items():

@@ -1,7 +1,7 @@
-"""The demo's report: an outcome and the files it points at in, `report.html` out.
+"""Writes the demo's report, `report.html`, from an outcome and the files that it names.
 
-The page must convince somebody who did not run the demo. It says what was promised and whether it holds, how each
-number was measured, what lies on disk, and which commands do the same by hand.
+The page must convince somebody who did not run the demo. It says what was promised and whether the promise was kept,
+how each number was measured, which files were written, and which commands do the same by hand.
 """
 
 import json
@@ -36,7 +36,7 @@ def write_report(outcome: Outcome) -> Path:
 
 
 def render(outcome: Outcome) -> str:
-    """The page as HTML."""
+    """Returns the page as HTML."""
     environment = outcome.environment
     page = Page(
         "Tackboard demo",
@@ -63,7 +63,7 @@ def render(outcome: Outcome) -> str:
 
 
 def verdict(outcome: Outcome) -> str:
-    """The target, and whether it was met."""
+    """Says what the target is, and whether it was met."""
     target = f"at least {TARGET_GAP_CLOSED:.0%} of the gap between the better baseline's HR@10 and the oracle's"
     if outcome.quick:
         return f"The target is {target}. This was a quick run, which trains too little to be judged by it."
@@ -72,7 +72,10 @@ def verdict(outcome: Outcome) -> str:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and its neighbours, `window` values in all; narrower near the ends, so that it never lags."""
+    """Returns the mean of each value and its neighbours, `window` values in all.
+
+    Near the ends the window is narrower on both sides, so that the smoothed curve never lags.
+    """
     means = []
     for index in range(len(values)):
         reach = min(window // 2, index, len(values) - 1 - index)
@@ -288,7 +291,7 @@ def _add_time(section: Section, outcome: Outcome) -> None:
 
 
 def commands_by_hand(outcome: Outcome) -> list[str]:
-    """The commands of every stage as a user would type them, with the client beside the server."""
+    """Returns the commands of every stage as a user would type them, and the client's command after the server's."""
     lines = []
     for name in ("data", "train", "evaluate", "export"):
         lines.append(typed([word for word in outcome.stages[name].arguments if word != "--json"]))
@@ -302,7 +305,7 @@ def commands_by_hand(outcome: Outcome) -> list[str]:
 
 
 def _num_parameters(run: Path) -> str:
-    """The count that training wrote when it started, or what to say where it did not."""
+    """Returns the count that training wrote when it started, or words for a missing count."""
     path = run / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     counts = [event["parameters"] for event in events if "parameters" in event]
@@ -321,12 +324,12 @@ def _model_words(signature: dict[str, Any]) -> str:
 
 
 def _shown(path: str) -> str:
-    """A path as the reader of the report would type it: relative to the working folder where it lies below it."""
+    """Returns a path as the reader would type it: relative if it lies below the working folder, else unchanged."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _metric_keys(row: dict[str, float]) -> list[str]:
-    """The metrics to show, in their order. NDCG@1 is HR@1 by definition and would only repeat it."""
+    """Returns the metrics to show, in their order. NDCG@1 is left out, because it equals HR@1 by definition."""
     return [key for key in row if "@" in key and key != "ndcg@1"]
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline shows while it runs: a live line on a terminal, one finished line per stage anywhere else.
+"""Shows the progress of a pipeline: a live line on a terminal, and one line per finished stage everywhere.
 
 Everything goes to stderr, so that stdout stays free for the one JSON object that `--json` promises.
 """
@@ -11,7 +11,7 @@ from tackboard.core.progress import say
 
 
 class Display:
-    """Announces the stages of one pipeline. Use as a context manager around all of them."""
+    """Shows the stages of one pipeline. Use it as a context manager around all stages."""
 
     def __init__(self, num_stages: int, *, live: bool | None = None) -> None:
         self.num_stages = num_stages
@@ -67,7 +67,7 @@ class Display:
         """Ends the stage; `outcome` is its result in a few words."""
         line = f"{self._label()}  {time.monotonic() - self._started:6.1f} s  {outcome}"
         if self._progress is not None:
-            # The live line gives way to a plain one, which a narrow terminal wraps instead of cutting.
+            # A plain line replaces the live line, because a narrow terminal wraps a plain line instead of cutting it.
             self._progress.remove_task(self._task)
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:

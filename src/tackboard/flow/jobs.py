@@ -1,10 +1,11 @@
-"""Runs steps, several at a time, each in its own process: steps in; finished, failed and unfinished steps out.
+"""Runs steps in processes of their own, several at a time, and reports finished, failed and unfinished steps.
 
-Its own process gives each step its own peak memory, and a step that dies harms no other step. A step waits for the step
-that it builds on. When time is up, or the program must stop, processes get SIGTERM: a process that trains saves its
-state and ends, and the next call continues from there. Processes also end this way if this process is gone. A process
-that dies of a signal (a crash, or the kernel's out-of-memory killer) is started again from its last checkpoint, because
-several processes share a GPU and a fault of one can kill all of them. Such a process calls `run_step`.
+Because each step has its own process, its peak memory can be measured, and a step that dies harms no other step. A step
+waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. A process that
+trains then saves its state and ends, and the next call continues from there. The processes of steps also end in this
+way if this process dies. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
+again from its last checkpoint, because several processes may share a GPU and a fault of one can kill all of them. The
+process of a step calls `run_step`.
 """
 
 from __future__ import annotations
@@ -29,48 +30,48 @@ from tackboard.core.processes import PARENT_VARIABLE, POLL_S, Process, handled, 
 from tackboard.core.progress import say
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""The folder of this package. A process must run the same package."""
+"""The folder that holds this package, so that the process of a step runs the same package."""
 TELL_EVERY_S = 30.0
 NUM_TAIL_LINES = 50
 MAX_TRIES = 4
-"""Start a step at most this often in one call if its process dies of a signal."""
+"""Largest number of starts of a step in one call, if its process dies of a signal."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""Start no step in the last seconds (or the last share of a short limit): it would have to stop almost at once."""
+"""No step starts in the last 60 s, or in the last tenth of a short time limit. It would have to stop almost at once."""
 GRACE_S = 60.0
-"""A stopped process may take this long to save. Then it is killed and loses what it did since its last checkpoint."""
+"""A stopped process may take this long to save its state. Then it is killed and loses its work since the checkpoint."""
 
 
 def step_name(label: str, inputs: Mapping[str, Any]) -> str:
-    """The label with the hash of everything that a step reads, so that the name stands for the same work everywhere."""
+    """Returns the label with a hash of all inputs of a step. So a name stands for the same work on every machine."""
     text = json.dumps(inputs, sort_keys=True)
     return f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A piece of work that is done once; later calls find its result."""
+    """A piece of work that is done once. Later calls find its result."""
 
     name: str
-    """See `step_name`; steps of the same name are one."""
+    """See `step_name`. Steps with the same name are the same step."""
     label: str
-    """The name for people."""
+    """The name that people see."""
     log: Path
-    """Where its process prints, after the output of earlier processes."""
+    """The file to which the process of the step prints, after the output of earlier processes."""
     command: Callable[[int], Sequence[str]]
-    """The command of its process, for a number of threads. Called when the step starts."""
+    """Returns the command of the process, for a number of threads. It is called when the step starts."""
     run: Callable[[], object]
-    """Does the step in this process; raises Preempted if it was stopped."""
+    """Does the step in this process. Raises Preempted if the step was stopped."""
     is_finished: Callable[[], bool]
-    """Whether its result exists."""
+    """Returns whether the result of the step exists."""
     figures: Callable[[], Sequence[str]] = tuple
-    """Words about its result, to show when it is finished."""
+    """Returns words about the result, to show when the step is finished."""
     after: Step | None = None
-    """The step whose result this one reads."""
+    """The step whose result this step reads."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A step whose process ended with a code other than 0 and 75."""
+    """A step whose process failed: it ended with another code than 0 and 75, or it left no result."""
 
     step: Step
     code: int
@@ -80,24 +81,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class JobReport:
-    """How a round of steps went."""
+    """The outcome of one call of `JobRunner.run`."""
 
     num_found: int
-    """Steps that were finished before."""
+    """Number of steps that were finished before."""
     num_done: int
-    """Steps that were finished now."""
+    """Number of steps that this call finished."""
     failures: tuple[Failure, ...]
     left: tuple[Step, ...]
-    """Unfinished steps: time was up, or a step that they build on failed."""
+    """Unfinished steps, because time was up or a step that they build on failed."""
     is_stopped: bool
-    """Whether time was up, or the program was asked to stop."""
+    """Whether steps are left because time was up or the program was asked to stop."""
 
 
 class JobRunner:
-    """`jobs` processes that work through steps; 0: this process does."""
+    """Runs steps in `jobs` processes at a time. If `jobs` is 0, this process runs them."""
 
     def __init__(self, *, jobs: int = 1, end: float | None = None, noun: str = "step") -> None:
-        """`end` is when to stop, by `time.monotonic`; `noun` is what people call a step."""
+        """`end` is the time to stop, by `time.monotonic`. `noun` is the word for a step in messages."""
         self.jobs = jobs
         self.end = end
         self.noun = noun
@@ -106,7 +107,7 @@ class JobRunner:
         self._tries: Counter[str] = Counter()
 
     def run(self, steps: Sequence[Step]) -> JobReport:
-        """Finishes the steps and those they build on, as far as time and failures allow."""
+        """Finishes the steps, and the steps that they build on, as far as time and failures allow."""
         distinct = list({step.name: step for one in steps for step in _with_before(one)}.values())
         waiting = [step for step in distinct if not step.is_finished()]
         num_found, total = len(distinct) - len(waiting), len(distinct)
@@ -146,7 +147,7 @@ class JobRunner:
         return JobReport(num_found, num_done, tuple(failures), tuple(waiting), is_stopped)
 
     def _run_here(self, steps: list[Step], num_found: int) -> JobReport:
-        """Runs steps one after the other in this process, for example in a debugger. The first error ends it."""
+        """Runs steps one after the other in this process, for example in a debugger. The first error is raised."""
         for number, step in enumerate(steps):
             try:
                 with stop_is_preemption(self.end):
@@ -174,7 +175,7 @@ class JobRunner:
         return Process(step.command(threads), log=step.log, environment=environment)
 
     def _ended(self, step: Step, process: Process) -> Failure | Step | None:
-        """None if the step is finished; the step itself if it must start again."""
+        """Returns None if the step is finished, the step itself if it must start again, or else the failure."""
         code, after = process.code, f"after {process.seconds:,.0f} s"
         if code == 0 and step.is_finished():
             say(f"done in {process.seconds:,.0f} s: {', '.join([step.label, *step.figures()])}")
@@ -190,7 +191,7 @@ class JobRunner:
         return Failure(step, code or 1, _reason(process))
 
     def _stop(self, running: list[tuple[Step, Process]]) -> list[Step]:
-        """Asks processes to save and end, kills the others; returns the unfinished steps."""
+        """Asks processes to save and end, and kills those that do not end in time. Returns the unfinished steps."""
         try:
             for _, process in running:
                 process.send(signal.SIGTERM)
@@ -198,22 +199,22 @@ class JobRunner:
             for step, process in running:
                 if process.wait(max(0.1, deadline - time.monotonic())) is None:
                     say(f"killed after {GRACE_S:.0f} s: {step.label} will continue from its last checkpoint")
-        finally:  # A second signal ends the waiting, and nobody may stay behind.
+        finally:  # A second signal ends the waiting. No process may stay behind.
             for _, process in running:
                 process.kill()
         return [step for step, _ in running if not step.is_finished()]
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        """SIGTERM and SIGINT end the round as a time limit does."""
+        """Handles SIGTERM and SIGINT. The first signal stops the run as a time limit does, the second interrupts it."""
         if self._asked_to_stop:
             raise KeyboardInterrupt
         self._asked_to_stop = True
 
 
 def run_step(work: Callable[[], object], *, lock: Path) -> int:
-    """The process of a step: calls `work`, which returns the place of the result. Returns the exit code.
+    """Runs `work`, which returns the place of the result, in the process of a step. Returns the exit code.
 
-    SIGTERM ends it, and so does the end of the process that started it. It waits while another process holds `lock`.
+    SIGTERM ends the work, and so does the end of the parent process. Waits while another process holds `lock`.
     """
     try:
         with stop_is_preemption():
@@ -239,21 +240,21 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _with_before(step: Step) -> list[Step]:
-    """A step and those it builds on, these first."""
+    """Returns the steps that a step builds on, and then the step."""
     return [*(_with_before(step.after) if step.after is not None else []), step]
 
 
 def _words(step: Step, process: Process) -> str:
-    """How far a running step is."""
+    """Describes how far a running step is."""
     return ", ".join([f"{step.label} {process.seconds:,.0f} s", *_lines(process)[-1:]])
 
 
 def _lines(process: Process) -> list[str]:
-    """What a process printed last, cut to what fits on a screen."""
+    """Returns the last lines that a process printed, cut to fit on a screen."""
     return [line.strip()[:200] for line in process.printed().splitlines()[-NUM_TAIL_LINES:] if line.strip()]
 
 
 def _reason(process: Process) -> str:
-    """Why a process failed: its last line that begins with `error: `, or else its last line."""
+    """Returns why a process failed: its last line that begins with `error: `, or else its last line."""
     lines = _lines(process)
     return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")

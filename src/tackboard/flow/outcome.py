@@ -1,4 +1,4 @@
-"""What a demo run found, as plain values: the pipeline fills it, the report, the bench and `--json` read it."""
+"""The results of a demo run as plain values. The pipeline fills them; the report, the bench and `--json` read them."""
 
 import math
 import platform
@@ -11,18 +11,19 @@ from tackboard.flow.command import Finished
 from tackboard.report.svg import percentile
 
 TARGET_GAP_CLOSED = 0.40
-"""Share of the gap between the better baseline and the oracle, in HR@10; fixed before the first comparison."""
+"""The target: the model closes this share of the gap in HR@10 between the better baseline and the oracle. It was fixed
+before the first comparison."""
 
 STAGE_NAMES = ("data", "train", "evaluate", "export", "serve", "compare", "replay", "report")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Requests of one wire format and what they cost."""
+    """The requests of one wire format, and their cost."""
 
     wire: str
     latencies_ms: list[float]
-    """As the client saw them, one at a time on one connection."""
+    """Latencies at the client, which sends one request at a time over one connection."""
     server_cpu_ms_per_request: float
 
 
@@ -33,17 +34,17 @@ class Outcome:
     out: Path
     quick: bool
     stages: dict[str, Finished]
-    """By name: data, train, evaluate, export, serve, compare and replay."""
+    """Stages by name: data, train, evaluate, export, serve, compare and replay."""
     exchanges: list[Exchange]
     num_candidates: int
     num_compared: int
     largest_difference: float
-    """Between server and offline scores, as a share of the largest absolute score."""
+    """Largest difference between server and offline scores, as a share of the largest absolute score."""
     total_seconds: float
     peak_rss_bytes: int
-    """Of the heaviest stage with all its processes, the pipeline itself included."""
+    """Peak memory of the largest stage with all its processes, plus the peak memory of the pipeline itself."""
     environment: dict[str, Any]
-    """As `describe_environment` gives it, and the machine under "hardware"."""
+    """The result of `describe_environment`, and the machine under "hardware"."""
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -52,9 +53,9 @@ class Outcome:
 
     @property
     def gap_closed(self) -> float:
-        """Share of the gap between the better baseline's HR@10 and the oracle's that the model closes.
+        """Share of the gap in HR@10 between the better baseline and the oracle that the model closes.
 
-        Not a number if there is no gap, which happens only in a world that is too small to judge by.
+        NaN if there is no gap, which happens only in a world that is too small to judge by.
         """
         value = self.stages["evaluate"].require("gap_closed")
         return math.nan if value is None else float(value)
@@ -94,12 +95,12 @@ class Outcome:
 
 
 def describe_hardware() -> dict[str, Any]:
-    """The machine: processor, usable cores, memory in bytes."""
+    """Describes the machine: processor, usable cores, memory in bytes."""
     return {"cpu": _cpu_name(), "usable_cores": usable_cores(), "memory_bytes": total_memory_bytes()}
 
 
 def hardware_words(hardware: dict[str, Any]) -> str:
-    """The machine in one line."""
+    """Describes the machine in one line."""
     return f"{hardware['cpu']}, {hardware['usable_cores']} usable cores, {hardware['memory_bytes'] / 2**30:.1f} GiB"
 
 

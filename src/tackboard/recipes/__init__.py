@@ -1,1 +1,1 @@
-"""Named runs: one function per run, returning one typed config."""
+"""Named runs. Each run is one function that returns one typed config."""

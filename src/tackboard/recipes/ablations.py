@@ -1,16 +1,17 @@
-"""The publication's ablations, small enough to run: each recipe is a base with one thing changed.
+"""The publication's ablations, small enough to run. Each recipe is a base recipe with one change.
 
-    losses      next-token alone, with multi-token, with future-token too
-    rows        rows of each sub-table
+    losses      the next-token loss alone, with the multi-token loss, and with the future-token loss too
+    rows        number of rows in each sub-table
     length      length of pretraining
-    negatives   from the batch, drawn, or both; corrected for popularity or not
-    own         which of a user's own positives may be negatives for that user: none, later ones, all
+    negatives   negatives of the batch, drawn negatives or both; corrected for popularity or not
+    own         which of a user's own positives may be negatives for that user: none, later ones, or all
     positives   actions that the loss predicts, on a dataset that has several actions
 
-The base is the recipe of the dataset (recipes/public.py) at width 64 with two layers as published and about 20 passes
-over the events. As published, a user's own positives are no negatives. The base does not read the request time. A
-choice shows its effect there too, at a tenth of the cost. `tackboard bench quality --study ablations` runs all recipes
-and puts each result beside the published direction.
+The base on MovieLens-1M is the recipe of the dataset (recipes/public.py), with width 64, two GPT layers as published
+and about 20 passes over the events. As published, a user's own positives are not negatives of this user. The base on
+Deskdrop is the recipe with width 64 and two layers. No base reads the request time. A change shows its effect on this
+small base too, at a tenth of the cost. `tackboard bench quality --study ablations` runs all recipes and shows each
+result beside the published direction.
 
 Decided: losses are added with weight 1, as we read the publication. The length of the multi-token window (8) and the
 number of events that a downstream task reads (100) are our choices, because the publication does not give them.
@@ -27,7 +28,7 @@ from tackboard.recipes.public import deskdrop, ml_1m
 from tackboard.train.config import RunConfig
 
 STEPS = 1_240
-"""About 20 passes over MovieLens-1M."""
+"""Number of steps for about 20 passes over MovieLens-1M."""
 SAVES = ("bookmark", "like")
 """The actions of Deskdrop that correspond to a save: the user wants to keep the article."""
 _MULTI = ("model.loss.multi_token_weight=1.0", "model.loss.multi_token_window=8", "model.loss.multi_token_share=0.25")
@@ -43,47 +44,47 @@ def _of_length(steps: int) -> tuple[str, ...]:
 
 ML_1M: dict[str, tuple[str, ...]] = {
     "losses-next": (),
-    # Up to 8 events ahead, a quarter of the pairs.
+    # Predicts up to 8 events ahead, for a quarter of the pairs.
     "losses-multi": _MULTI,
     "losses-multi-light": (*_MULTI, "model.loss.multi_token_weight=0.1"),
     # Also predicts the 8 events after the first 100 of a segment.
     "losses-all": (*_MULTI, *(f"model.loss.future_token_{setting}" for setting in _FUTURE)),
-    # In each of 8 sub-tables, for 3,883 films. With 16,384 rows hardly two films share a row.
+    # The number of rows in each of 8 sub-tables, for 3,883 films. With 16,384 rows few films share a row.
     **{f"rows-{rows}": (f"model.tables.num_rows={rows}",) for rows in (256, 1024, 4096, 16384)},
-    # One table with a row for each film, as wide as the eight together: shows what hashing costs.
+    # One table with a row for each film, as wide as the eight sub-tables together. It shows what hashing costs.
     "rows-plain": ("model.tables.method=modulo", "model.tables.num_hashes=1", "model.tables.dim=128"),
     "length-eighth": _of_length(STEPS // 8),
     "length-half": _of_length(STEPS // 2),
     "length-base": _of_length(STEPS),
     "length-double": _of_length(2 * STEPS),
-    # Uncorrected, popular films are negatives too often.
+    # Without the correction, popular films are negatives too often.
     "negatives-batch": (*_BATCH, "model.loss.correct_popularity=false"),
     "negatives-batch-corrected": _BATCH,
     "negatives-batch-streaming": (*_BATCH, "model.loss.streaming_frequencies=true"),
     "negatives-drawn": ("model.loss.in_batch_negatives=false", _DRAWN),
     "negatives-mixed": ("model.loss.in_batch_negatives=true", _DRAWN),
-    # Every film of the catalogue: an exact softmax.
+    # Every film of the catalogue is a negative, which makes the softmax exact.
     "negatives-all": ("model.loss.in_batch_negatives=false", "data.uniform_negatives=3883"),
     "own-none": (),
     # The model learns to tell the next film from the films after it.
     "own-later": ("model.loss.later_negatives=true",),
-    # As in SASRec and HSTU.
+    # All own positives may be negatives, as in SASRec and HSTU.
     "own-all": ("model.loss.mask_same_user=false",),
     "own-later-multi": (*_MULTI, "model.loss.later_negatives=true"),
 }
-"""Recipe on MovieLens-1M, without `ablation-` → the settings that it changes in the base."""
+"""Recipe on MovieLens-1M, without the prefix `ablation-` → the settings that it changes in the base."""
 DESKDROP: dict[str, tuple[str, ...]] = {
     "positives-saves": SAVES,
     "positives-saves-comments": (*SAVES, "comment_created"),
-    # Views are nine times as many as all other actions.
+    # There are nine times as many views as other actions.
     "positives-saves-views": (*SAVES, "view"),
     "positives-all": (),
 }
-"""Recipe on Deskdrop, without `ablation-` → the actions that its loss predicts; empty: all."""
+"""Recipe on Deskdrop, without the prefix `ablation-` → the actions that its loss predicts; empty for all actions."""
 
 
 def ml_1m_base(name: str, *changes: str) -> RunConfig:
-    """The base on MovieLens-1M with `changes`, given as `a.b=c`."""
+    """Returns the base on MovieLens-1M with `changes`, given as `a.b=c`."""
     base = ml_1m()
     model = base.model
     small = dataclasses.replace(
@@ -103,7 +104,7 @@ def ml_1m_base(name: str, *changes: str) -> RunConfig:
 
 
 def deskdrop_base(name: str, positives: tuple[str, ...]) -> RunConfig:
-    """The base on Deskdrop, whose loss predicts `positives`; empty: all actions."""
+    """Returns the base on Deskdrop. Its loss predicts the actions in `positives`, or all actions if it is empty."""
     base = deskdrop()
     backbone = dataclasses.replace(base.model.backbone, num_layers=2)
     model = dataclasses.replace(base.model, backbone=backbone, width=64, request_time=False)

@@ -1,4 +1,4 @@
-"""What the demo's model reads of a request beside the history: how long the user was away, how active they were."""
+"""Features of a request that the demo's model reads beside the history: the user's time away and recent activity."""
 
 from tackboard.features.language import Events, FeatureSet, Request, days
 

@@ -1,4 +1,4 @@
-"""Pretraining on one's own events: sizes that follow the dataset, so that `tackboard init` can write a ready recipe."""
+"""A recipe for pretraining on a user's own events. `tackboard init` writes it with sizes that fit the dataset."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from tackboard.train.config import RunConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
 
 EPOCHS = 10
-"""Passes over a small dataset; large ones need fewer."""
+"""Number of passes over a small dataset. Large datasets need fewer passes."""
 TOKENS_PER_STEP = 4096
 
 
 def pretrain_recipe(
     *, dataset: str, num_items: int, num_events: int, name: str = "pretrain", positive_actions: tuple[str, ...] = ()
 ) -> RunConfig:
-    """A PinFM for a dataset of `num_items` items and `num_events` events, within a laptop's reach.
+    """Returns a PinFM for a dataset of `num_items` items and `num_events` events, small enough for a laptop.
 
-    Rows: as many as items, to the next power of two, from 1,024 to 2 million; with four hash functions that leaves a
-    collision of whole vectors unlikely. Steps: about 10 passes over up to two million events, fewer passes over more.
+    The number of rows per sub-table is the number of items, rounded up to a power of two, between 1,024 and 2 million.
+    With four hash functions it is unlikely that two items share all four rows. The number of steps makes about 10
+    passes over up to two million events, and fewer passes over more events.
     """
     rows = min(1 << 21, max(1024, 1 << (max(1, num_items) - 1).bit_length()))
     steps = int(min(5000, max(50, EPOCHS * num_events / TOKENS_PER_STEP)))

@@ -1,10 +1,10 @@
-"""Pretraining on public datasets: the PinFM of `tackboard bench quality`, ready to train.
+"""Recipes for pretraining on public datasets. `tackboard bench quality` measures the same models.
 
-Settings of MovieLens-1M and Deskdrop were chosen on the event before the last (docs/log.md); those of Kakao Brunch
-follow MovieLens and are not tuned.
+The settings of MovieLens-1M and Deskdrop were chosen on the validation event (docs/log.md). The settings of Kakao
+Brunch follow MovieLens and are not tuned.
 
-A dataset is first brought in by `tackboard data import NAME FILE…`, which writes datasets/NAME. What each choice is
-worth is in docs/pretraining-measured.md.
+Before training, `tackboard data import NAME FILE…` writes the dataset to datasets/NAME. docs/pretraining-measured.md
+shows the effect of each choice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 
 def ml_1m() -> RunConfig:
-    """MovieLens-1M: a million ratings as actions, every film a negative, the time of the request read."""
+    """MovieLens-1M: a million ratings as actions. Every film is a negative, and the model reads the request time."""
     return RunConfig(
         name="ml-1m",
         data=DataConfig(dataset="datasets/ml-1m", max_length=200, tokens_per_step=16_384, uniform_negatives=3_883),
@@ -43,7 +43,7 @@ def ml_1m() -> RunConfig:
 
 
 def kakao_brunch() -> RunConfig:
-    """22 million reads of half a million articles: negatives of the batch and 16,384 drawn ones."""
+    """Kakao Brunch: 22 million reads of half a million articles. Negatives are in-batch and 16,384 drawn uniformly."""
     return RunConfig(
         name="kakao-brunch",
         data=DataConfig(
@@ -65,7 +65,7 @@ def kakao_brunch() -> RunConfig:
 
 
 def deskdrop() -> RunConfig:
-    """72 thousand actions of five kinds, on articles that are new: views, likes, bookmarks, comments, follows."""
+    """Deskdrop: 72 thousand views, likes, bookmarks, comments and follows of new articles."""
     return RunConfig(
         name="deskdrop",
         data=DataConfig(dataset="datasets/deskdrop", max_length=64, tokens_per_step=4_096, uniform_negatives=2_987),

@@ -1,4 +1,4 @@
-"""Finds a recipe: by its registered name, or as `path/to/file.py:function` in a user's file."""
+"""Finds a recipe by its registered name, or as `path/to/file.py:function` in a user's file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 
 
 def find_recipe(name: str) -> RunConfig:
-    """The config that the recipe `name` returns."""
+    """Returns the config of the recipe `name`."""
     config = _function(name)()
     if not isinstance(config, RunConfig):
         raise UsageError(f"{name} returned {type(config).__name__}", allowed="a recipe returns a RunConfig")

@@ -1,1 +1,1 @@
-"""Charts and pages: numbers in, one self-contained HTML file out. No plotting library, no script, no network."""
+"""Turns numbers into charts and one self-contained HTML file, without a plotting library, a script or a network."""

@@ -1,8 +1,8 @@
-"""One self-contained HTML page: sections of text, figures, tables, code and charts in, one string out.
+"""Makes one self-contained HTML page of sections with text, figures, tables, code and charts.
 
 The page loads nothing: style is inline, there is no script, and a content security policy forbids both a script and
-any request. All text is escaped; only `Svg`, which is made by `report.svg`, goes in as markup. An address that stands
-in a value is written so that `grep` for one finds nothing: a page that holds no address loads none.
+any request. All text is escaped. Only `Svg`, which is made by `report.svg`, goes in as markup. "://" in a text is
+written as an entity. So a search for "://" finds nothing in the page, which shows that the page loads no address.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Link:
-    """A table cell that leads to another place of the page."""
+    """A table cell that links to another place of the page."""
 
     text: str
     anchor: str
@@ -107,7 +107,7 @@ class Link:
 
 @dataclass
 class Section:
-    """A heading and what stands under it, in the order in which it was added."""
+    """A heading and the blocks under it, in the order in which they were added."""
 
     title: str
     anchor: str
@@ -117,7 +117,7 @@ class Section:
         self.blocks.append(f"<p>{clean(text)}</p>")
 
     def verdict(self, text: str, *, good: bool) -> None:
-        """A sentence that says whether a promise holds. The words must say it, not only the colour."""
+        """Adds a sentence that says whether a promise holds. The words must say it, not only the colour."""
         self.blocks.append(f'<p class="verdict {"good" if good else "bad"}">{clean(text)}</p>')
 
     def figures(self, figures: Sequence[Figure]) -> None:
@@ -140,7 +140,7 @@ class Section:
         align: Sequence[Align] | None = None,
         strong_rows: Sequence[int] = (),
     ) -> None:
-        """A table. `align`: one per column, all left when absent. Raises ValueError if a row has another width."""
+        """Adds a table. `align` has a side per column, by default left. Raises ValueError for a wrong row length."""
         sides = list(align or ["left"] * len(columns))
         for row in [sides, *rows]:
             if len(row) != len(columns):
@@ -160,18 +160,18 @@ class Section:
         )
 
     def facts(self, facts: Sequence[tuple[str, object]]) -> None:
-        """Names and values, one pair a line."""
+        """Adds names and values, one pair per line."""
         lines = [f'<tr><th scope="row">{clean(name)}</th><td>{_cell(value)}</td></tr>' for name, value in facts]
         self.blocks.append(f'<div class="scroll"><table><tbody>{"".join(lines)}</tbody></table></div>')
 
     def code(self, text: str) -> None:
-        """Text to copy, in a fixed-width font, line breaks kept."""
+        """Adds text to copy, in a fixed-width font, with its line breaks."""
         self.blocks.append(f"<pre><code>{clean(text)}</code></pre>")
 
     def entries(self, entries: Sequence["Section"], groups: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
-        """Smaller sections, each under its own heading, and a choice among them that needs no script.
+        """Adds smaller sections, each under its own heading, and a filter that needs no script.
 
-        A group is a name and the positions of its entries. Choosing a group hides the others.
+        A group is a name and the positions of its entries. Choosing a group hides all other entries.
         """
         rules, labels = [], ['<label><input type="radio" name="filter" checked> all</label>']
         for number, (name, _) in enumerate(groups):
@@ -187,7 +187,7 @@ class Section:
 
 
 def _cell(value: object) -> str:
-    """A value as the content of a table cell; of several, each a text or a link, a list with commas."""
+    """Returns a value (a text or a link) as the content of a table cell. A tuple of values is joined with commas."""
     if isinstance(value, tuple):
         return ", ".join(_cell(one) for one in value)
     if isinstance(value, Link):
@@ -196,7 +196,7 @@ def _cell(value: object) -> str:
 
 
 class Page:
-    """A page: a title, a sentence under it, sections, and a last line. `render` gives the whole file."""
+    """A page with a title, a sentence under it, sections, and a last line. `render` returns the whole file."""
 
     def __init__(self, title: str, subtitle: str, *, footer: str = "") -> None:
         self.title = title
@@ -211,7 +211,7 @@ class Page:
         return section
 
     def render(self) -> str:
-        """The page as one HTML document, ending with a line break."""
+        """Returns the page as one HTML document, which ends with a line break."""
         links = "".join(f'<a href="#{section.anchor}">{clean(section.title)}</a>' for section in self.sections)
         bodies = "\n".join(
             f'<section aria-labelledby="{section.anchor}"><h2 id="{section.anchor}">{clean(section.title)}</h2>\n'

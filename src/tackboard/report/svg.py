@@ -1,9 +1,9 @@
-"""Charts as inline SVG: numbers in, markup out, nothing installed.
+"""Turns numbers into charts as inline SVG, without any library.
 
-A report must open in ten years, in a mail client and without a network, so a chart here is plain SVG text: no script,
-no web font, no plotting library. Colours are CSS variables with a fallback, so that the page decides between light and
-dark and a chart saved on its own still has colours. Series are told apart by luminance or dash as well as by hue
-(palette of Okabe and Ito), and every chart carries a title and a description for a screen reader.
+A report must open in ten years, in a mail client and without a network. So a chart here is plain SVG text: no script,
+no web font, no plotting library. Colours are CSS variables with a fallback. So the page decides between light and dark,
+and a chart saved on its own still has colours. Series differ in luminance as well as in hue (palette of Okabe and Ito),
+and every chart has a title and a description for a screen reader.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Literal
 
 Tone = Literal["accent", "second", "third", "strong", "soft", "raw"]
 
-# The variable that the page defines, and the colour of a chart that stands alone.
+# Tone → the CSS variable that the page defines, and the colour in a chart that is saved on its own.
 TONES: dict[Tone, tuple[str, str]] = {
     "accent": ("--chart-accent", "#0072b2"),
     "second": ("--chart-second", "#e69f00"),
@@ -29,20 +29,20 @@ INK = "var(--ink, #1b1f24)"
 MUTED = "var(--muted, #5c6773)"
 GRID = "var(--grid, #e3e7eb)"
 FONT_SIZE = 13
-# Width of one character as a share of the font size: enough to place labels without measuring a font.
+# Width of one character as a share of the font size. This is exact enough to place labels without measuring a font.
 CHARACTER_WIDTH = 0.56
 BOLD_CHARACTER_WIDTH = 0.72
 
 
 @dataclass(frozen=True)
 class Svg:
-    """Markup made here, the only thing that a page takes without escaping it."""
+    """Markup made in this module. It is the only text that a page takes without escaping it."""
 
     markup: str
 
     @property
     def document(self) -> str:
-        """The same as a file of its own: by the namespace an image viewer knows what it is."""
+        """The chart as a file of its own. Image viewers recognise the file by its namespace."""
         return self.markup.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="background: white" ', 1)
 
 
@@ -54,14 +54,14 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     tone: Tone | None = None
-    """Colour; by position among the series when absent."""
+    """Colour; None chooses the colour by the position among the series."""
     width: float = 2.0
     """Stroke width in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """One series of a grouped bar chart: one value per group."""
+    """One series of a grouped bar chart, with one value per group."""
 
     name: str
     values: Sequence[float]
@@ -70,7 +70,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Dots:
-    """One row of a dot chart: repeated measurements of one thing."""
+    """One row of a dot chart, with repeated measurements of one thing."""
 
     name: str
     values: Sequence[float]
@@ -79,7 +79,10 @@ class Dots:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """One row of a matrix: its name, where a click leads, and in which columns it has a mark, full or hollow."""
+    """One row of a matrix: its name, the anchor that it links to, and its marks on both sides.
+
+    `left` and `right` map a column to True for a full mark, or to False for a hollow mark.
+    """
 
     name: str
     anchor: str
@@ -105,7 +108,7 @@ class _Axis:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that cover [low, high], about ``count`` of them."""
+    """Returns about ``count`` ticks that cover [low, high], at a distance of 1, 2 or 5 times a power of ten."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"an axis needs finite limits, got {low} and {high}")
     if high < low:
@@ -117,12 +120,15 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1.0, 2.0, 5.0, 10.0) if factor * magnitude >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # Multiply, never add: summing a step of 0.1 would drift to 0.30000000000000004.
+    # The step is multiplied, never added, because summing a step of 0.1 would drift to 0.30000000000000004.
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Ticks of a log axis over [low, high], both above zero: powers of ten, and 2 and 5 times them if there is room."""
+    """Returns ticks of a log axis over [low, high], both above zero.
+
+    Ticks are powers of ten, and also 2 and 5 times these powers if the axis spans at most three powers of ten.
+    """
     if not 0 < low <= high:
         raise ValueError(f"a logarithmic axis needs values above zero, got {low} to {high}")
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
@@ -137,7 +143,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def format_number(value: float) -> str:
-    """A number as a person writes it: 1,200 and 0.05 and 3.1e+07, without noise digits."""
+    """Formats a number as a person writes it, such as 1,200 or 0.05 or 3.1e+07, without noise digits."""
     if value == 0:
         return "0"
     if abs(value) >= 1e7 or abs(value) < 1e-4:
@@ -148,7 +154,7 @@ def format_number(value: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Text made safe for HTML and SVG, quotes included; "://" becomes an entity, so that no literal address remains."""
+    """Escapes text for HTML and SVG, quotes included. "://" becomes an entity, so that no literal address remains."""
     return escape(text).replace("://", "&#58;//")
 
 
@@ -164,7 +170,10 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Svg:
-    """Lines over a common pair of axes. Raises ValueError without a finite point (above zero where the axis is log)."""
+    """Draws lines over a common pair of axes.
+
+    Raises ValueError if no point can be drawn: points must be finite, and above zero on a log axis.
+    """
     points = [
         (float(x), float(y))
         for line in lines
@@ -202,7 +211,7 @@ def bar_chart(
     width: int = 900,
     value_format: str = "{:.3f}",
 ) -> Svg:
-    """Horizontal bars in groups, each with its value. Values are zero or more; anything else raises ValueError."""
+    """Draws horizontal bars in groups, each with its value. Raises ValueError if a value is negative or not finite."""
     for series in bars:
         if len(series.values) != len(groups):
             raise ValueError(f"series {series.name!r} has {len(series.values)} values for {len(groups)} groups")
@@ -256,9 +265,10 @@ def dot_chart(
     marks: Mapping[str, float] | None = None,
     width: int = 900,
 ) -> Svg:
-    """Each row's values as dots with a stroke at their mean, over one axis; `marks` are named dashed lines to compare.
+    """Draws the values of each row as dots with a stroke at their mean, over one axis.
 
-    Raises ValueError without rows, and with a value that is not finite.
+    `marks` are named values to compare with, drawn as dashed lines. Raises ValueError without rows or without values in
+    a row, and for a value that is not finite.
     """
     marks = marks or {}
     values = [float(value) for row in rows for value in row.values] + list(marks.values())
@@ -267,7 +277,7 @@ def dot_chart(
     step, top = 26, 16 + 17 * len(marks)
     bottom = top + step * len(rows) + 8
     left = 24 + max(len(row.name) for row in rows) * FONT_SIZE * BOLD_CHARACTER_WIDTH
-    # Half of the last tick's label stands to the right of the axis.
+    # Half of the last tick's label lies to the right of the axis.
     right = width - 24
     axis = _axis(values, left, right, count=8)
     parts = _columns(axis, top, bottom)
@@ -289,10 +299,10 @@ def dot_chart(
 def matrix(
     rows: Sequence[MatrixRow], left: Sequence[str], right: Sequence[str], *, title: str, description: str
 ) -> Svg:
-    """Rows with a dot for each column they belong to, `left` and `right` of their names, in its natural size.
+    """Draws rows with a mark for each column that they belong to, with columns `left` and `right` of the row names.
 
-    A picture of what belongs to what that stays readable where lines between names would cross: it only grows longer.
-    Raises ValueError without rows.
+    With many rows the matrix only grows longer, while a drawing of lines between names would become unreadable. It is
+    shown in its natural size. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError(f"matrix {title!r} has no rows")
@@ -326,7 +336,7 @@ def _shortened(name: str) -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Percentile (0 to 100) of at least one value, linear between neighbours, as NumPy computes it by default."""
+    """Returns a percentile (0 to 100) of at least one value, linear between neighbours, as NumPy does by default."""
     if not values:
         raise ValueError("a percentile needs at least one value")
     ordered = sorted(float(value) for value in values)
@@ -348,7 +358,10 @@ def histogram(
     width: int = 900,
     height: int = 280,
 ) -> Svg:
-    """Counts of values in equal bins, percentiles marked. Raises ValueError without values or with one not finite."""
+    """Draws the counts of values in equal bins, with percentiles marked.
+
+    Raises ValueError without values, or if a value is not finite.
+    """
     if not values or any(not math.isfinite(value) for value in values):
         raise ValueError(f"histogram {title!r} needs finite values")
     top, bottom, left = 26 + 17 * len(marks), height - 46, 62.0
@@ -381,13 +394,13 @@ def _axis(
     low, high = min(values), max(values)
     ticks = log_ticks(low, high) if log else nice_ticks(low, high, count)
     if tight and high > low:
-        # An x axis ends with its data: no empty strip after the last step.
+        # An x axis ends with its data, so that there is no empty strip after the last step.
         return _Axis(low, high, start, end, log, [tick for tick in ticks if low <= tick <= high])
     return _Axis(ticks[0], ticks[-1], start, end, log, ticks)
 
 
 def _grid(axis: _Axis, left: float, right: float, label: str) -> list[str]:
-    """Horizontal lines with the numbers of a vertical axis, and its label."""
+    """Draws horizontal lines with the numbers of a vertical axis, and the label of the axis."""
     parts = [_text(14, (axis.start + axis.end) / 2, label, anchor="middle", fill=MUTED, rotate=True)]
     for tick in axis.ticks:
         y = axis.place(tick)
@@ -397,7 +410,7 @@ def _grid(axis: _Axis, left: float, right: float, label: str) -> list[str]:
 
 
 def _scale(axis: _Axis, bottom: float, height: int, label: str) -> list[str]:
-    """A horizontal axis with ticks, numbers and its label."""
+    """Draws a horizontal axis with ticks, numbers and its label."""
     parts = []
     for tick in axis.ticks:
         x = axis.place(tick)
@@ -408,7 +421,7 @@ def _scale(axis: _Axis, bottom: float, height: int, label: str) -> list[str]:
 
 
 def _columns(axis: _Axis, top: float, bottom: float) -> list[str]:
-    """Vertical lines with the numbers of a horizontal axis."""
+    """Draws vertical lines with the numbers of a horizontal axis."""
     parts = []
     for tick in axis.ticks:
         x = axis.place(tick)
@@ -420,7 +433,7 @@ def _columns(axis: _Axis, top: float, bottom: float) -> list[str]:
 def _mark(
     x: float, row: int, bottom: float, text: str, *, right: float, stroke: str = MUTED, weight: int = 400
 ) -> list[str]:
-    """A dashed vertical line with a label. Each label has its own row, because close labels would overlap."""
+    """Draws a dashed vertical line with a label. Each label has its own row, because close labels would overlap."""
     y = 16 + 17 * row
     is_near_edge = x + 4 + len(text) * FONT_SIZE * (CHARACTER_WIDTH if weight == 400 else BOLD_CHARACTER_WIDTH) > right
     place, anchor = (x - 4, "end") if is_near_edge else (x + 4, "start")
@@ -475,7 +488,7 @@ def _chart(
 ) -> Svg:
     body = "".join(parts)
     size = f' style="width: {width}px"' if natural_size else ""
-    # Ids must differ between the charts of one page and be the same in every run.
+    # Ids must differ between the charts of one page, and must be the same in every run.
     name = "chart-" + hashlib.blake2b(f"{title}\0{description}\0{body}".encode(), digest_size=5).hexdigest()
     return Svg(
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}"{size} role="img" '

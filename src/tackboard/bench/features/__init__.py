@@ -1,1 +1,1 @@
-"""`tackboard bench features`: the same features by our executors and by rivals, checked and timed."""
+"""`tackboard bench features` computes the same features with our executors and with rivals, checks and times them."""

@@ -2,13 +2,16 @@
 
     python -m tackboard.bench.features.contender polars batch FOLDER REPEATS
 
-In: the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of `data.py`,
-and how often to measure. Out: the contender's values as Arrow files in that folder, and one JSON object with the times
-as the last line. Decided: all contenders, also ours, run this way, several times in turn, so that none inherits
-another's caches or threads. Online, `prepared` contenders may compute beforehand whatever depends on an item alone. The
-others get the attributes of the items with the request, already looked up. A request's history holds what was received
-before the request, so no contender filters it again. Timing begins with tables in the contender's own form in memory
-and ends with its own columns in memory. Reading files and turning values into Arrow for the comparison is not timed.
+The arguments are the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of
+`data.py`, and the number of measurements. The process writes the contender's values as Arrow files into the folder, and
+prints one JSON object with the times as its last line. Decided: all contenders, also ours, run in this way, several
+times in turn, so that no contender inherits the caches or threads of another.
+
+In the part `online` contenders are prepared: they may compute features that depend on an item alone beforehand. In the
+part `unprepared` a request carries the attributes of its items, already looked up. The history of an online request
+holds only events that were received before the request, so no contender filters the history again. Timing begins when
+the tables are in memory in the contender's own form, and ends when its columns are in memory in its own form. Reading
+files and turning values into Arrow for the comparison are not timed.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ CONTENDERS = {
 }
 """Module and variant of each contender; `rivals` is benchmarks/rivals."""
 WARM_UP = 60
-"""Requests before timing begins; at most as many as are measured."""
+"""Number of requests before timing begins. If fewer requests are measured, the warm-up has that number of requests."""
 
 
 def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """CPU and wall seconds of each run, after a first run that is not counted."""
+    """Returns CPU and wall seconds of each run. A first run is not counted."""
     compute()
     cpu, wall = [], []
     for _ in range(repeats):
@@ -52,7 +55,7 @@ def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
 
 
 def measure_online(compute: Callable[[int], Any], num_requests: int, repeats: int) -> dict[str, Any]:
-    """Wall and CPU µs of each request, after a warm-up that is not counted. The different requests take turns."""
+    """Returns wall and CPU µs of each request. A warm-up is not counted. The different requests take turns."""
     for number in range(min(WARM_UP, repeats)):
         compute(number % num_requests)
     wall, cpu = [], []

@@ -1,9 +1,10 @@
 """Made-up data for `tackboard bench features`: events, items, users and requests with candidates.
 
-A seed and sizes come in; five Arrow tables go out, the same for every contender. They are written as uncompressed Arrow
-files because a rival runs in its own environment. Decided: the data has the awkward parts of real logs. Items follow a
-power law, users have 50 to 500 events, three events in a hundred are received late, attributes are missing, brands are
-spelt in several ways (case, spaces, composed and decomposed accents), and some candidates have unknown ids.
+From a seed and sizes this module makes five Arrow tables, which are the same for every contender. The tables are
+written as uncompressed Arrow files because a rival runs in its own Python environment. Decided: the data has the
+awkward parts of real logs. Items follow a power law, users have 50 to 500 events, three events in a hundred are
+received late, attributes are missing, brands are spelt in several ways (case, spaces, composed and decomposed accents),
+and some candidates have unknown ids.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 
 DAY_MS = 86_400_000
 END_MS = 1_793_491_200_000
-"""2026-11-01 00:00 UTC: the requests of the last week before it cross the end of summer time in Berlin."""
+"""2026-11-01 00:00 UTC, the end of the log. Summer time in Berlin ends on 25 October, so requests lie on both sides."""
 LOG_DAYS = 60
 REQUEST_DAYS = 21
-"""Requests lie in the last days of the log, so that each has a history."""
+"""Requests lie in the last 21 days of the log, so that each request has a history."""
 WIDTH = 16
-"""Numbers in an embedding."""
+"""Number of values in an embedding."""
 ACTIONS = ("view", "click", "save", "hide")
 ACTION_SHARES = (0.62, 0.25, 0.09, 0.04)
 SURFACES = ("home", "search", "related")
@@ -40,23 +41,23 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSizes:
-    """How much data, and how often each thing is measured."""
+    """Sizes of the data, and numbers of measurements."""
 
     num_users: int = 2_000
     num_items: int = 20_000
     num_requests: int = 20_000
     num_candidates: int = 10
-    """Candidates of each request in the batch; its rows are requests × candidates."""
+    """Number of candidates of each request in the batch. The batch has num_requests × num_candidates rows."""
     online_requests: int = 20
-    """Different requests online, each of another user."""
+    """Number of different online requests, each of another user."""
     online_candidates: int = 1_000
     online_events: int = 200
-    """Events in the history of each user online."""
+    """Number of events in the history of each online user."""
     batch_repeats: int = 9
     online_repeats: int = 400
-    """Requests measured online, after the warm-up; the different requests take turns."""
+    """Number of online requests that are measured after the warm-up. The different requests take turns."""
     rounds: int = 3
-    """Number of turns of every contender; its measurements are spread over the turns."""
+    """Number of turns of every contender. The measurements of a contender are spread over its turns."""
 
 
 FULL = FeatureSizes()
@@ -74,7 +75,7 @@ QUICK = FeatureSizes(
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The tables. `rows` has one line per request and candidate: `request` (a row number of requests) and `item_id`.
+    """The five tables. `rows` has a line per request and candidate: `request` (row number in requests) and `item_id`.
 
     Events are sorted by (user_id, time_ms, order), items and users by id, requests by (user_id, request_ms), rows by
     request.
@@ -94,24 +95,24 @@ class World:
 
 
 def read_world(folder: Path) -> World:
-    """What `World.write` wrote, in memory."""
+    """Reads the tables that `World.write` wrote into memory."""
     return World(**{name: read_table(folder / f"{name}.arrow") for name in TABLES})
 
 
 def read_table(path: Path) -> pa.Table:
-    """One Arrow file."""
+    """Reads one Arrow file."""
     with pa.OSFile(str(path), "rb") as file:
         return pa.ipc.open_file(file).read_all()
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """One Arrow file; the inverse of `read_table`."""
+    """Writes one Arrow file; the inverse of `read_table`."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
 def batch_world(sizes: FeatureSizes, seed: int) -> World:
-    """Many users with few candidates per request: what a training set is computed from."""
+    """Makes many users and requests with few candidates, as for a training set."""
     random = np.random.default_rng(seed)
     items = _items(random, sizes.num_items)
     users = _users(random, sizes.num_users)
@@ -123,12 +124,12 @@ def batch_world(sizes: FeatureSizes, seed: int) -> World:
 
 
 def online_world(sizes: FeatureSizes, seed: int) -> World:
-    """One request for each of a few users, each with many candidates: what a server is asked."""
+    """Makes one request with many candidates for each of a few users, as a server gets them."""
     random = np.random.default_rng(seed + 1)
     items = _items(random, sizes.num_items)
     users = _users(random, sizes.online_requests)
     lengths = np.full(sizes.online_requests, sizes.online_events, dtype=np.int64)
-    # Every event is received before the request: an online store does not hold later events yet.
+    # Every event is received before the request, because an online store does not hold later events yet.
     events = _events(random, users, items, lengths, end_ms=END_MS - 3 * DAY_MS)
     requests = pa.table(
         {
@@ -146,7 +147,7 @@ def _ids(random: np.random.Generator, count: int) -> Ints:
 
 
 def _strings(random: np.random.Generator, words: tuple[str, ...], count: int, missing: float = 0.0) -> pa.Array:
-    """Strings as a dictionary array, with a share of them missing."""
+    """Draws strings as a dictionary array. `missing` is the share of missing strings."""
     return _coded(random, random.integers(0, len(words), count), words, missing)
 
 
@@ -162,7 +163,7 @@ def _numbers(random: np.random.Generator, values: NDArray[Any], missing: float) 
 
 def _vectors(random: np.random.Generator, count: int, missing: float) -> pa.Array:
     values = random.normal(size=(count, WIDTH)).astype(np.float32)
-    values[: max(1, count // 500)] = 0.0  # a vector without length has no direction, and must not become a NaN
+    values[: max(1, count // 500)] = 0.0  # A zero vector has no direction, and its cosine must not become a NaN.
     mask = pa.array(random.random(count) < missing)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), WIDTH, mask=mask)
 
@@ -191,12 +192,12 @@ def _items(random: np.random.Generator, count: int) -> pa.Table:
 
 
 def _brands(random: np.random.Generator, count: int) -> pa.Array:
-    """800 brands, each spelt in four ways that normalisation makes one."""
+    """Draws from 800 brands. Each is spelt in up to four ways, which normalisation makes equal."""
     spellings: list[str] = []
     for number in range(800):
         name = f"{BRAND_WORDS[number % len(BRAND_WORDS)]} {BRAND_WORDS[number // 7 % len(BRAND_WORDS)]} {number}"
         spellings += [name, name.upper(), f" {name}\t", unicodedata.normalize("NFD", name)]
-    words = list(dict.fromkeys(spellings))  # a name without an accent is the same composed and decomposed
+    words = list(dict.fromkeys(spellings))  # The last spelling of a name without accents equals the first.
     return _coded(random, _power_law(random, len(words), count), words, 0.04)
 
 
@@ -229,7 +230,7 @@ def _events(
 ) -> pa.Table:
     count = int(lengths.sum())
     user = np.repeat(users["user_id"].to_numpy(), lengths)
-    # Users come in visits: events of a visit follow each other within minutes.
+    # Users come in visits. The events of a visit lie within 20 minutes.
     visit = random.integers(0, (LOG_DAYS - 1) * 4, count)
     time_ms = end_ms - LOG_DAYS * DAY_MS + visit * (DAY_MS // 4) + random.integers(0, 1_200_000, count)
     late = random.random(count) < 0.03
@@ -277,7 +278,7 @@ def _rows(random: np.random.Generator, items: pa.Table, num_requests: int, num_c
 
 
 def _power_law(random: np.random.Generator, size: int, count: int) -> Ints:
-    """`count` numbers below `size`; number k has a chance in proportion to 1 / (k + 10) ** 0.9."""
+    """Draws `count` numbers below `size`. The probability of number k is proportional to 1 / (k + 10) ** 0.9."""
     weights = 1.0 / (np.arange(size) + 10.0) ** 0.9
     cumulative = np.cumsum(weights)
     return np.searchsorted(cumulative, random.random(count) * cumulative[-1], side="right").astype(np.int64)

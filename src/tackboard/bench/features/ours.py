@@ -1,6 +1,6 @@
-"""Our own side of `tackboard bench features`: the feature set of `set.py` through both executors.
+"""Our own side of `tackboard bench features`: computes the feature set of `set.py` with both executors.
 
-In: the tables of `data.py`. Out: a column per feature, a value per request or per candidate.
+Contenders take the tables of `data.py` and return one column per feature, with a value per request or per candidate.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Answer = dict[str, Column]
 
 
 def split(answer: Answer) -> tuple[pa.Table, pa.Table]:
-    """The features of requests and those of candidates, as Arrow tables."""
+    """Returns (features of requests, features of candidates) as Arrow tables."""
     levels = {feature.name: feature.level for feature in features.features()}
     rows = {name: column for name, column in answer.items() if levels[name] == "candidate"}
     return to_table({name: column for name, column in answer.items() if name not in rows}), to_table(rows)
 
 
 class BatchContender:
-    """Many requests with few candidates each."""
+    """Computes many requests with few candidates each, with the batch executor."""
 
     def __init__(self, world: World) -> None:
         plan = features.plan
@@ -46,8 +46,8 @@ class BatchContender:
         )
 
     def compute(self) -> Answer:
-        """All features. This is what is timed."""
-        # A new executor, because an executor keeps what it computed for each item.
+        """Computes all features. This call is timed."""
+        # Every call makes a new executor, because an executor keeps the features of items that it has computed.
         executor = BatchExecutor(features.plan, events=self.events, users=self.users, items=self.items)
         return executor.compute(self.rows)
 
@@ -55,7 +55,10 @@ class BatchContender:
 
 
 class OnlineContender:
-    """One request at a time; if `prepared`, the executor computes what depends on an item alone when it is made."""
+    """Computes one request at a time, with the online executor.
+
+    If `prepared`, the executor computes features that depend on an item alone beforehand, in its constructor.
+    """
 
     def __init__(self, world: World, *, prepared: bool) -> None:
         plan = features.plan
@@ -87,12 +90,12 @@ class OnlineContender:
             self.requests.append(request)
 
     def compute(self, number: int) -> Answer:
-        """All features of one request. This is what is timed."""
+        """Computes all features of one request. This call is timed."""
         return self.executor.compute(**self.requests[number])
 
     to_arrow = staticmethod(split)
 
 
 def _as_sent(column: Column) -> Column:
-    """A column as a request brings it: its dictionary holds only strings that occur in the column."""
+    """Returns a column as a request would send it: its dictionary holds only strings that occur in the column."""
     return column if column.dictionary is None else Column.of(column.type, column.to_pylist())

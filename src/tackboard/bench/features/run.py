@@ -1,17 +1,17 @@
-"""`tackboard bench features`: the feature layer against the same 40 features written by hand.
+"""`tackboard bench features` compares the feature layer with the same 40 features written by hand.
 
-A folder comes in; made-up tables are written there, every contender computes the features in its own process, and one
-object of numbers goes out. The values of a rival are compared with ours first. If they differ, its time is not
-reported. The rivals are in `benchmarks/rivals/`; without them (`rivals`) only Tackboard is measured.
+It writes made-up tables into a folder, lets every contender compute the features in a process of its own, and returns
+one object of numbers. The values of a rival are compared with ours. If they differ, the time of the rival is not
+reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only Tackboard is measured.
 
     batch        rows (a request with one candidate) per CPU-second of all threads, because cores cost money
-    online       µs for one request; the items are known beforehand, so every contender prepares what depends on an
-                 item alone, as the online executor does with a table of items
+    online       µs for one request; the items are known beforehand, so every contender prepares the features that
+                 depend on an item alone, as the online executor does with a table of items
     unprepared   µs for one request that carries the attributes of its candidates
 
-Decided: contenders take turns and aims are judged by CPU time (`turns`). No contender starts processes, so the CPU time
-of its process is all of its CPU time. The best of several batch runs counts, since other work on a machine only adds
-time; for online requests the median counts, and on the clock also the 99th percentile.
+Decided: contenders take turns, and aims are judged by CPU time (`turns`). No contender starts processes, so the CPU
+time of its process is all of its CPU time. In a batch the best of several runs counts, because other work on the
+machine only adds time. For online requests the median counts, and for wall-clock time also the 99th percentile.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tackboard.report.svg import percentile
 
 OURS = "tackboard"
 PACKAGES = ("polars", "pandas", "feast", "numpy", "pyarrow")
-"""What the rivals are written with."""
+"""Libraries that the rivals use."""
 SEED = 20261115
 ONLINE_RIVALS = ("polars", "pandas", "feast_store", "feast_pandas", "feast_python", "numpy")
 RIVALS = {"batch": ("polars", "pandas", "numpy"), "online": ONLINE_RIVALS, "unprepared": ONLINE_RIVALS}
-"""Part → rivals that are measured in it; the module of each rival says how it was tuned."""
+"""Part → rivals that are measured in this part. The module of each rival says how it was tuned."""
 FOLDERS = {"batch": "batch", "online": "online", "unprepared": "online"}
 ITEMS = {"online": "items known beforehand", "unprepared": "attributes of items come with the request"}
 WORDS = {
@@ -56,9 +56,9 @@ WORDS = {
     "feast_python": "Feast's transformation alone (transform_dict, Python mode, NumPy inside), inputs already fetched",
 }
 FEWER_REPEATS = {"feast_store": 20}
-"""Slow contenders → the number by which their number of requests is divided."""
+"""Slow contender → the number by which its number of requests is divided."""
 MOST_BATCH_COST = 1.5
-"""Aim: CPU time of a batch is at most this many times that of hand-written Polars."""
+"""Aim: our CPU time of a batch is at most this many times the CPU time of hand-written Polars."""
 LEAST_SPEEDUP = 10.0
 """Aim: the CPU time of a pandas or Feast request is at least this many times ours."""
 AIMED_AT = {
@@ -67,14 +67,15 @@ AIMED_AT = {
     "feast_pandas": "Feast's transformation alone, pandas mode",
     "feast_python": "Feast's transformation alone, Python mode with NumPy inside",
 }
-"""Every way of measuring Feast is judged; the reader decides which one the aim is about."""
+"""Rival that LEAST_SPEEDUP is about → description. Every way of measuring Feast is judged; the reader decides which
+one matters."""
 AGGREGATIONS = 8
 TOLERANCE = 1e-12
-"""Largest difference of two floats that count as equal, as a share of the larger of 1 and the value."""
+"""Two floats count as equal if their difference is at most this share of the largest of 1 and both absolute values."""
 
 
 def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.PYTHON) -> dict[str, Any]:
-    """Measures every contender, with its tables in `folder`. Raises TackboardError if our own side fails."""
+    """Measures every contender on tables that it writes into `folder`. Raises TackboardError if our own side fails."""
     sizes = QUICK if quick else FULL
     versions = rivals.versions(rivals_python, PACKAGES)
     installed = not isinstance(versions, str)
@@ -117,7 +118,7 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.P
 
 
 def _contend(name: str, *, part: str, folder: Path, sizes: FeatureSizes, python: Path) -> dict[str, Any]:
-    """The times of one turn of a contender, or why it failed. `python` runs the rivals."""
+    """Runs one turn of a contender. Returns its times, or why it failed. `python` runs the rivals."""
     say(f"{part}: {WORDS[name]}")
     repeats = sizes.batch_repeats if part == "batch" else sizes.online_repeats
     repeats = max(2, repeats // FEWER_REPEATS.get(name, 1) // sizes.rounds)
@@ -131,7 +132,7 @@ def _contend(name: str, *, part: str, folder: Path, sizes: FeatureSizes, python:
 
 
 def _figures(name: str, part: str, folder: Path, runs: Sequence[Mapping[str, Any]], num_rows: int) -> dict[str, Any]:
-    """The figures of a contender over all its turns, or why there are none."""
+    """Returns the figures of a contender over all its turns, or why there are none."""
     failed = [run for run in runs if "failed" in run]
     if failed:
         return dict(failed[0])
@@ -150,7 +151,7 @@ def _figures(name: str, part: str, folder: Path, runs: Sequence[Mapping[str, Any
 
 
 def batch_figures(times: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
-    """Rows per CPU-second of the best run and of the median run."""
+    """Returns rows per CPU-second of the best run and of the median run."""
     best, middle = min(times["cpu_seconds"]), percentile(times["cpu_seconds"], 50)
     return {
         "rows_per_cpu_s": round(num_rows / best),
@@ -162,7 +163,7 @@ def batch_figures(times: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
 
 
 def online_figures(times: Mapping[str, Any]) -> dict[str, Any]:
-    """µs per request."""
+    """Returns µs per request."""
     return {
         "us_median": round(percentile(times["wall_us"], 50), 1),
         "us_p99": round(percentile(times["wall_us"], 99), 1),
@@ -172,7 +173,7 @@ def online_figures(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The aims that could be measured, with their values."""
+    """Returns the aims that could be measured, with their values."""
     batch, online = result["batch"]["contenders"], result["online"]["contenders"]
     found: list[dict[str, Any]] = []
     if "cpu_seconds" in batch.get("polars", {}):
@@ -191,9 +192,9 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def differences(ours: pa.Table, theirs: pa.Table) -> list[str]:
-    """A sentence for each column that differs.
+    """Returns a sentence for each column that differs.
 
-    Bools, ints, ids and lists must be equal. Floats may differ by TOLERANCE, because a rival takes another `log` and
+    Bools, ints, ids and lists must be equal. Floats may differ by TOLERANCE, because a rival uses another `log` and
     `exp` and adds in another order. A missing value equals only a missing value.
     """
     if sorted(ours.column_names) != sorted(theirs.column_names):
@@ -212,7 +213,7 @@ def differences(ours: pa.Table, theirs: pa.Table) -> list[str]:
 
 
 def differing(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Which rows of two columns differ."""
+    """Returns for each row whether two columns differ."""
     if pa.types.is_large_list(ours.type) or pa.types.is_list(ours.type):
         pairs = zip(ours.to_pylist(), theirs.to_pylist(), strict=True)
         return np.array([one != other for one, other in pairs], dtype=np.bool_)
@@ -240,7 +241,7 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """The measurement for people."""
+    """Makes the report of a measurement."""
     found, batch = result["rivals"], result["batch"]
     versions = found if isinstance(found, str) else shown_versions(found)
     counts = (batch["num_rows"], batch["num_requests"], batch["num_events"])
@@ -286,7 +287,7 @@ def _online_table(part: Mapping[str, Any], words: str) -> Table:
 def _table(
     title: str, part: Mapping[str, Any], header: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]
 ) -> Table:
-    """A row for each contender; the row of a contender that was not timed says why."""
+    """Makes a table with a row for each contender. If a contender was not timed, its row says why."""
     rows = []
     for name, f in part["contenders"].items():
         failed = "values differ" if "differs" in f else "failed" if "failed" in f else ""

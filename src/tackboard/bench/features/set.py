@@ -1,8 +1,9 @@
 """The 40 features that `tackboard bench features` computes, as a user of Tackboard writes them.
 
-Eight of them aggregate the user's events. The others cover all families of operators, as a ranking model reads them.
-The rivals in `benchmarks/rivals/` compute the same features from the same tables; a test compares both lists of names.
-Features of the request have one value per request, the others one value per candidate.
+Eight of the features aggregate the user's events. The others are features that a ranking model reads, and they cover
+all families of operators. The rivals in `benchmarks/rivals/` compute the same features from the same tables, and a test
+compares both lists of names. Features that depend on the request alone have one value per request. All others have one
+value per candidate.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ item_age_days = request.time.seconds_since(item.born) / 86400.0
 features = FeatureSet(
     "bench",
     version=1,
-    # Events: a count in a window, of a filter, last, distinct, sum, decayed sum, top k, and those like the candidate.
+    # Events: count in a window, filtered count, last, distinct, sum, decayed sum, top k, and count of events with the
+    # candidate's category.
     events_7d=events.within(days(7)).count(),
     saves=events.where(events.action == "save").count(),
     last_click=clicks.last(events.item),

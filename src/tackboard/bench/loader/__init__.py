@@ -1,1 +1,1 @@
-"""`tackboard bench loader`: the same training batches by our loader and by rivals, checked and timed."""
+"""`tackboard bench loader` makes the same training batches with our loader and with rivals, checks and times them."""

@@ -2,17 +2,17 @@
 
     python -m tackboard.bench.loader.contender arrow events FOLDER speed,check
 
-In: a contender, its variant, the folder that `data.prepare` wrote, and tasks. Out: one JSON object as the last
-line. A contender is a module with a class `Contender(folder, variant)`, whose `epoch(number, num_workers)` gives the
-batches of an epoch as `SequenceBatch`. Tasks:
+The arguments are a contender, its variant, the folder that `data.prepare` wrote, and tasks. The process prints one JSON
+object as its last line. A contender is a module with a class `Contender(folder, variant)`, whose
+`epoch(number, num_workers)` yields the batches of an epoch as `SequenceBatch`. Tasks:
 
-    speed      CPU seconds of all processes for whole epochs, after one that is not counted
-    check      what is in the batches: a digest of every segment, and some batches whole, in NAME_VARIANT_check.npz
-    memory     one epoch; memory is looked at from outside, see `ask` in core/processes.py
-    workers2   one epoch prepared by two workers, on the clock, their start included; workers0 the same without
+    speed      measures CPU seconds of all processes for complete epochs, after a warm-up that is not counted
+    check      writes NAME_VARIANT_check.npz with a digest of every segment, and with all tensors of some batches
+    memory     runs one epoch; the caller measures the memory, see `ask` in core/processes.py
+    workers2   measures wall-clock seconds of one epoch with two workers, with their start; workers0 without workers
 
 Decided: work before the first epoch (opening files, our pass over the dataset for the index, starting Ray) is reported
-separately, since it is paid once.
+separately, because it is done once.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ MODULES = {
 LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data"), "arrow": ("pandas",)}
 """Libraries of a contender beside torch and Arrow. They are loaded before the idle process is measured."""
 WARM_UP_SECONDS = 1.0
-"""Most CPU time of the first epoch, which is not counted."""
+"""Largest CPU time of the warm-up, which reads the first epoch and is not counted."""
 LEAST_SECONDS = 0.8
-"""Least CPU time that is measured; epochs are measured whole."""
+"""Complete epochs are measured until this CPU time is reached, but not more than MOST_EPOCHS epochs."""
 MOST_EPOCHS = 6
 KEPT_BATCHES = 3
 
 
 def main(arguments: list[str]) -> None:
-    """Runs one contender; see the module."""
+    """Runs one contender; see the docstring of the module."""
     name, variant, folder, tasks = arguments
     import pyarrow as pa
     import torch
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
 
 
 def measure_speed(contender: Any) -> dict[str, Any]:
-    """CPU and wall seconds of whole epochs."""
+    """Measures CPU and wall seconds of complete epochs."""
     start = own_cpu_seconds()
     for _ in contender.epoch(0):
         if own_cpu_seconds() - start > WARM_UP_SECONDS:
@@ -88,7 +88,7 @@ def measure_speed(contender: Any) -> dict[str, Any]:
 
 
 def measure_once(contender: Any, num_workers: int = 0) -> dict[str, Any]:
-    """One epoch from a cold start."""
+    """Measures one epoch from a cold start."""
     counts = {"num_examples": 0, "num_tokens": 0, "num_steps": 0}
     wall_start, start = time.perf_counter(), own_cpu_seconds()
     _count(contender.epoch(0, num_workers), counts)
@@ -111,7 +111,7 @@ def _count(batches: Iterator[Any], counts: dict[str, int]) -> None:
 
 
 def write_check(batches: Iterator[Any], path: Path) -> dict[str, Any]:
-    """A digest of every segment of an epoch, sorted, and the first batches with all their tensors."""
+    """Writes a digest of every segment of an epoch, sorted, and all tensors of the first batches."""
     from tackboard.bench.loader.check import batch_arrays, digests_of_batch
 
     digests: list[NDArray[np.uint64]] = []

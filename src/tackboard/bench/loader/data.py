@@ -1,14 +1,14 @@
-"""Data for `tackboard bench loader`: a made-up dataset, and what the rivals of the loader read.
+"""Data for `tackboard bench loader`: a made-up dataset, and the files that the rivals of the loader read.
 
-In: a seed and a number of events, or a dataset of the user's. Out: a snapshot, and beside it a folder for the rivals:
+From a made-up dataset or a dataset of the user this module makes a folder for the rivals:
 
-    examples.parquet   one row per training segment, its events in list columns, row groups as large as our buckets
-    examples.arrow     the same, uncompressed: what Hugging Face `datasets` keeps in its cache
-    items.npz          every item's id, its rows in the tables, and its log share of the positives
-    setting.json       what was asked for, and the names of actions
+    examples.parquet   one row per training segment, with its events in list columns; a row group for each bucket
+    examples.arrow     the same rows without compression, as Hugging Face `datasets` keeps them in its cache
+    items.npz          the id of every item, its rows in the tables, and its log share of the positives
+    setting.json       the setting of all contenders, and the names of actions and surfaces
 
-Decided: rivals get what our loader computes while it reads: the split, the segments, actions as numbers, the hash rows
-and shares of all items. Making these files is not timed, so no rival is slow for lack of preparation.
+Decided: rivals get beforehand what our loader computes while it reads: the split, the segments, actions as numbers, the
+hash rows and shares of all items. Making these files is not timed, so no rival is slow for lack of preparation.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SURFACES = ("home", "related", "search")
 START_MS = 1_790_000_000_000
 MEAN_GAP_MS = 1_800_000
 SIGMA = 1.4
-"""Spread of the logarithm of events per user: a tenth of the users have more than half of the events."""
+"""Standard deviation of the logarithm of events per user. A tenth of the users have more than half of the events."""
 EXAMPLE_COLUMNS = ("item", "action", "surface", "time", "is_positive")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What every contender is asked for."""
+    """The dataset and the batches that every contender has to make."""
 
     dataset: str
     positive_actions: tuple[str, ...]
@@ -58,7 +58,7 @@ class Setting:
     tokens_per_step: int = 4096
     window_buckets: int = 8
     num_buckets: int = 1
-    """Buckets of the dataset. `prepare` fills in this setting and the next two."""
+    """Number of buckets of the dataset. `prepare` fills in this setting and the next two."""
     actions: tuple[str, ...] = ()
     surfaces: tuple[str, ...] = ()
     num_hashes: int = 8
@@ -67,12 +67,12 @@ class Setting:
 
     @property
     def hashing(self) -> HashConfig:
-        """How items become table rows."""
+        """Settings of the hash functions that turn items into table rows."""
         return HashConfig(num_hashes=self.num_hashes, num_rows=self.num_rows)
 
     @property
     def config(self) -> DataConfig:
-        """The same for our loader."""
+        """This setting in the form that our loader takes."""
         return DataConfig(
             dataset=self.dataset,
             positive_actions=self.positive_actions,
@@ -82,17 +82,17 @@ class Setting:
         )
 
     def window_rows(self, num_examples: int) -> int:
-        """Examples in a window, for rivals without buckets; `num_examples` counts the dataset."""
+        """Returns the number of examples in a window, for rivals without buckets. The dataset has `num_examples`."""
         return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
 
     def open(self) -> SequenceSource:
-        """The dataset as our loader reads it, with the features of a model that does not choose any."""
+        """Opens the dataset as our loader reads it, with the default features of a model."""
         standard = functools.partial(features_for_model, DEFAULT_READS, max_history=self.max_length)
         return open_sequences(self.dataset, self.positive_actions, features=standard)
 
     @classmethod
     def read(cls, folder: Path) -> Setting:
-        """The setting that `prepare` wrote."""
+        """Reads the setting that `prepare` wrote."""
         content: dict[str, Any] = json.loads((folder / "setting.json").read_text(encoding="utf-8"))
         for name in ("positive_actions", "actions", "surfaces"):
             content[name] = tuple(content[name])
@@ -100,7 +100,7 @@ class Setting:
 
 
 def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int) -> pa.Table:
-    """`num_events` canonical events, sorted by user and time: few users with many, items by a power law."""
+    """Makes up canonical events, sorted by user and time. Few users have many events, and items follow a power law."""
     num_users = max(1, num_events // mean_length)
     weights = np.exp(SIGMA * keyed_random.normal(seed, 1, np.arange(num_users)))
     bounds = np.append(0, np.round(np.cumsum(weights) * (num_events / weights.sum()))).astype(np.int64)
@@ -113,7 +113,7 @@ def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int)
     action_draw = ((draws >> np.uint64(16)) & np.uint64(0xFFFF)).astype(np.float64) * 2.0**-16
     surfaces = ((draws >> np.uint64(8)) & np.uint64(0xFF)).astype(np.int32) % len(SURFACES)
     ranks = np.minimum((np.exp(item_draw * np.log(num_items + 1)) - 1).astype(np.int64), num_items - 1)
-    # Ids in no order, like real ids.
+    # Ids are in random order, like real ids.
     names = (mix64(np.arange(num_items, dtype=np.int64), 7) >> np.uint64(2)).view(np.int64)
     gaps = ((mix64(draws.view(np.int64), 3) >> np.uint64(32)) % np.uint64(2 * MEAN_GAP_MS)).astype(np.int64)
     elapsed = np.cumsum(gaps)
@@ -137,12 +137,12 @@ def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int)
 
 
 def write_made_up(root: Path, name: str, *, num_events: int, num_items: int, mean_length: int, seed: int) -> Path:
-    """The snapshot of a made-up dataset."""
+    """Writes a made-up dataset and returns its snapshot."""
     return write_dataset(root, name, made_up_events(num_events, num_items, mean_length, seed))
 
 
 def prepare(setting: Setting, folder: Path) -> dict[str, Any]:
-    """Writes the files of the rivals into `folder`, a few buckets at a time; returns counts and sizes."""
+    """Writes the files of the rivals into `folder`, one bucket at a time. Returns counts and sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     source = setting.open()
     index = index_training(source, setting.max_length)
@@ -173,7 +173,7 @@ def prepare(setting: Setting, folder: Path) -> dict[str, Any]:
 
 
 def _write_examples(setting: Setting, source: SequenceSource, folder: Path) -> int:
-    """The examples of each bucket as one row group; returns how many there are."""
+    """Writes the examples of each bucket as one row group, and returns the number of examples."""
     schema = examples_of(setting, source, 0).schema
     num_examples = 0
     with (
@@ -190,7 +190,7 @@ def _write_examples(setting: Setting, source: SequenceSource, folder: Path) -> i
 
 
 def examples_of(setting: Setting, source: SequenceSource, bucket: int) -> pa.Table:
-    """The training segments of a bucket: `user_id`, and a list column for each of EXAMPLE_COLUMNS."""
+    """Returns the training segments of a bucket, with `user_id` and a list column for each of EXAMPLE_COLUMNS."""
     sequences = source.read([bucket])
     segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, setting.max_length)
     fields = dict(sequences.histories(segments.starts, segments.lengths).fields or {})

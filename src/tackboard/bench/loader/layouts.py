@@ -1,16 +1,17 @@
-"""How many bytes the same training examples take in four layouts, part of `tackboard bench loader`.
+"""Measures how many bytes the same training examples take in four layouts; part of `tackboard bench loader`.
 
-A dataset with labelled requests comes in; its examples (the last N events that a request could see, a candidate, its
-labels) are written four times, read back, and, when every value is the same, the sizes of the files go out:
+An example of a dataset with labelled requests is a candidate with its labels, and the last N events that its request
+could see. This module writes the examples in four layouts and reads them back. If every value is the same, it returns
+the sizes of the files:
 
     flat, shuffled     one row per candidate, with its history, in random order: the usual layout
     flat, sorted       the same rows sorted by user and request, so that the codec finds equal histories side by side
-    grouped            one row per request with its history once, candidates in lists
-    ours               requests without histories, and the events once; a reader assembles the history
+    grouped            one row per request, with its history once and its candidates in lists
+    ours               requests without histories, and every event once; a reader assembles the histories
 
 Decided: all four layouts use the same codec, snappy or zstd. Each column uses the smaller of Parquet's two usual
-encodings, with a dictionary or plain, chosen on its first rows. Flat rows are made one row group at a time; the
-requests with their histories are in memory. A dataset is cut to its first users, up to a limit of flat history values.
+encodings (dictionary or plain), which is chosen on the first rows. Flat rows are made one row group at a time, from the
+requests with their histories in memory. To limit the number of flat history values, only the first users are used.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ CODECS = ("snappy", "zstd")
 LAYOUTS = ("flat, shuffled", "flat, sorted", "grouped", "ours")
 MAX_HISTORY = 256
 MAX_VALUES = 60_000_000
-"""History values of the flat rows, 20 bytes each before they are compressed."""
+"""Largest number of history events in all flat rows together. An event has 20 bytes before compression."""
 ROWS_PER_GROUP = 65_536
 Parts = Callable[[], Iterator[pa.Table]]
-"""Makes the rows of a table, one row group at a time."""
+"""A function that makes the rows of a table, one row group at a time."""
 EVENT_COLUMNS = ("user_id", "item_id", "action", "surface", "time_ms", "received_ms")
-"""What a history is assembled from."""
+"""Columns of events from which a history is assembled."""
 HISTORY = ("history_item_id", "history_action", "history_surface", "history_time_ms")
 PUBLISHED = "10 to 50 times smaller by sorting on user id and request id (Pinterest, 2026)"
 WINDOWS = LabelConfig(labels=(Label("click", 1_800_000), Label("save", 604_800_000)))
@@ -60,7 +61,7 @@ QUICK_WORLDS = {
 
 
 def measure_layouts(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Makes worlds with few and with many candidates per request in `folder`, and compares the layouts of each."""
+    """Makes worlds with few and with many candidates per request in `folder`, and compares the layouts on each."""
     worlds = {}
     for name, config in (QUICK_WORLDS if quick else WORLDS).items():
         path = write_world(config, folder, name.replace(" ", "-"))
@@ -72,9 +73,9 @@ def measure_layouts(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 def compare_layouts(
     dataset: Dataset, folder: Path, *, max_history: int = MAX_HISTORY, max_values: int = MAX_VALUES
 ) -> dict[str, Any]:
-    """Bytes of each layout and codec, and how many times smaller than flat and shuffled it is.
+    """Returns the bytes of each layout and codec, and how many times smaller the layout is than "flat, shuffled".
 
-    Writes files below `folder` and removes them. A layout that does not return the same examples raises DataError.
+    Writes files below `folder` and removes them. Raises DataError if a layout does not return the same examples.
     """
     requests, events = _whole_users(dataset, max_history, max_values)
     grouped = assemble(requests, events, max_history)
@@ -120,9 +121,9 @@ def compare_layouts(
 
 
 def assemble(requests: pa.Table, events: pa.Table, max_history: int) -> pa.Table:
-    """`requests` with the last `max_history` events of their user that were received strictly before each.
+    """Adds to each request the last `max_history` events of its user that were received strictly before the request.
 
-    `events` are EVENT_COLUMNS, sorted as in a dataset. Actions and surfaces become numbers, as training reads them.
+    `events` has EVENT_COLUMNS, sorted as in a dataset. Actions and surfaces become numbers, as training reads them.
     """
     users, starts = np.unique(numpy_column(events, "user_id"), return_index=True)
     bounds = np.append(starts, events.num_rows).astype(np.int64)
@@ -147,7 +148,7 @@ def assemble(requests: pa.Table, events: pa.Table, max_history: int) -> pa.Table
 
 
 def explode(grouped: pa.Table, rows: NDArray[np.int64] | None = None) -> pa.Table:
-    """One row per candidate, with all that belongs to its request: all of them in order, or the chosen `rows`."""
+    """Returns one row per candidate, with all columns of its request: all rows in order, or the chosen `rows`."""
     lists = [name for name in grouped.column_names if pa.types.is_list(grouped.schema.field(name).type)]
     candidates = [name for name in lists if name not in HISTORY]
     request_of = _request_of(grouped)
@@ -170,7 +171,7 @@ def _parts(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _write(parts: Parts, path: Path, codec: str) -> None:
-    """Writes the parts as row groups, each column in the encoding that is smaller for the first part."""
+    """Writes the parts as row groups. Each column gets the encoding that is smaller for the first part."""
     first = next(parts())
     smaller: dict[str, tuple[int, bool]] = {}
     for dictionary in (True, False):
@@ -205,15 +206,15 @@ def _check(
 
 
 def _whole_users(dataset: Dataset, max_history: int, max_values: int) -> tuple[pa.Table, pa.Table]:
-    """The requests and events of the first users, with at most `max_values` flat history values."""
+    """Returns the requests and events of the first users, with at most `max_values` history events in flat rows."""
     requests, events = read_requests(dataset), dataset.read_events(list(EVENT_COLUMNS))
     users, event_users = numpy_column(requests, "user_id"), numpy_column(events, "user_id")
-    # An upper bound: every request sees all of its user's events.
+    # This is an upper bound, as if every request could see all events of its user.
     lengths = np.searchsorted(event_users, users, side="right") - np.searchsorted(event_users, users)
     values = np.cumsum(np.minimum(lengths, max_history) * _lengths(requests["item_id"]))
     num_rows = int(np.searchsorted(values, max_values, side="right"))
     if num_rows < len(users):
-        # The user at the border is left out, unless it is the only user.
+        # The user who crosses the limit is left out, unless it is the only user.
         num_rows = int(np.searchsorted(users, users[num_rows])) or int(np.searchsorted(users, users[0], side="right"))
     last = users[num_rows - 1]
     num_events = int(np.searchsorted(event_users, last, side="right"))
@@ -221,17 +222,17 @@ def _whole_users(dataset: Dataset, max_history: int, max_values: int) -> tuple[p
 
 
 def _lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """The lengths of a column of lists."""
+    """Returns the lengths of a column of lists."""
     return np.concatenate([chunk.value_lengths().to_numpy() for chunk in column.chunks]).astype(np.int64)
 
 
 def _request_of(grouped: pa.Table) -> NDArray[np.int64]:
-    """The row of the request of every candidate."""
+    """Returns, for every candidate, the row of its request."""
     return np.repeat(np.arange(grouped.num_rows), _lengths(grouped["item_id"]))
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int16]:
-    """Each name as its position in the sorted list of names that occur."""
+    """Replaces each name by its position in the sorted list of distinct names."""
     encoded = encode(column)
     names = np.array(encoded.dictionary.to_pylist())
     return np.argsort(np.argsort(names)).astype(np.int16)[encoded.indices.to_numpy()]

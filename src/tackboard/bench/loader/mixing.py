@@ -1,12 +1,13 @@
-"""How well the order of training mixes users, for windows of several sizes, against a permutation of everything.
+"""Measures how well the training order mixes users, for windows of several sizes, compared with a full permutation.
 
-In: sizes of a dataset. Out: two ratios for each size of window; 1 means as good as a full permutation.
+For sizes of a dataset this module returns two ratios per window size. A ratio of 1 is as good as a full permutation.
 
-    spread       variance from step to step of the mean position of a step's segments in the sorted dataset, divided by
-                 that of a full permutation: how much a gradient sees of the order of user ids
+    spread       each step has a mean position of its segments in the sorted dataset; this is the variance of the means
+                 over steps, divided by its value for a full permutation: it shows how much gradients depend on the
+                 order of user ids
     neighbours   how often two segments of one bucket meet in one step, divided by the same for a full permutation
 
-Only the plan is used and no event is read: all segments have one length, all buckets one size.
+Only the step plan is used and no event is read. All segments have the same length, and all buckets the same size.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ WINDOWS = (1, 4, 16, 64)
 NUM_BUCKETS = 256
 SEGMENTS_PER_BUCKET = 1_500
 SEGMENTS_PER_STEP = 96
-"""About 4,096 events."""
+"""Number of segments in a step, with about 4,096 events together."""
 NUM_ORDERS = 10
 TOKENS = 43
-"""Events of a segment."""
+"""Number of events in a segment."""
 
 
 def measure_mixing(
@@ -34,7 +35,7 @@ def measure_mixing(
     segments_per_bucket: int = SEGMENTS_PER_BUCKET,
     num_orders: int = NUM_ORDERS,
 ) -> dict[str, Any]:
-    """The two ratios for each size of window and for all buckets in one; each the mean over several orders."""
+    """Returns the mean of both ratios over several orders, for each window size and for one window of all buckets."""
 
     def averaged(window: int) -> dict[str, float]:
         orders = (order_of(window, num_buckets, segments_per_bucket, seed) for seed in range(num_orders))
@@ -51,7 +52,7 @@ def measure_mixing(
 
 
 def order_of(window: int, num_buckets: int, segments_per_bucket: int, seed: int) -> NDArray[np.int64]:
-    """The segments, numbered through the sorted dataset, in the order in which the first epoch reads them."""
+    """Returns the segments in the order in which the first epoch reads them. Numbers follow the sorted dataset."""
     plan = StepPlan(
         np.full(num_buckets, segments_per_bucket * TOKENS, dtype=np.int64),
         longest=TOKENS,
@@ -69,11 +70,11 @@ def order_of(window: int, num_buckets: int, segments_per_bucket: int, seed: int)
 
 
 def ratios(order: NDArray[np.int64], segments_per_bucket: int) -> dict[str, float]:
-    """`spread` and `neighbours` of an order; see the module."""
+    """Returns `spread` and `neighbours` of an order; see the docstring of the module."""
     total, size = len(order), SEGMENTS_PER_STEP
     steps = order[: total // size * size].reshape(-1, size)
     expected = (total * total - 1) / 12 / size * (total - size) / (total - 1)
-    # Pairs of one bucket in a step: by the counts of its buckets.
+    # The number of pairs from one bucket in a step follows from the counts of each bucket in the step.
     buckets = np.sort(steps // segments_per_bucket, axis=1)
     place = np.repeat(np.arange(len(buckets), dtype=np.int64), size) * (total // segments_per_bucket) + buckets.ravel()
     counts = np.bincount(place).astype(np.float64)

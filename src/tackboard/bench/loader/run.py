@@ -1,20 +1,20 @@
-"""`tackboard bench loader`: how fast and in how much memory training batches come, against three other ways.
+"""`tackboard bench loader` measures the speed and the memory of training loaders: ours and three others.
 
-A folder comes in, and optionally a dataset; one object of numbers goes out. Without a dataset one is made up. Every
-contender gives the same batches: the segments of `data.max_length` events before each user's held-out event, shuffled
-at least as well as our windows, at most `tokens_per_step` events in a step, as the tensors of `SequenceBatch`. `check`
-compares the batches. If they differ, the time of the contender is not reported.
+It works in a folder, on a dataset of the user or on a made-up dataset, and returns one object of numbers. Every
+contender makes the same batches, as the tensors of `SequenceBatch`: the segments of at most `data.max_length` events
+before each user's held-out event, shuffled at least as well as by our windows, with at most `tokens_per_step` events
+per step. `check` compares the batches. If they differ, the time of the contender is not reported.
 
-    speed      training segments per CPU-second of all processes, one thread each, the median of several processes
-    ladder     our own loader, from the simplest way to the way that training uses
-    workers    seconds on the clock for an epoch, without workers and with two
-    memory     peak of the process tree over an epoch, of this dataset and of one ten times as large
+    speed      training segments per CPU-second of all processes, with one thread each; the median of several runs
+    ladder     our own loader, from the simplest variant to the variant that training uses
+    workers    wall-clock seconds of an epoch, without workers and with two
+    memory     peak memory of the process tree over an epoch, on this dataset and on a dataset ten times as large
     mixing     how well the order mixes users (`mixing`)
     layouts    bytes of the same examples in four layouts (`layouts`)
 
-The rivals are in `benchmarks/rivals/`, where each module says how it was tuned; without them (`rivals`) only Tackboard
-is measured. Contenders take turns, so that other work on the machine affects all of them, and a disturbed run is not
-judged (`turns`).
+The rivals are in `benchmarks/rivals/`, and each module says how it was tuned. If they are not installed (`rivals`),
+only Tackboard is measured. Contenders take turns, so that other work on the machine affects all of them. A disturbed
+run is not judged (`turns`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from tackboard.report.svg import percentile
 
 OURS = "tackboard"
 PACKAGES = ("datasets", "ray", "pandas", "numpy", "pyarrow", "torch")
-"""What the rivals are written with."""
+"""Libraries that the rivals use."""
 MADE_UP = "made up"
 """Name of the dataset if the user gives none."""
 LEAST_SPEEDUP = 2.0
-"""Aim: our examples per CPU-second are at least this many times those of the fastest rival."""
+"""Aim: our number of examples per CPU-second is at least this many times the number of the fastest rival."""
 MOST_GROWTH = 1.1
-"""Aim: our peak memory on a dataset ten times as large is at most this many times the peak on the smaller one."""
+"""Aim: our peak memory on a dataset ten times as large is at most this many times the peak on the smaller dataset."""
 GROWTH = 10
 
 
@@ -77,7 +77,7 @@ WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
 """Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""With more events than this, batches are not checked, since a check needs all of them, and SLOWEST is left out."""
+"""With more events than this, SLOWEST is left out and batches are not checked: a check needs all events in memory."""
 SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20
@@ -88,10 +88,10 @@ Rows = list[tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderSizes:
-    """How much data, and how often each thing is measured."""
+    """Sizes of the data, and numbers of measurements."""
 
     num_events: int = 1_040_000
-    """Two windows of 8 buckets; the larger dataset has twenty windows."""
+    """Enough events for two windows of 8 buckets. The larger dataset has twenty windows."""
     num_items: int = 100_000
     mean_length: int = 80
     """Mean number of events of a user."""
@@ -151,7 +151,7 @@ def measure(
 
 
 def setting_of(folder: Path, sizes: LoaderSizes, data: Path | None, growth: int) -> Setting:
-    """The setting for every contender, on the user's dataset or on a made-up one that is `growth` times as large."""
+    """Returns the setting of every contender, for the user's dataset or a made-up one of `growth` times the size."""
     if data is not None:
         return Setting(dataset=str(data), positive_actions=())
     say(f"making up {growth * sizes.num_events:,} events")
@@ -174,7 +174,7 @@ class Runner:
         self._rivals_python = rivals_python
 
     def run(self, entry: Entry, tasks: str, *, watch: bool = False) -> dict[str, Any]:
-        """The answer of a contender's process, or why it failed; with `watch` also `peak_bytes` of its process tree."""
+        """Returns the answer of a contender's process, or why it failed. `watch` adds `peak_bytes` of all processes."""
         python = sys.executable if entry.module == OURS else str(self._rivals_python)
         command = [python, "-m", "tackboard.bench.loader.contender", entry.module, entry.variant]
         quiet = {"HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
@@ -187,7 +187,7 @@ class Runner:
         return {"failed": done.reason}
 
     def speed(self, entries: Mapping[str, Entry], repeats: int, *, checked: bool = True) -> dict[str, Any]:
-        """The figures of contenders, which take turns; for wrong batches, how they differ."""
+        """Returns the figures of contenders, which take turns. For wrong batches it returns how they differ instead."""
         reference = Reference(Setting.read(self.folder)) if checked else None
         wrong: dict[str, dict[str, Any]] = {}
         begun: set[str] = set()
@@ -208,7 +208,7 @@ class Runner:
         return {name: wrong.get(name) or speed_figures(found) for name, found in runs.items()}
 
     def _differences(self, reference: Reference, entry: Entry, found: Mapping[str, Any]) -> list[str]:
-        """How the batches differ from ours. Raises TackboardError if our own batches are wrong."""
+        """Returns how the batches differ from ours. Raises TackboardError if our own batches are wrong."""
         if "failed" in found:
             return []
         differences = reference.differences(self.folder / f"{entry.module}_{entry.variant}_check.npz")
@@ -219,7 +219,7 @@ class Runner:
         return differences
 
     def workers(self, names: list[str]) -> dict[str, Any]:
-        """Seconds on the clock for an epoch."""
+        """Measures the wall-clock seconds of an epoch."""
         figures: dict[str, Any] = {}
         for name in names:
             say(f"with workers: {CONTENDERS[name].words}")
@@ -230,7 +230,7 @@ class Runner:
         return figures
 
     def memory(self, names: list[str]) -> dict[str, Any]:
-        """Peak memory over an epoch."""
+        """Measures the peak memory over an epoch."""
         figures: dict[str, Any] = {}
         for name in names:
             say(f"memory: {CONTENDERS[name].words}")
@@ -240,7 +240,7 @@ class Runner:
 
 
 def speed_figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of several processes."""
+    """Returns the medians over several processes."""
     failed = [run for run in runs if "failed" in run]
     if failed:
         return failed[0]
@@ -256,7 +256,7 @@ def speed_figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def memory_figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Peak bytes, and bytes above an idle process that has only loaded its libraries."""
+    """Returns the peak bytes, and the bytes above those of an idle process that has only loaded its libraries."""
     return {
         "peak_bytes": found["peak_bytes"],
         "above_idle_bytes": found["peak_bytes"] - found["idle_bytes"],
@@ -268,7 +268,7 @@ def memory_figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The aims that could be measured, with their values."""
+    """Returns the aims that could be measured, with their values."""
     contenders, found = result["contenders"], []
     rates = {name: f["examples_per_cpu_s"] for name, f in contenders.items() if "examples_per_cpu_s" in f}
     others = {name: rate for name, rate in rates.items() if name != OURS}
@@ -278,7 +278,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         text = f"examples per CPU-second over those of the fastest other ({fastest}), at least {LEAST_SPEEDUP:g}"
         found.append({"aim": text, "value": round(value, 2), "met": value >= LEAST_SPEEDUP})
     peaks = [result["memory"].get(growth, {}).get(OURS, {}).get("peak_bytes") for growth in ("1", str(GROWTH))]
-    # A dataset smaller than a window lies in memory as a whole, so its memory grows with it.
+    # A dataset smaller than a window is in memory as a whole, so memory grows with the dataset.
     if all(peaks) and result["dataset"]["num_buckets"] >= result["setting"]["window_buckets"]:
         value = peaks[1] / peaks[0]
         text = f"peak memory on {GROWTH} times the dataset over that on the smaller one, at most {MOST_GROWTH:g}"
@@ -290,7 +290,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """The measurement for people."""
+    """Makes the report of a measurement."""
     rivals, setting, name = result["rivals"], result["setting"], result["dataset"]["name"]
     versions = rivals if isinstance(rivals, str) else shown_versions(rivals)
     data = "" if name == MADE_UP else f" --data datasets/{name}"
@@ -311,7 +311,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """What a reader must know beside the numbers."""
+    """Returns remarks that a reader of the numbers needs."""
     found = [f"rivals: {result['rivals']}"] if isinstance(result["rivals"], str) else []
     if result["left_out"]:
         found.append(f"left out in this run: {', '.join(result['left_out'])}")
@@ -324,7 +324,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
 
 
 def tables(result: Mapping[str, Any]) -> list[tuple[str, Rows]]:
-    """(title, rows) of each table; the first row names the columns."""
+    """Returns (title, rows) of each table. The first row names the columns."""
     data = result["dataset"]
     found = [
         (

@@ -1,17 +1,18 @@
 """The study `ablations` of `tackboard bench quality`: the publication's ablations, each beside its published direction.
 
-In: the recipes of recipes/ablations.py. Out: one table per question. Recipes are judged on the validation event at the
-end of their schedule, with three seeds or more. No recipe sees the test event, because these tables help to choose. A
-difference is shown with the interval of the paired bootstrap over users and the error by seeds. It counts only if it
-stands out from both (verdict.py).
+The study runs the recipes of recipes/ablations.py and makes one table per question. Recipes are judged on the
+validation event at the end of their schedule, by default with three seeds. No recipe sees the test event, because these
+tables help to choose settings. Each difference is shown with the interval of the paired bootstrap over users and with
+the error by seeds. A difference counts only if it is larger than both kinds of chance explain (verdict.py).
 
-The publication measured saves in a ranker that was fine-tuned; here the next item is judged, which is what the
+The publication measured saves in a ranker that was fine-tuned. Here the next item is judged, which is what the
 next-token loss trains. So a loss that looks further ahead is at a disadvantage here.
 
-Positives need a dataset with several actions, and a judgement that is the same for all of them (stage
-`ablation-positives`): the article of the user's last save but one is ranked among the articles that the user has not
-met, from what the user did before meeting it. Training ends there too. Decided: before meeting the article, not before
-saving it, because people open an article and then save it, and guessing the open article is no test.
+To compare choices of positive actions, the study needs a dataset with several actions and a judgement that does not
+depend on the choice (stage `ablation-positives`). The model ranks the article of the user's second-last save among all
+articles that the user has not met, from the history that ends before the user met this article. Training ends there
+too. Decided: the history ends before the user met the article, not before the save, because people open an article and
+then save it. Guessing that the open article is saved would be no test.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from tackboard.train.config import RunConfig, features_for
 
 JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
-"""The judged event, counted from the last: the validation event, which is used to choose settings."""
+"""The judged event, counted from the last. It is the validation event, which is used to choose settings."""
 AHEAD = (5, 10)
-"""Losses are also compared on events this far after the end of the history. A loss that looks further ahead should be
-better there, if anywhere."""
+"""Losses are also compared on events that come this many events after the history. If a loss that looks further ahead
+is better anywhere, it should be better there."""
 QUICK_STEPS, QUICK_TOKENS = 20, 2_048
 NOTES = [
     "Recipes are judged at the end of their schedule. No method saw the test event.",
@@ -58,22 +59,22 @@ NOTES = [
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A recipe, and what it is compared with."""
+    """A recipe, and the recipe that it is compared with."""
 
     name: str
     """Name of the recipe, without `ablation-` and the question."""
     title: str
     against: str = ""
-    """The recipe to compare with; empty: others are compared with this recipe."""
+    """The recipe to compare with; empty if other recipes are compared with this one."""
     published: int | None = None
-    """Sign of the published difference; 0: next to none; None: not published."""
+    """Sign of the published difference; 0 if the difference was next to none, None if it was not published."""
     words: str = ""
-    """What was published."""
+    """The published result in words."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Recipes that differ in one thing."""
+    """A question, and the recipes that answer it. They differ in one thing."""
 
     name: str
     title: str
@@ -156,7 +157,7 @@ QUESTIONS = (
 
 
 def ablations(context: StudyContext) -> StudyPlan:
-    """Every question that the dataset can answer."""
+    """Plans the cells of every question that the dataset can answer."""
     questions = [question for question in QUESTIONS if question.dataset == context.bench.name]
     if not questions:
         allowed = ", ".join(dict.fromkeys(question.dataset for question in QUESTIONS))
@@ -174,7 +175,7 @@ def ablations(context: StudyContext) -> StudyPlan:
     cells: dict[tuple[str, str], list[Cell]] = {}
     methods: list[tuple[RunConfig, Method]] = []
     for question in questions:
-        # For every question: the base answers several questions and must be the same cell in all of them.
+        # AHEAD is set for every question, because the base answers several questions and must be one cell in all.
         stage = "validate"
         protocol: dict[str, Any] = {"ahead": list(AHEAD)}
         if question.name == "positives":
@@ -185,7 +186,7 @@ def ablations(context: StudyContext) -> StudyPlan:
                 context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
             ]
     check_overrides(context.options.overrides, [method.name for _, method in methods])
-    # One seed of every recipe comes first, so the finished ones can be compared whenever time runs out.
+    # One seed of every recipe runs first, so that finished recipes can be compared whenever time runs out.
     every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
     return StudyPlan(every, lambda find: _table(context, questions, cells, find))
 
@@ -193,7 +194,7 @@ def ablations(context: StudyContext) -> StudyPlan:
 def _method(
     question: Question, variant: Variant, place: MethodContext, known: list[tuple[RunConfig, Method]]
 ) -> Method:
-    """The recipe as a method of the harness. The base answers several questions and runs once, by its first name."""
+    """Returns the recipe as a method of the harness. A recipe of several questions runs once, under its first name."""
     name = f"ablation-{question.name}-{variant.name}"
     config = _at(place, find_recipe(name))
     for other, method in known:
@@ -205,7 +206,7 @@ def _method(
 
 
 def _at(place: MethodContext, config: RunConfig) -> RunConfig:
-    """A recipe on a prepared dataset, shortened with --quick."""
+    """Returns a recipe on a prepared dataset. With --quick the recipe is made small and short."""
     data = dataclasses.replace(config.data, dataset=place.prepared, window_buckets=64)
     if not place.quick:
         return dataclasses.replace(config, data=data)
@@ -227,7 +228,7 @@ def _at(place: MethodContext, config: RunConfig) -> RunConfig:
 
 
 def _saves_protocol(context: StudyContext, place: MethodContext) -> dict[str, Any]:
-    """How positives are judged. Also writes the dataset that ends before the judged events."""
+    """Returns how the question of positives is judged, and writes the dataset that ends before the judged events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-before-saved"
     if not target.exists() and not context.is_trial:
@@ -237,7 +238,7 @@ def _saves_protocol(context: StudyContext, place: MethodContext) -> dict[str, An
 
 
 def when_met(sequences: Sequences) -> Sequences:
-    """`sequences` that hold out each user's first event with the held-out item, instead of the original event."""
+    """Returns `sequences` with another held-out event: each user's first event with the held-out item."""
     targets = sequences.targets.copy()
     for user in np.flatnonzero(targets >= 0):
         begin, target = int(sequences.offsets[user]), int(targets[user])
@@ -247,14 +248,14 @@ def when_met(sequences: Sequences) -> Sequences:
 
 
 class JudgedFit(Fit):
-    """A fit whose loss and judgement have different positives. Training reads everything before the judged event. The
+    """A fit whose loss and judgement have different positives. Training reads all events before the judged event. The
     judgement is the same for every set of positives."""
 
     def trained_on(self, work: Work, cell: Cell) -> Path:
         return work.datasets / str(cell.protocol["trained_on"])
 
     def open_source(self, work: Work, cell: Cell) -> SequenceSource:
-        """All events that come before the judged ones, with the vocabulary of the whole dataset."""
+        """Opens all events that come before the judged events, with the vocabulary of the whole dataset."""
         whole = open_dataset(work.dataset(cell), verify=False)
         return open_sequences(
             self.trained_on(work, cell),
@@ -265,7 +266,7 @@ class JudgedFit(Fit):
         )
 
     def judged(self, work: Work, cell: Cell) -> Sequences:
-        """The whole dataset, with the judged event held out."""
+        """Reads the whole dataset, with the judged event held out."""
         whole = open_sequences(
             work.dataset(cell),
             tuple(cell.protocol["judged_actions"]),
@@ -277,7 +278,7 @@ class JudgedFit(Fit):
 
 
 def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with the recipe's positives and ranks the article of the last save but one, before the user met it."""
+    """Fits with the recipe's positives. Then ranks the article of the second-last save, before the user met it."""
     fit = JudgedFit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
@@ -330,7 +331,7 @@ def _table(
 
 
 def _protocol(context: StudyContext, results: Sequence[Result]) -> str:
-    """How the recipes are judged, for the table."""
+    """Describes how the recipes are judged, for the table."""
     users = f" of {results[0].values['num_ranked_users']:,} users" if results else ""
     if context.bench.name == "deskdrop":
         saves = " or ".join(SAVES)
@@ -348,7 +349,7 @@ def _protocol(context: StudyContext, results: Sequence[Result]) -> str:
 
 
 def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """How well each loss ranks an event further ahead, and its difference to the first loss."""
+    """Shows how well each loss ranks an event further ahead, and the difference to the first loss."""
     rows = []
     header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", *DIFFERENCE_COLUMNS[1:], ""]
     for variant in question.variants:
@@ -370,7 +371,7 @@ def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -
 
 
 def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """A dot for each seed of each variant; for losses also the quality by how far ahead the event lies."""
+    """Charts a dot for each seed of each variant. For losses it also charts quality by how far ahead the event lies."""
     mine = [
         (variant.title, groups[question.name, variant.name])
         for variant in question.variants
@@ -413,14 +414,17 @@ def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result
 
 
 def _gains(group: Sequence[Result], name: str) -> NDArray[np.float64]:
-    """Each user's mean gain of NDCG@10 over the seeds."""
+    """Returns the NDCG@10 of each user as its mean over seeds [U]."""
     return np.asarray(np.mean([gains(result.array(name), 10) for result in group], axis=0))
 
 
 def compare(
     question: Question, groups: Mapping[str, Sequence[Result]], *, is_quick: bool = False
 ) -> list[dict[str, Any]]:
-    """Each variant against its counterpart, by metric, if both are finished. Quick runs ignore what was published."""
+    """Compares each variant with its counterpart, for each metric, if both are finished.
+
+    Quick runs ignore the published results.
+    """
     found = []
     for variant in question.variants:
         if variant.name not in groups or variant.against not in groups:

@@ -1,19 +1,19 @@
-"""Does the work of one cell, also in a process of its own:
+"""Does the work of one cell. It can also run in a process of its own:
 `python -m tackboard.bench.quality.cell WORK SPEC.json DEVICE THREADS`.
 
-In: the description of a cell. Out: its result under WORK/cells. The stages:
+This module reads the description of a cell and writes the result under WORK/cells. A cell has one of these stages:
 
-    baseline   counts, scores, ranks the test event; nothing is fit
-    validate   fits with the last two events held out, ranks the second last at every checkpoint, and chooses the number
-               of steps with the best NDCG@10
+    baseline   counts, scores and ranks the test event; nothing is fit
+    validate   fits with the last two events held out, ranks the second-last event at every checkpoint, and chooses the
+               number of steps with the best NDCG@10
     test       fits with the last event held out, for the number of steps that the cell `after` chose, on the same
-               schedule of rates; ranks the test event once, at the end
-    published  fits with the last event held out and ranks it at every checkpoint, as the published figures of SASRec
-               and HSTU were made; keeps the last figure and the best one, which is not honest
+               learning-rate schedule; ranks the test event once, at the end
+    published  fits with the last event held out and ranks this event at every checkpoint, as the publications of SASRec
+               and HSTU did; keeps the last figure and the best figure, although choosing the best on test data cheats
 
-The run keeps the ranks of each checkpoint as files. A run that was killed ranks nothing twice, and it ranks a saved
-checkpoint that has no ranks before training continues. Exit codes are those of the program: 75 means that the state is
-saved and the cell is not finished.
+The run keeps the ranks of each checkpoint as files. So a run that continues after a kill ranks no checkpoint twice. If
+its newest checkpoint has no ranks yet, it is ranked before training continues. The process exits with the codes of
+`tackboard`: 75 means that the state is saved and the cell is not finished.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tackboard.train.trainer import Trainer, choose_device
 CUTOFFS = (10, 50, 200)
 CHOOSE_BY = "ndcg@10"
 USER_STREAM = 32
-"""Keeps the draw of ranked users apart from every other use of a seed."""
+"""Random stream for the draw of ranked users. No other draw uses this stream."""
 NUM_RECENT = 200
 
 Arrays = Mapping[str, NDArray[Any] | Path]
@@ -63,14 +63,17 @@ Outcome = tuple[dict[str, Any], Arrays]
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What a cell may use. It is not part of the description of a cell."""
+    """The device and the threads that a cell may use. They are not part of the description of a cell."""
 
     device: str = "auto"
     num_threads: int = 0
 
 
 def run_cell(work: Work, cell: Cell, machine: Machine | None = None) -> Result:
-    """The result of a cell: the stored result, or else what its stage finds. Raises Preempted if it is stopped."""
+    """Returns the stored result of a cell. If there is none, runs the stage of the cell and stores the result.
+
+    Raises Preempted if the stage is stopped.
+    """
     if (found := work.find(cell)) is not None:
         return found
     if cell.after is not None and work.find(cell.after) is None:
@@ -89,7 +92,7 @@ def run_cell(work: Work, cell: Cell, machine: Machine | None = None) -> Result:
 
 
 class Judge:
-    """Ranks the held-out events of some sequences by a cell's protocol, for one method after the other."""
+    """Ranks the held-out events of some sequences by a cell's protocol."""
 
     def __init__(self, sequences: Sequences, protocol: Mapping[str, Any]) -> None:
         self.sequences = sequences
@@ -100,7 +103,10 @@ class Judge:
         self.seconds = 0.0
 
     def rank(self, score: ScoreUsers, *, skip_newest: int = 0) -> NDArray[np.int64]:
-        """The 0-based rank of each user's held-out item among the whole catalogue; ties count against it."""
+        """Returns the 0-based rank of each user's held-out item in the whole catalogue [U].
+
+        Other items with an equal score rank before the held-out item.
+        """
         started = time.perf_counter()
         ranks = target_ranks(
             score,
@@ -114,7 +120,7 @@ class Judge:
         return ranks
 
     def rank_model(self, model: Any, config: RunConfig, *, skip_newest: int = 0) -> NDArray[np.int64]:
-        """The ranks by a model, from histories that end `skip_newest` events before the held-out one."""
+        """Returns the ranks by a model, from histories without their `skip_newest` newest events [U]."""
         started = time.perf_counter()
         score = rank_model(
             model, self.sequences, config.model.tables, config.model.max_history, skip_newest=skip_newest
@@ -123,9 +129,9 @@ class Judge:
         return self.rank(score, skip_newest=skip_newest)
 
     def facts(self) -> dict[str, Any]:
-        """What was ranked, for the result: counts and a hash of the held-out events."""
+        """Describes the ranked events for the result, by counts and a hash of the held-out events."""
         begins, targets = self.sequences.offsets[self.users], self.sequences.targets[self.users]
-        # The user, the index of the event within the user's events, and the item.
+        # The hash covers the user, the index of the event within the user's events, and the item.
         parts = (self.sequences.user_ids[self.users], targets - begins, self.sequences.item_ids[targets])
         identities = np.stack([part.astype(np.int64) for part in parts])
         return {
@@ -136,7 +142,7 @@ class Judge:
         }
 
     def returns(self) -> NDArray[np.bool_]:
-        """Whether each user's held-out item is in the history already [U]."""
+        """Returns whether each user's held-out item is already in the history [U]."""
         rows = []
         for user in self.users:
             begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]
@@ -146,7 +152,10 @@ class Judge:
 
 
 def _with_newest(sequences: Sequences, count: int) -> Sequences:
-    """`sequences` with histories cut to their newest `count` events, for the filter alone; 0: all."""
+    """Returns `sequences` with histories cut to their newest `count` events; 0 keeps all events.
+
+    Only the filter of seen items reads the cut histories.
+    """
     if not count:
         return sequences
     starts = np.maximum(sequences.offsets[:-1], sequences.train_ends - count)
@@ -154,7 +163,7 @@ def _with_newest(sequences: Sequences, count: int) -> Sequences:
 
 
 def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
-    """The users that are ranked: all who can be ranked, or `max_users` of them, drawn by their ids alone."""
+    """Returns all users that can be ranked, or `max_users` of them. The draw depends on the user ids alone."""
     users = evaluated_users(sequences)
     if not max_users or len(users) <= max_users:
         return users
@@ -163,26 +172,26 @@ def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
 
 
 def metrics_of(ranks: NDArray[np.int64]) -> dict[str, float]:
-    """HR and NDCG at the cutoffs."""
+    """Returns HR and NDCG at the cutoffs."""
     metrics = RankingMetrics(CUTOFFS)
     metrics.update(ranks)
     return {name: round(value, 6) for name, value in metrics.result().items()}
 
 
 class RecentlySeen:
-    """Scores an item of the history by how recently it was seen, the newest highest; everything else 0."""
+    """Scores items of the history by how recently they were seen. The newest scores highest, unseen items score 0."""
 
     def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences
 
     def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores for each of `users` (positions) from the history before the held-out event [U, catalogue]."""
+        """Returns scores for each of `users` (positions), from the history before the held-out event [U, catalogue]."""
         scores = np.zeros((len(users), len(self.sequences.catalogue)), dtype=np.float32)
         for row, user in enumerate(users):
             begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]
             recent = self.sequences.item_ids[max(begin, end - NUM_RECENT) : end]
             places = np.searchsorted(self.sequences.catalogue, recent)
-            # Assigned from old to new, so the newer time of an item that was seen twice counts.
+            # Scores are assigned from old to new, so the newest event counts for an item that was seen several times.
             scores[row, places] = 1.0 / np.arange(len(recent), 0, -1, dtype=np.float32)
         return scores
 
@@ -198,7 +207,7 @@ BASELINES: dict[str, Callable[[Sequences], Any]] = {
 
 
 def run_baseline(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Counts on the training events and ranks the test event."""
+    """Counts items in the training events and ranks the test event."""
     del machine
     started = time.perf_counter()
     sequences = open_sequences(work.dataset(cell), held_out=1).read()
@@ -222,7 +231,7 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best, values = fit.best_step(), fit.values()
     ranks = fit.ranks_at(best)
     chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
-    # From further back: histories that end some events before the held-out event, ranked with the last parameters.
+    # Also ranks from histories that end some events earlier, with the parameters of the last step.
     with fit.trainer.uncompiled():
         ahead = {
             f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
@@ -232,7 +241,7 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with one event held out, for the chosen number of steps, and ranks the event once."""
+    """Fits with one event held out, for the chosen number of steps, and ranks the held-out event once."""
     before = work.find(cell.after) if cell.after is not None else None
     if before is None:
         raise DataError(f"{cell.label} needs a number of steps, but its validation is not finished")
@@ -251,7 +260,7 @@ def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_published(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with one event held out and ranks it at every checkpoint, as published figures were made."""
+    """Fits with one event held out and ranks this event at every checkpoint, as the publications did."""
     config = cell.run_config()
     fit = Fit(work, cell, dataclasses.replace(config, data=dataclasses.replace(config.data, held_out=1)), machine)
     fit.train(judge_always=True)
@@ -277,14 +286,14 @@ STAGES = {
     "transfer-means": "tackboard.bench.transfer.fit:run_means",
     "ablation-positives": "tackboard.bench.quality.ablations:run_positives",
 }
-"""Stage → module:function of (work, cell, machine). A study with stages of its own adds them here."""
+"""Stage → module:function that takes (work, cell, machine). A study with stages of its own adds them here."""
 
 
 class Fit:
-    """A run that is judged at its checkpoints. The ranks of each judged step lie in the run directory."""
+    """A run that is judged at its checkpoints. The ranks of each judged step are kept in the run directory."""
 
     def __init__(self, work: Work, cell: Cell, config: RunConfig, machine: Machine) -> None:
-        """Opens or makes the run of the cell. Trains nothing yet."""
+        """Opens or creates the run of the cell, without training."""
         training = dataclasses.replace(config.training, device=machine.device, num_threads=machine.num_threads)
         data = dataclasses.replace(config.data, dataset=str(self.trained_on(work, cell)))
         self.config = dataclasses.replace(config, training=training, data=data)
@@ -316,12 +325,12 @@ class Fit:
         )
 
     def judged(self, work: Work, cell: Cell) -> Sequences:
-        """The sequences whose held-out events are ranked."""
+        """Returns the sequences whose held-out events are ranked."""
         del work, cell
         return self.source.read()
 
     def train(self, *, judge_always: bool) -> None:
-        """Trains to the end, ranking at each checkpoint or only at the last."""
+        """Trains to the end. Ranks at every checkpoint if `judge_always`, otherwise only at the last."""
         self._every = judge_always
         self._started = time.perf_counter()
         if self.trainer.device.type == "cuda":
@@ -335,11 +344,11 @@ class Fit:
             remove_directory(path)
 
     def curve(self) -> list[dict[str, Any]]:
-        """The metrics at every step that was ranked."""
+        """Returns the metrics at every ranked step."""
         return [{"step": step} | metrics_of(self.ranks_at(step)) for step in self._ranked()]
 
     def best_step(self) -> int:
-        """The step with the best NDCG@10, the earliest of equals."""
+        """Returns the step with the best NDCG@10; the earliest if several are equal."""
         return int(max(self.curve(), key=lambda point: (point[CHOOSE_BY], -point["step"]))["step"])
 
     def last_step(self) -> int:
@@ -349,7 +358,7 @@ class Fit:
         return np.asarray(np.load(self._path(step), allow_pickle=False), dtype=np.int64)
 
     def values(self) -> dict[str, Any]:
-        """What the run cost and how large it is, for the result."""
+        """Returns the cost and the size of the run, for the result."""
         seconds = max(1e-9, self._spent["train_seconds"])
         device = self.trainer.device
         on_gpu = device.type == "cuda"
@@ -373,7 +382,10 @@ class Fit:
         self._write_spent()
 
     def _is_due(self, step: int) -> bool:
-        """Whether a step must be ranked and has no ranks yet. A step at which the run was stopped is mostly not one."""
+        """Returns whether a step must be ranked and has no ranks yet.
+
+        A checkpoint that was saved because the run was stopped usually lies between the steps that must be ranked.
+        """
         every, total = self.config.training.checkpoint_every, self.config.training.steps
         is_point = step == total or (self._every and step % every == 0)
         return step > 0 and is_point and not self._path(step).exists()
@@ -405,7 +417,7 @@ class Fit:
         return self.run.path / "ranks" / f"step-{step:08d}.npy"
 
     def _write_spent(self) -> None:
-        """Adds the time since the last call. A kill loses time from this account, and nothing from the result."""
+        """Adds the time since the last call to spent.json. A kill loses this time, but does not change the result."""
         now = time.perf_counter()
         self._spent["evaluation_seconds"] += self.judge.seconds
         self._spent["train_seconds"] += now - self._started - self.judge.seconds
@@ -417,7 +429,7 @@ class Fit:
 
 
 def step_of(work: Work, cell: Cell, device: str) -> Step:
-    """A cell as a step of the job runner."""
+    """Returns a cell as a step of the job runner."""
 
     def figures() -> list[str]:
         metrics = found.values.get("metrics", {}) if (found := work.find(cell)) is not None else {}
@@ -436,7 +448,7 @@ def step_of(work: Work, cell: Cell, device: str) -> Step:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the cell that a file describes, WORK SPEC DEVICE THREADS; returns the exit code."""
+    """Runs the cell that a file describes and returns the exit code. `arguments` are WORK, SPEC, DEVICE and THREADS."""
     folder, spec, device, num_threads = arguments
     work, cell = Work(Path(folder)), Cell.from_description(read_json(Path(spec)))
     machine = Machine(device=device, num_threads=int(num_threads))

@@ -1,18 +1,18 @@
 """The table of cells of `tackboard bench quality`: complete descriptions of work, and the results of finished work.
 
-A cell is the work behind one figure: a method with a seed on a prepared dataset, at one stage of the protocol. Its
-description is complete (the whole config of the run, the protocol, the cell that it builds on) and names no machine, so
-its hash identifies the work on every machine:
+A cell is the work behind one figure: a method with a seed on a prepared dataset, at one stage of the protocol. The
+description of a cell is complete (the whole config of the run, the protocol, the cell that it builds on) and names no
+machine. So the hash of the description identifies the work on every machine:
 
-    WORK/quality.json                     says that the folder is ours
+    WORK/quality.json                     marks the folder as ours
     WORK/datasets/<prepared>/             see data.py
     WORK/cells/<label>-<hash>/            cell.json · result.json · ranks.npy …       finished, never touched again
     WORK/runs/<label>-<hash>/             the run directory of a cell that trains: an unfinished cell continues there
-    WORK/logs/<label>-<hash>.log          what its process printed
+    WORK/logs/<label>-<hash>.log          output of the process that ran the cell
 
-`cells` is small, and copying it is enough to continue on another machine. Decided: a finished cell of an older version
-counts if its description, completed with today's defaults for missing settings, is today's description. Otherwise a new
-setting would throw away days of results. Each result records the commit that made it.
+The folder `cells` is small, and copying it is enough to continue on another machine. Decided: a finished cell of an
+older version still counts if its description equals today's description once missing settings get today's defaults.
+Otherwise a new setting would throw away days of results. Each result records the commit that made it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ KIND = "tackboard quality work"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One entry of the table; see the module."""
+    """One entry of the table of cells; see the docstring of the module."""
 
     prepared: str
     """Name of the prepared dataset under WORK/datasets."""
     ties: str
-    """Its tie rule."""
+    """Tie rule of the prepared dataset."""
     method: str
     seed: int
     stage: str
     """Name of the stage: see STAGES in cell.py."""
     protocol: Mapping[str, Any]
-    """How the cell is judged, and what else the stage reads."""
+    """Settings of the judgement, and other settings that the stage reads."""
     config: Mapping[str, Any] | None = None
-    """The run, as `config_to_json` writes it, with the name of the prepared dataset; None: nothing is fit."""
+    """Config of the run as `config_to_json` writes it, with the prepared dataset by name; None if nothing is fit."""
     after: Cell | None = None
     """The cell whose result this cell reads, for example to get the chosen number of steps."""
 
@@ -67,14 +67,14 @@ class Cell:
         return step_name(self.label, self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """The complete description as JSON."""
+        """Returns the complete description as JSON."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         described = fields | {"after": self.after.describe() if self.after else None}
         return dict(json.loads(json.dumps(described)))
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Cell:
-        """The cell that `describe` described."""
+        """Returns the cell with this description; the inverse of `describe`."""
         after = description["after"]
         return cls(**{**description, "after": cls.from_description(after) if after else None})
 
@@ -84,7 +84,7 @@ class Cell:
         return config_from_json(dict(self.config))
 
     def in_todays_words(self) -> Cell:
-        """The cell with today's defaults for settings that its description lacks."""
+        """Returns the cell with today's defaults for settings that are missing in its description."""
         return dataclasses.replace(
             self,
             config=None if self.config is None else config_to_json(self.run_config()),
@@ -99,10 +99,10 @@ class Result:
     path: Path
     cell: Cell
     values: Mapping[str, Any]
-    """What result.json holds."""
+    """The content of result.json."""
 
     def array(self, name: str = "ranks") -> NDArray[Any]:
-        """One of its arrays, such as the 0-based rank of each user's held-out item."""
+        """Returns an array of the result, such as the 0-based rank of each user's held-out item."""
         path = self.path / f"{name}.npy"
         try:
             return np.asarray(np.load(path, allow_pickle=False))
@@ -113,7 +113,7 @@ class Result:
 
 
 class Work:
-    """A folder of cells."""
+    """The folder WORK, with prepared datasets, cells, runs and logs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -122,7 +122,7 @@ class Work:
 
     @classmethod
     def open(cls, root: Path) -> Work:
-        """Opens the folder `root`, or makes it. A file, or a folder with other content, raises UsageError."""
+        """Opens or creates the folder `root`. Raises UsageError if `root` is a file or holds other things."""
         work = cls.check(root)
         for folder in (work.datasets, work.cells, work.runs, work.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ class Work:
 
     @classmethod
     def check(cls, root: Path) -> Work:
-        """The folder `root`, which may not exist yet. A folder that `open` would refuse raises UsageError."""
+        """Returns the folder `root`, which may not exist yet. Raises UsageError if `open` would refuse the folder."""
         work = cls(root)
         marker = root / MARKER
         if root.exists() and not root.is_dir():
@@ -159,13 +159,13 @@ class Work:
         return self.logs / f"{cell.name}.log"
 
     def spec(self, cell: Cell) -> Path:
-        """Writes the description of a cell for the process that runs the cell; returns the file."""
+        """Writes the description of a cell to a file, for the process that runs the cell, and returns the file."""
         path = self.logs / f"{cell.name}.json"
         write_json_atomic(path, cell.describe())
         return path
 
     def find(self, cell: Cell) -> Result | None:
-        """The result of a cell, or None if the cell is not finished."""
+        """Returns the result of a cell, or None if the cell is not finished."""
         exact = self.cells / cell.name
         if (exact / "result.json").is_file():
             return Result(exact, cell, read_json(exact / "result.json"))
@@ -175,9 +175,9 @@ class Work:
         return None
 
     def save(self, cell: Cell, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | Path]) -> Result:
-        """Writes a result, whole or not at all. If another process was first, its result counts.
+        """Writes a result atomically. If another process has written a result first, that result stays.
 
-        An entry of `arrays` that is a folder is copied under its name.
+        An entry of `arrays` may be a folder. Its files are copied to a folder with the name of the entry.
         """
         final = self.cells / cell.name
         values = {
@@ -201,16 +201,16 @@ class Work:
 
 
 def save_array(path: Path, array: NDArray[Any]) -> None:
-    """Replaces `path` by an array of numbers."""
+    """Writes an array of numbers to `path` atomically."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     write_bytes_atomic(path, buffer.getvalue())
 
 
 def _means(path: Path, cell: Cell) -> bool:
-    """Whether the finished cell of an older version at `path` is `cell`."""
+    """Returns whether the finished cell at `path`, which an older version wrote, describes the same work as `cell`."""
     try:
         older = Cell.from_description(read_json(path / "cell.json")).in_todays_words()
     except (TackboardError, KeyError, TypeError):
-        return False  # It has a setting that no longer exists, so it is another cell.
+        return False  # The older cell has a setting that no longer exists, so it describes other work.
     return older.describe() == cell.describe()

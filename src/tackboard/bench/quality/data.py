@@ -1,13 +1,14 @@
-"""The datasets of `tackboard bench quality`: a publisher's files in, a dataset with a fixed order of events out.
+"""The datasets of `tackboard bench quality`. This module turns a publisher's files into a dataset with a fixed order of
+events.
 
 A leave-one-out figure depends on which event of a user is the last. In MovieLens-1M 42% of users have several events
-in their last second. So the tie rule is part of the data here: events of one user at one instant get 0, 1, 2, … ms
-more, in file order (`file`), in reverse file order (`reverse`) or in a seeded random order (`random`). No reader of the
-dataset can order them differently. A prepared dataset is one snapshot under WORK/datasets. Its name says what it holds,
-so a run can continue wherever the same files were prepared in the same way.
+in their last second. So the tie rule is part of the data here: 0, 1, 2, … ms are added to events of one user at one
+instant, in file order (`file`), in reverse file order (`reverse`) or in a seeded random order (`random`). Every reader
+of the dataset then sees the same order. A prepared dataset is one snapshot under WORK/datasets. Its name says what it
+holds, so a run can continue on any machine that prepared the same files in the same way.
 
-Decided: items are renumbered from 1 where the publisher's ids are not small numbers, so that every method may use a
-plain table of one row per item; the publisher's id stays in the item table.
+Decided: items are renumbered from 1 if the publisher's ids are not small numbers, so that every method can use a plain
+table of one row per item. The publisher's id stays in the item table.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ from tackboard.events.schema import encode, numpy_column, starts_of_users
 TIE_RULES = ("file", "reverse", "random")
 TIE_SEED = 20261115
 TIE_STREAM = 31
-"""Keeps the random numbers of the tie rule apart from every other use of a seed."""
+"""Random stream for the tie rule. No other draw uses this stream."""
 SPARSE_IDS = 4
-"""Ids are renumbered when the largest id is more than this many times the number of ids."""
+"""Whole numbers as ids are renumbered if the largest is at least this many times the number of ids."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bench:
-    """How one public dataset is used: protocol and sizes."""
+    """The protocol and the sizes that are used for one public dataset."""
 
     name: str
     filter_seen: bool
-    """Whether items of the history are taken out of the ranking."""
+    """If true, items of the history are taken out of the ranking."""
     max_length: int
     """A method reads at most this many events of a history."""
     max_users: int = 0
-    """Rank at most this many users, drawn once and the same for every method; 0: all."""
+    """Rank at most this many users, the same users for every method; 0 ranks all."""
     ties: tuple[str, ...] = TIE_RULES
     """Tie rules that make sense for the dataset, the default first."""
     quick_stride: int = 1
-    """`--quick` takes every n-th user, with this n."""
+    """With `--quick` every n-th user is kept, with this n."""
     quick_max_users: int = 0
-    """`max_users` of `--quick`."""
+    """Replaces `max_users` with `--quick`; 0 keeps `max_users`."""
     note: str = ""
-    """What a reader of the table must know about the protocol."""
+    """A note about the protocol, for the reader of the table."""
 
     @property
     def public(self) -> PublicDataset:
@@ -100,17 +101,17 @@ BENCHES = {
 
 @dataclasses.dataclass(frozen=True)
 class DatasetFacts:
-    """What the sizes of a method may depend on."""
+    """Facts about a prepared dataset from which a method may compute its sizes."""
 
     path: Path
     num_items: int
-    """Items of the catalogue, including items without events."""
+    """Number of items in the catalogue, including items without events."""
     num_rows: int
-    """Rows of a table with one row per id: the largest id plus 1."""
+    """Number of rows in a table with one row per id, which is the largest id plus 1."""
     events_per_user: NDArray[np.int64]
     actions: tuple[str, ...]
     last_tied_share: float
-    """Share of users with several events in their last instant. For these users the tie rule chooses the last event."""
+    """Share of users with several events at their last instant. For these users the tie rule chooses the last event."""
 
     @property
     def num_users(self) -> int:
@@ -121,12 +122,12 @@ class DatasetFacts:
         return int(self.events_per_user.sum())
 
     def newest_tokens(self, max_length: int, held_out: int = 1) -> int:
-        """Number of training events if only the newest `max_length` events of each user are read."""
+        """Returns the number of training events if only the newest `max_length` events of each user are read."""
         return int(np.clip(self.events_per_user - held_out, 0, max_length).sum())
 
 
 def find_bench(name: str) -> Bench:
-    """The dataset of that name; another name raises UsageError with the closest."""
+    """Returns the dataset with this name. An unknown name raises UsageError, which suggests the closest name."""
     if name not in BENCHES:
         raise UsageError(
             f"--dataset {name} does not exist",
@@ -137,14 +138,15 @@ def find_bench(name: str) -> Bench:
 
 
 def prepared_name(bench: Bench, ties: str, stride: int = 1) -> str:
-    """The name of a prepared dataset: its source, its tie rule, and which users it has if not all."""
+    """Returns the name of a prepared dataset: its source, its tie rule, and its stride if it has not all users."""
     return f"{bench.name}-{ties}" + (f"-every{stride}" if stride > 1 else "")
 
 
 def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | None, stride: int = 1) -> dict[str, Path]:
-    """Tie rule → prepared dataset under `datasets`. Missing ones are made from the publisher's files in `data`.
+    """Returns tie rule → prepared dataset under `datasets`. Makes missing datasets from the publisher's files, `data`.
 
-    Nothing is written, not even the folder `datasets`, before the files were read and found to be as published.
+    The files are first read and checked to be as published. Before that nothing is written, not even the folder
+    `datasets`.
     """
     check_ties(bench, rules)
     paths = {rule: datasets / prepared_name(bench, rule, stride) for rule in rules}
@@ -174,7 +176,7 @@ def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | Non
 
 
 def check_ties(bench: Bench, rules: Sequence[str]) -> None:
-    """Raises UsageError for a tie rule that does not exist or makes no sense for the dataset."""
+    """Raises UsageError if a tie rule does not exist or makes no sense for the dataset."""
     for rule in rules:
         if rule not in bench.ties:
             raise UsageError(
@@ -185,14 +187,14 @@ def check_ties(bench: Bench, rules: Sequence[str]) -> None:
 
 
 def expected_facts(bench: Bench, stride: int = 1) -> DatasetFacts:
-    """Roughly what `read_facts` will find, from the publisher's counts: to plan before anything is prepared."""
+    """Estimates the result of `read_facts` from the publisher's counts, to plan before anything is prepared."""
     counts = bench.public.counts
     lengths = np.full(max(1, counts.users // stride), max(1, counts.events // counts.users), dtype=np.int64)
     return DatasetFacts(Path(), counts.items, counts.items + 1, lengths, (), 0.0)
 
 
 def read_facts(path: Path) -> DatasetFacts:
-    """The facts of a prepared dataset."""
+    """Reads the facts of a prepared dataset."""
     dataset = open_dataset(path, verify=False)
     counts = numpy_column(dataset.read_users(["num_events"]), "num_events")
     items = numpy_column(dataset.read_items(["item_id"]), "item_id")
@@ -207,7 +209,7 @@ def read_facts(path: Path) -> DatasetFacts:
 
 
 def find_files(public: PublicDataset, data: Path | None) -> list[Path]:
-    """The downloaded files: `data` is the folder of the dataset, a folder that holds it by name, or a file."""
+    """Finds the downloaded files. `data` is a file, the folder of the dataset, or a folder that holds that folder."""
     where = {"allowed": f"needed: {public.files}", "fix": f"download it from {public.source}"}
     if data is None:
         raise UsageError(f"the files of {public.name} are not given: use --data DIR or set TACKBOARD_DATA", **where)
@@ -223,7 +225,7 @@ def find_files(public: PublicDataset, data: Path | None) -> list[Path]:
 
 
 def every_nth_user(content: PublicData, stride: int) -> PublicData:
-    """The events and attributes of every `stride`-th user, in the order of their ids; items stay."""
+    """Keeps the events and attributes of every `stride`-th user, in the order of user ids, and all items."""
     if stride == 1:
         return content
     kept = pa.array(distinct_ids(content.events["user"])[::stride])
@@ -237,7 +239,7 @@ def every_nth_user(content: PublicData, stride: int) -> PublicData:
 
 
 def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
-    """The distinct ids of a column, sorted."""
+    """Returns the distinct ids of a column, sorted."""
     if pa.types.is_integer(column.type):
         found: list[Any] = np.unique(column.to_numpy()).tolist()
         return found
@@ -246,7 +248,7 @@ def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
 
 
 def settle_ties(events: pa.Table, rule: str) -> pa.Table:
-    """Events with rising times within each user: events at one instant get 0, 1, 2, … ms more, by the tie rule."""
+    """Makes the times of each user rise strictly: adds 0, 1, 2, … ms to events at one instant, by the tie rule."""
     users = _codes(events["user"])
     times, order = numpy_column(events, "time_ms"), numpy_column(events, "order")
     by_time = np.lexsort((order, times, users))
@@ -274,7 +276,7 @@ def settle_ties(events: pa.Table, rule: str) -> pa.Table:
 
 
 def renumber_items(events: pa.Table, items: pa.Table | None) -> tuple[pa.Table, pa.Table | None]:
-    """Both tables with items numbered from 1, unless their ids are small numbers already."""
+    """Returns both tables with items numbered from 1, unless the ids are already small numbers."""
     listed = [] if items is None else items["item"].to_pylist()
     published = sorted({*distinct_ids(events["item"]), *listed})
     if not published or (
@@ -288,7 +290,7 @@ def renumber_items(events: pa.Table, items: pa.Table | None) -> tuple[pa.Table, 
 
 
 def _renumbered(table: pa.Table, ids: pa.Array) -> pa.Table:
-    """`table` with each item replaced by its position in `ids`, counted from 1."""
+    """Returns `table` with each item replaced by its position in `ids`, counted from 1."""
     column = table["item"]
     plain = column if pa.types.is_integer(column.type) else column.cast(pa.string())
     places = pc.add(pc.index_in(plain, value_set=ids).cast(pa.int64()), 1)
@@ -296,14 +298,14 @@ def _renumbered(table: pa.Table, ids: pa.Array) -> pa.Table:
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Numbers that are equal where the ids are equal."""
+    """Returns numbers that are equal if and only if the ids are equal."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     return np.asarray(encode(column).indices.to_numpy(), dtype=np.int64)
 
 
 def last_tied_share(events: pa.Table) -> float:
-    """The share of users whose last instant holds more than one event; `events` as published."""
+    """Returns the share of users with more than one event at their last instant, for `events` as published."""
     users, times = _codes(events["user"]), numpy_column(events, "time_ms")
     by_time = np.lexsort((times, users))
     users, times = users[by_time], times[by_time]

@@ -1,14 +1,15 @@
-"""The methods of `tackboard bench quality`: a name in, the whole config of a run out.
+"""The methods of `tackboard bench quality`. A method has a name, and it builds the whole config of a run.
 
-A method says what it reads, because only methods with the same inputs may be compared:
+A method states its inputs, because a comparison is fair only if the baseline reads no more than our method:
 
-    items      which items, in which order
-    times      also when, and the request time, as HSTU was published
-    history    what was done with each item (the rating, say) and the time between events, without the request time
+    items      the items of the history in their order
+    times      also the times of events and the request time, as HSTU was published
+    history    the items, the action on each item (for example the rating) and the time between events, but not the
+               request time
     request    all of these
 
 The rivals sasrec, hstu and hstu-large have the published sizes and loss. Sizes of other methods are chosen on
-validation, never on the test event; docs/log.md says how far this has come.
+validation, never on the test event. docs/log.md records which sizes have been tuned.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ INPUTS = {
 }
 USERS_PER_STEP = 128
 QUICK_EPOCHS, QUICK_LENGTH, QUICK_USERS = 8, 50, 32
-"""Passes, events of a history and users of a step of `--quick`."""
+"""Number of passes, events per history and users per step with `--quick`."""
 QUICK_RATE = 3e-3
-"""Learning rate of `--quick`, which has few steps."""
+"""Learning rate with `--quick`; it is high because there are few steps."""
 PUBLISHED_EPOCHS = 101
 EPOCHS, LARGE_EPOCHS = 60, 3
-"""Largest number of passes over the data, and the same for a large catalogue. Validation chooses the number."""
+"""Largest number of passes over the data, for a small and for a large catalogue. Validation chooses the number."""
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
-"""Items drawn for each step from a large catalogue, and the same with `--quick`."""
+"""Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000
-"""With more items than this, a step does not compute a softmax over the whole catalogue."""
+"""A catalogue with more items than this is large: a step does not compute a softmax over all of it."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
-"""Learning rates of rivals that have the inputs of our model, if not 1e-3."""
+"""Dataset → learning rate of rivals with the inputs of our model; 1e-3 for other datasets."""
 RIVAL_STEPS = {"ml-1m": 3_700}
-"""Steps of rivals of PinFM's size, if not PinFM's: these rivals learn for longer."""
+"""Dataset → number of steps of rivals of PinFM's size, which learn for longer; PinFM's number for other datasets."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
-"""Dropout of rivals of PinFM's size, if not PinFM's."""
+"""Dataset → dropout of rivals of PinFM's size; PinFM's dropout for other datasets."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
 """Sizes of the SASRec that has the inputs of our model."""
 FIXED = {
@@ -65,12 +66,12 @@ FIXED = {
     "training.device": "use --device",
     "training.num_threads": "use --jobs",
 }
-"""Settings that the harness decides, and what to do instead."""
+"""Settings that the user may not change here → what the user can do instead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodContext:
-    """Where a method runs. Its sizes may depend on the place."""
+    """The dataset and the mode in which a method runs. The sizes of the method may depend on them."""
 
     bench: Bench
     facts: DatasetFacts
@@ -88,7 +89,7 @@ class MethodContext:
 
     @property
     def drawn_items(self) -> int:
-        """Number of items drawn as negatives for each step: all items, or fewer if the catalogue is large."""
+        """Number of items that each step uses as negatives: all items, or fewer if the catalogue is large."""
         if not self.is_large:
             return self.facts.num_items
         return QUICK_DRAWN_ITEMS if self.quick else DRAWN_ITEMS
@@ -110,12 +111,12 @@ class Method:
         return ", ".join(INPUTS[self.inputs])
 
     def reads_no_more_than(self, other: Method) -> bool:
-        """Whether the other method reads everything that this method reads."""
+        """Returns whether the other method reads everything that this method reads."""
         return set(INPUTS[self.inputs]) <= set(INPUTS[other.inputs])
 
 
 def find_method(name: str) -> Method:
-    """The method with this name; an unknown name raises UsageError with the closest one."""
+    """Returns the method with this name. An unknown name raises UsageError, which suggests the closest name."""
     if name not in METHODS:
         raise UsageError(
             f"--methods {name} does not exist",
@@ -126,7 +127,7 @@ def find_method(name: str) -> Method:
 
 
 def config_of(method: Method, place: MethodContext, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
-    """The config of a method's run. `overrides` are `a.b=c` for every method, or `METHOD:a.b=c` for one."""
+    """Returns the config of a method's run. An override is `a.b=c` for every method, or `METHOD:a.b=c` for one."""
     if method.build is None:
         raise UsageError(f"{method.name} fits nothing and has no settings")
     config = dataclasses.replace(method.build(place), seed=seed)
@@ -135,7 +136,7 @@ def config_of(method: Method, place: MethodContext, seed: int, overrides: Sequen
 
 
 def split_override(override: str) -> tuple[str, str]:
-    """An override as (method, `a.b=c`); the method is empty if the override is for every method."""
+    """Splits an override into (method, `a.b=c`). The method is empty if the override is for every method."""
     name, separator, setting = override.partition(":")
     return (name, setting) if separator and "=" not in name else ("", override)
 
@@ -163,14 +164,17 @@ def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
 
 
 def newest_steps(place: MethodContext, epochs: int) -> tuple[int, int]:
-    """(tokens of a step, steps) to read each user's newest events once per epoch, about 128 users per step."""
+    """Returns (tokens per step, number of steps) to read each user's newest events once per epoch.
+
+    A step holds about USERS_PER_STEP users, or QUICK_USERS in a quick run.
+    """
     facts = place.facts
-    # With a large catalogue every step moves a large table, so a quick run needs few steps.
+    # With a large catalogue every step updates a large table, so a quick run uses few large steps.
     few = place.quick and not place.is_large
     users = min(QUICK_USERS if few else USERS_PER_STEP, max(1, facts.num_users // 4))
     tokens = facts.newest_tokens(place.max_length) * users / max(1, facts.num_users)
     steps = max(1, round((QUICK_EPOCHS if place.quick else epochs) * facts.num_users / users))
-    # The plan cuts at tokens_per_step less the longest segment, which it leaves room for.
+    # A step plan leaves room for the longest segment in every step, so tokens_per_step includes it.
     return max(2 * place.max_length, round(tokens) + place.max_length), steps
 
 
@@ -185,7 +189,7 @@ def _run(
     max_length: int = 0,
     segments: str = "newest",
 ) -> RunConfig:
-    """A run of `steps` steps, judged at about 12 checkpoints, or at 4 with --quick."""
+    """Returns a run of `steps` steps with about 12 checkpoints, or 4 with --quick."""
     return RunConfig(
         name=name,
         data=DataConfig(
@@ -213,7 +217,7 @@ def _run(
 def _sequential(
     place: MethodContext, name: str, model: SequentialConfig, epochs: int, *, published: bool = False
 ) -> RunConfig:
-    """A run of a rival over the newest events of each user."""
+    """Returns a run of a rival over the newest events of each user."""
     tokens, steps = newest_steps(place, epochs)
     optimizer = OptimizerConfig(
         dense_learning_rate=QUICK_RATE if place.quick else 1e-3 if published else rival_rate(place),
@@ -227,18 +231,18 @@ def _sequential(
 
 
 def _as_published(name: str, make: Callable[..., SequentialConfig], place: MethodContext) -> RunConfig:
-    """Sizes, loss and rates as published."""
+    """Returns a run with sizes, loss and rates as published."""
     model = make(place.facts.num_rows, max_history=place.max_length)
     return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
 
 
 def rival_rate(place: MethodContext) -> float:
-    """The learning rate of rivals, chosen on validation like the rate of our model."""
+    """Returns the learning rate of rivals. It was chosen on validation, like the rate of our model."""
     return RIVAL_RATES.get(place.bench.name, 1e-3)
 
 
 def _rival_settings(place: MethodContext, inputs: str) -> dict[str, Any]:
-    """The inputs of our model, and the exact softmax if the catalogue is small enough."""
+    """Returns settings for the inputs of our model, and for the exact softmax unless the catalogue is large."""
     return {
         "loss": {"kind": "mixed" if place.is_large else "full"},
         "use_actions": "actions" in INPUTS[inputs],
@@ -250,7 +254,7 @@ def _rival_settings(place: MethodContext, inputs: str) -> dict[str, Any]:
 def _rival(
     name: str, inputs: str, make: Callable[..., SequentialConfig], sizes: dict[str, Any], place: MethodContext
 ) -> RunConfig:
-    """The published architecture with the inputs of our model."""
+    """Returns a run of the published architecture with the inputs of our model."""
     settings = _rival_settings(place, inputs) | sizes
     model = make(place.facts.num_rows, max_history=place.max_length, **settings)
     return _sequential(place, name, model, LARGE_EPOCHS if place.is_large else EPOCHS)
@@ -259,10 +263,13 @@ def _rival(
 def _rival_of_our_size(
     name: str, inputs: str, make: Callable[..., SequentialConfig], place: MethodContext
 ) -> RunConfig:
-    """A rival with the width, depth, dropout, events and steps of our PinFM, so that only the design differs."""
+    """Returns a run of a rival with the width, depth and data of our PinFM, so that the design makes the difference.
+
+    Dropout, learning rate and the number of steps are tuned for the rival (RIVAL_DROPOUT, RIVAL_RATES, RIVAL_STEPS).
+    """
     recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
     ours = recipe.model
-    # HSTU has no pointwise network, and its heads have their own width.
+    # Only SASRec has a feed-forward network. The head width 0 divides HSTU's width evenly among its heads.
     special = {"ffn_width": ours.backbone.mlp_ratio * ours.width} if make is sasrec else {"head_width": 0}
     sizes = {"num_layers": ours.backbone.num_layers, "num_heads": ours.backbone.num_heads}
     model = make(
@@ -283,7 +290,7 @@ def _rival_of_our_size(
 
 
 def _pinfm(name: str, inputs: str, place: MethodContext) -> RunConfig:
-    """The recipe that we ship for the dataset; a small model with --quick."""
+    """Returns the recipe that we ship for the dataset, or a small model with --quick."""
     recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
     max_history = min(recipe.model.max_history, place.max_length)
     model = dataclasses.replace(recipe.model, request_time=inputs == "request", max_history=max_history)
@@ -308,7 +315,7 @@ def _quick_pinfm(place: MethodContext) -> RunConfig:
 def _like(
     recipe: RunConfig, place: MethodContext, name: str, model: Any, optimizer: OptimizerConfig, steps: int
 ) -> RunConfig:
-    """A run of `model` on the data of a recipe."""
+    """Returns a run of `model` on the data of a recipe."""
     return _run(
         place,
         name,

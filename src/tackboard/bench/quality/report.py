@@ -1,6 +1,6 @@
-"""What `tackboard bench quality` found, as a report with charts.
+"""Turns the result of `quality.run.measure` into a report with charts.
 
-In: the result of `quality.run.measure`, whose `table` a study made. So every study is shown in the same way.
+The table in the result has the same form for every study, so every study is shown in the same way.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tackboard.report.svg import Dots, Line, Svg, dot_chart, line_chart
 
 DOTS_DESCRIPTION = "A dot for each seed and tie rule, a stroke at their mean; dashed: published figures."
 MOST_LINES = 5
-"""Most lines in one chart; a reader cannot tell more apart."""
+"""Largest number of lines in one chart. A reader cannot tell more lines apart."""
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """The finished part of a study for people, with its charts."""
+    """Makes the report of the finished part of a study, with its charts."""
     commits = result["commits"]
     table = result["table"]
     several = [f"These cells were run by different versions, commits {', '.join(commits)}."] if len(commits) > 1 else []
@@ -28,7 +28,7 @@ def report(result: Mapping[str, Any]) -> Report:
         result=result,
         theme=f"quality-{result['dataset']}-{result['study']}",
         title=f"Quality: {result['study']} on {result['dataset']}{', quick' if result['quick'] else ''}",
-        # Without the paths of one machine: an absolute path is cut to its last part.
+        # An absolute path is cut to its last part, because it is valid on one machine only.
         command=shlex.join([Path(word).name if Path(word).is_absolute() else word for word in result["command"]]),
         versions=f"Models were fitted on: {', '.join(result['devices']) or 'none'}. "
         f"Commits of the cells: {', '.join(commits) or 'unknown'}.",
@@ -40,7 +40,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """The study and the dataset in one line. With --quick the line warns that figures mean nothing."""
+    """Returns one line about the study and the dataset. With --quick it warns that the figures mean nothing."""
     quick = "QUICK, says nothing about quality: " if result["quick"] else ""
     data = result["data"]
     return (
@@ -50,7 +50,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def protocol(result: Mapping[str, Any]) -> str:
-    """How methods were judged; a study that judges differently gives its own sentences."""
+    """Describes how methods were judged. A study that judges differently gives its own description."""
     if words := result["table"].get("protocol"):
         return str(words)
     how = result["protocol"]
@@ -65,7 +65,7 @@ def protocol(result: Mapping[str, Any]) -> str:
 
 
 def unfinished(result: Mapping[str, Any]) -> list[str]:
-    """One line for each failed cell, and one if cells are left."""
+    """Returns one line for each failed cell, and one line if cells are left."""
     lines = [f"FAILED ({one['code']}): {one['cell']}: {one['reason']}; see {one['log']}" for one in result["failures"]]
     if result["num_left"]:
         are = "is" if result["num_left"] == 1 else "are"
@@ -76,7 +76,7 @@ def unfinished(result: Mapping[str, Any]) -> list[str]:
 
 
 def charts(result: Mapping[str, Any]) -> dict[str, Svg]:
-    """The charts of the study, by name."""
+    """Draws the charts of the study and returns them by name."""
     drawn: dict[str, Svg] = {}
     for chart in result["table"]["charts"]:
         if chart["kind"] == "dots":

@@ -1,8 +1,8 @@
-"""`tackboard bench quality`: how well methods rank on public data, by one protocol, beside published figures.
+"""`tackboard bench quality` measures how well methods rank on public data, and shows published figures beside ours.
 
-In: a publisher's files and a study. Out: one object with a table. The work is a table of cells (cells.py). Each cell is
-done once and kept, so many calls and machines can share a study. plan.py says what a study is, cell.py what a cell
-does; flow/jobs.py runs the cells and report.py shows the result.
+`measure` takes a publisher's files and a study, and returns one object with a table. The work is a table of cells
+(cells.py). Each cell is done once and kept, so a study can be split over many calls and machines. study_plan.py defines
+what a study is, and cell.py what a cell does. flow/jobs.py runs the cells and report.py shows the result.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def measure(
     device: str = "auto",
     time_limit: float | None = None,
 ) -> dict[str, Any]:
-    """Finishes the cells of a study, as far as time allows; returns its table and what is left to do.
+    """Finishes the cells of a study as far as time allows. Returns the table of the study and the number of cells left.
 
-    Wrong input is refused before anything is written: unknown names raise UsageError, files that are not the dataset
-    raise DataError.
+    Wrong input is refused before anything is written. Unknown names raise UsageError, and files that are not the
+    dataset raise DataError.
     """
     end = None if time_limit is None else time.monotonic() + time_limit
     bench = find_bench(dataset)
@@ -53,10 +53,10 @@ def measure(
     context = StudyContext(Work.check(work), bench, options, data)
     study(dataclasses.replace(context, is_trial=True))
     if data is not None:
-        find_files(bench.public, data)  # A mistyped --data is an error also when the files are not needed any more.
+        find_files(bench.public, data)  # A mistyped --data is an error even if the files are no longer needed.
     plan = study(context)
     folder = Work.open(work)
-    # Chosen once: a process that cannot reach the GPU must fail, not continue for days without it.
+    # The device is chosen once. A process that cannot reach the GPU must fail, not continue for days without it.
     chosen = str(choose_device(device))
     steps = [step_of(folder, cell, chosen) for cell in plan.cells]
     report = JobRunner(jobs=jobs, end=end, noun="cell").run(steps)
@@ -74,13 +74,13 @@ def check_device(device: str) -> None:
 
 
 def describe(context: StudyContext, plan: StudyPlan, report: JobReport) -> dict[str, Any]:
-    """The finished part of a study as one object."""
+    """Returns the finished part of a study as one object."""
     results = [result for cell in plan.cells if (result := context.work.find(cell)) is not None]
     ties = tuple(dict.fromkeys(cell.ties for cell in plan.cells))
     stride = context.bench.quick_stride if context.options.quick else 1
     facts = read_facts(context.work.datasets / prepared_name(context.bench, ties[0], stride))
     table = plan.table(context.work.find)
-    own_words = table.get("protocol")  # A study may judge differently from others on the same dataset.
+    own_words = table.get("protocol")  # A study may judge differently from other studies on the same dataset.
     return {
         "bench": "quality",
         "study": context.options.study,

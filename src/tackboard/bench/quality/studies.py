@@ -1,11 +1,13 @@
-"""The studies of `tackboard bench quality`: options in, the cells that answer a question out, and how to read them.
+"""The studies `reproduce`, `validate` and `compare` of `tackboard bench quality`.
 
-    reproduce  SASRec, HSTU and HSTU-large as published, under every tie rule: is this harness right?
-    validate   one fit of each method, judged on the validation event alone: used for tuning
-    compare    everything is chosen on validation, refit and tested once; each of our methods is compared with the
-               strongest baseline that reads no more, paired over users
+A study takes options and returns the cells that answer its question, and a function that makes a table of them.
 
-Tables show the finished cells, so a study that takes days can be read in between.
+    reproduce  runs SASRec, HSTU and HSTU-large as published, under every tie rule, to check this harness
+    validate   fits each method once and judges it on the validation event alone; used for tuning
+    compare    chooses the number of steps on validation, then refits and tests once per seed; compares each of our
+               methods, paired over users, with the strongest baseline that reads no more inputs than our method
+
+Tables show only the finished cells, so the table of a study that takes days can be read before the study ends.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tackboard.metrics.paired import gains, hits, paired_bootstrap
 
 METRICS = ("hr@10", "ndcg@10", "hr@50", "ndcg@50", "hr@200", "ndcg@200")
 TOLERANCE = 0.015
-"""A published figure may lie this far outside our spread over tie rules."""
+"""A published figure agrees with ours if it lies at most this far outside our spread over tie rules."""
 NUM_RESAMPLES = 1000
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
@@ -37,15 +39,15 @@ PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
         "gsasrec": ("gSASRec", "asash/gSASRec-pytorch, README", (0.3003, 0.1726)),
     }
 }
-"""Dataset → our corresponding method → (name, source, metrics in order). The first three were tested during training.
-Each was measured under its own tie rule."""
+"""Dataset → our corresponding method → (name, source, metrics in order of METRICS). The figures of the first three were
+taken on the test event during training. Each publication used its own tie rule."""
 
 
 # ---- reproduce ----
 
 
 def reproduce(context: StudyContext) -> StudyPlan:
-    """The published rivals under every tie rule."""
+    """Plans the cells of the published rivals under every tie rule."""
     if context.bench.name not in PUBLISHED:
         raise UsageError(
             f"--study reproduce does not support --dataset {context.bench.name}",
@@ -55,7 +57,7 @@ def reproduce(context: StudyContext) -> StudyPlan:
     methods = context.fitted_methods(("sasrec", "hstu", "hstu-large"))
     places = context.places(context.ties(context.bench.ties))
     cells = [
-        # Published code filters only the part of a history that the model reads.
+        # Published code filters only the items in that part of a history that the model reads.
         context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
         for seed in context.seeds(1)
         for method in methods
@@ -105,12 +107,12 @@ def _reproduce_table(context: StudyContext, methods: list[Method], cells: Sequen
 
 
 def published_for(context: StudyContext) -> dict[str, tuple[str, str, tuple[float, ...]]]:
-    """What was published for the dataset; empty with --quick, which has other users and few steps."""
+    """Returns the published figures for the dataset. With --quick it returns none, because --quick has other users."""
     return {} if context.options.quick else PUBLISHED.get(context.bench.name, {})
 
 
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
-    """Whether a published figure is near our spread over tie rules. Each rule counts by its mean over seeds."""
+    """Checks whether a published figure is near our spread over tie rules. Each rule counts by its mean over seeds."""
 
     def spread(kind: str) -> tuple[float, float]:
         rules = {result.cell.ties for result in results}
@@ -129,7 +131,7 @@ def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str
 
 
 def validate(context: StudyContext) -> StudyPlan:
-    """One fit of each method, judged on the validation event alone."""
+    """Plans one fit of each method, judged on the validation event alone."""
     methods = context.fitted_methods(_compared(context))
     rules = context.places(context.ties(context.bench.ties[:1]))
     cells = [
@@ -167,7 +169,7 @@ def _validation_row(result: Result) -> list[str]:
 
 
 def compare(context: StudyContext) -> StudyPlan:
-    """Ours against the others: validation, refit, test."""
+    """Plans validation, refit and test of our methods and of the others."""
     methods = context.methods(_compared(context))
     cells = []
     for rule, place in context.places(context.ties(context.bench.ties[:1])).items():
@@ -175,7 +177,7 @@ def compare(context: StudyContext) -> StudyPlan:
             if method.build is None:
                 cells.append(context.cell(place, rule, method, 0, "baseline"))
                 continue
-            # Everything is chosen once, with the first seed; the other seeds show the effect of chance.
+            # The number of steps is chosen once, with the first seed. The other seeds show the effect of chance.
             chosen = context.cell(place, rule, method, 0, "validate")
             cells += [context.cell(place, rule, method, seed, "test", chosen) for seed in context.seeds(3)]
     return StudyPlan(cells, lambda find: _compare_table(context, cells, find))
@@ -252,19 +254,19 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
 
 
 def mean_metrics(group: Sequence[Result]) -> dict[str, float]:
-    """Each metric's mean over seeds."""
+    """Returns the mean of each metric over seeds."""
     return {metric: float(np.mean([one.values["metrics"][metric] for one in group])) for metric in METRICS}
 
 
 def per_user(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
-    """A metric of each user, mean over seeds [U]."""
+    """Returns a metric of each user as its mean over seeds [U]."""
     name, _, k = metric.partition("@")
     measure = {"hr": hits, "ndcg": gains}[name]
     return np.asarray(np.mean([measure(one.array(), int(k)) for one in group], axis=0))
 
 
 def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Each of our methods against the baseline with the highest mean that reads no more, by metric."""
+    """Compares each of our methods with the best baseline (highest mean) that reads no more inputs, for each metric."""
     found = []
     for (ties, name), ours in groups.items():
         if not METHODS[name].is_ours:
@@ -283,7 +285,10 @@ def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> 
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """The difference of two groups of seeds, paired over users. Groups judged on different events raise DataError."""
+    """Measures the difference of two groups of seeds, paired over users.
+
+    Raises DataError if the groups were judged on different events.
+    """
     check_same_targets([*ours, *theirs])
     drawn = paired_bootstrap(per_user(ours, metric), per_user(theirs, metric), num_resamples=NUM_RESAMPLES)
     mine, other = ([float(one.values["metrics"][metric]) for one in group] for group in (ours, theirs))
@@ -302,7 +307,7 @@ def check_same_targets(results: Sequence[Result]) -> None:
 
 
 def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """If the history stays in the ranking: the metric of users who return to an item, and of other users."""
+    """Returns HR@10 of users who return to an item and of other users, if items of the history stay in the ranking."""
     if context.bench.filter_seen or not groups:
         return []
     rows = []
@@ -320,7 +325,7 @@ def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[
 
 
 def _loss_of(cell: Cell) -> str:
-    """The kind of loss of a rival; empty for other methods."""
+    """Returns the kind of loss of a rival, and an empty string for other methods."""
     return str(cell.config["model"]["config"]["loss"].get("kind", "")) if cell.config is not None else ""
 
 
@@ -368,7 +373,7 @@ def _figures(result: Result) -> dict[str, Any]:
 
 
 def _curves(results: Sequence[Result], event: str) -> list[dict[str, Any]]:
-    """NDCG@10 over steps, a line for each fit."""
+    """Charts NDCG@10 over steps, with a line for each fit."""
     lines = [
         {
             "name": f"{result.cell.method} {result.cell.ties} {result.cell.seed}",
@@ -383,7 +388,7 @@ def _curves(results: Sequence[Result], event: str) -> list[dict[str, Any]]:
 
 
 def _dots(context: StudyContext, results: Sequence[Result], kind: str) -> list[dict[str, Any]]:
-    """HR@10 of every seed and tie rule, a row for each method, beside what was published."""
+    """Charts HR@10 of every seed and tie rule in a row for each method, with the published figures as marks."""
     rows = [
         {"name": method.name, "values": values}
         for method in METHODS.values()

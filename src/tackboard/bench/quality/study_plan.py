@@ -1,7 +1,8 @@
-"""What a study of `tackboard bench quality` is: options in; cells, and how to read the finished ones, out.
+"""The interface of a study of `tackboard bench quality`.
 
-A study is a function that takes a `StudyContext` and returns a `StudyPlan`. `STUDIES` names the studies and imports
-each one when it is needed, so a new study adds one line there. Stages of its own go to STAGES in cell.py.
+A study is a function that takes a `StudyContext` (options and data) and returns a `StudyPlan` (cells, and a function
+that makes a table of the finished cells). `STUDIES` names all studies, and each is imported when it is needed. A new
+study adds one line to `STUDIES`. If it has stages of its own, it adds them to STAGES in cell.py.
 """
 
 from __future__ import annotations
@@ -27,45 +28,45 @@ STUDIES = {
     "transfer-hidden": "tackboard.bench.transfer.study:transfer_hidden",
     "ablations": "tackboard.bench.quality.ablations:ablations",
 }
-"""Study → module:function of a context."""
+"""Study → module:function that takes a `StudyContext`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was asked for."""
+    """The options that the user gave."""
 
     study: str = "compare"
     """Name of the study."""
     quick: bool = False
-    """Few users and few steps, to see that everything works."""
+    """Run with few users and few steps, to see that everything works."""
     methods: tuple[str, ...] = ()
-    """Names of methods; empty: the methods of the study."""
+    """Names of methods; empty for the default methods of the study."""
     seeds: int = 0
-    """Number of seeds; 0: the number that the study wants."""
+    """Number of seeds; 0 for the default number of the study."""
     ties: tuple[str, ...] = ()
-    """Tie rules; empty: the tie rules of the study."""
+    """Tie rules; empty for the default tie rules of the study."""
     overrides: tuple[str, ...] = ()
     """Settings to change, see `config_of`."""
 
 
 @dataclasses.dataclass
 class StudyContext:
-    """What a study plans with."""
+    """The options and the data from which a study plans its cells."""
 
     work: Work
     bench: Bench
     options: Options
     data: Path | None = None
-    """Where the publisher's files lie."""
+    """Folder or file with the publisher's data."""
     is_trial: bool = False
-    """Check the options only: nothing is read or written, and sizes are estimates."""
+    """If true, only the options are checked. Nothing is read or written, and sizes are estimates."""
 
     def ties(self, otherwise: Sequence[str]) -> tuple[str, ...]:
-        """The distinct tie rules of the options, or else those of the study."""
+        """Returns the distinct tie rules of the options, or `otherwise` if the options name none."""
         return tuple(dict.fromkeys(self.options.ties)) or tuple(otherwise)
 
     def one_rule(self) -> str:
-        """The tie rule of a study that takes one rule; several rules raise UsageError."""
+        """Returns the tie rule of a study that takes one rule. Several rules raise UsageError."""
         rules = self.ties(self.bench.ties[:1])
         if len(rules) > 1:
             raise UsageError(
@@ -74,13 +75,13 @@ class StudyContext:
         return rules[0]
 
     def methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """The distinct methods of the options, or else those of the study."""
+        """Returns the distinct methods of the options, or `otherwise` if the options name none."""
         methods = [find_method(name) for name in dict.fromkeys(self.options.methods or otherwise)]
         check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
         return methods
 
     def fitted_methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """`methods` for a study that only fits. A named method that fits nothing raises UsageError."""
+        """Returns those of `methods` that fit a model. If the options name another method, raises UsageError."""
         methods = self.methods(otherwise)
         for method in methods if self.options.methods else ():
             if method.build is None:
@@ -91,11 +92,11 @@ class StudyContext:
         return [method for method in methods if method.build is not None]
 
     def seeds(self, otherwise: int) -> range:
-        """The seeds: the number in the options, or else `otherwise`; with --quick one."""
+        """Returns as many seeds as the options say. The default is one seed with --quick, else `otherwise` seeds."""
         return range(self.options.seeds or (1 if self.options.quick else otherwise))
 
     def places(self, ties: Sequence[str]) -> dict[str, MethodContext]:
-        """Tie rule → prepared dataset."""
+        """Returns tie rule → context of methods on the prepared dataset. Makes missing datasets, except in a trial."""
         stride = self.bench.quick_stride if self.options.quick else 1
         if self.is_trial:
             check_ties(self.bench, ties)
@@ -111,7 +112,7 @@ class StudyContext:
         }
 
     def protocol(self) -> dict[str, Any]:
-        """How cells are judged: what is filtered, and how many users are ranked."""
+        """Returns how cells are judged: whether seen items are filtered, and the largest number of ranked users."""
         quick_users = self.bench.quick_max_users if self.options.quick else 0
         return {"filter_seen": self.bench.filter_seen, "max_users": quick_users or self.bench.max_users}
 
@@ -125,7 +126,7 @@ class StudyContext:
         after: Cell | None = None,
         **protocol: Any,
     ) -> Cell:
-        """The cell of a method with a seed at a stage; `protocol` adds to `self.protocol()`."""
+        """Returns the cell of a method with a seed at a stage. `protocol` adds settings to `self.protocol()`."""
         config = None
         if method.build is not None:
             config = config_to_json(config_of(method, place, seed, self.options.overrides))
@@ -143,20 +144,20 @@ class StudyContext:
 
 Find = Callable[[Cell], Result | None]
 Table = dict[str, Any]
-"""`sections`: title, header and rows of text; `notes`: sentences; `figures`: the same as numbers; `charts`: see
-report.py."""
+"""`sections` holds titles, headers and rows of text, `notes` sentences, `figures` the same results as numbers, and
+`charts` the descriptions of charts that report.py draws."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyPlan:
-    """Cells, and a function that makes a table of the finished ones."""
+    """Cells, and a function that makes a table of the finished cells."""
 
     cells: Sequence[Cell]
     table: Callable[[Find], Table]
 
 
 def find_study(name: str) -> Callable[[StudyContext], StudyPlan]:
-    """The study with this name; an unknown name raises UsageError with the closest one."""
+    """Returns the study with this name. An unknown name raises UsageError, which suggests the closest name."""
     if name not in STUDIES:
         raise UsageError(
             f"--study {name} does not exist", allowed=f"allowed: {', '.join(STUDIES)}", fix=did_you_mean(name, STUDIES)

@@ -1,12 +1,13 @@
 """Whether a measured difference is more than chance, and whether it agrees with the publication.
 
-In: two groups of seeds. Out: a word. A difference counts only if it stands out from both kinds of chance: from users
-(the interval of the paired bootstrap excludes 0) and from seeds (the 95% interval by Student's t, with Welch's degrees
-of freedom, excludes 0). With one seed only the chance from users is known, and the word says so. A side without seeds,
-such as a count, is `fixed`.
+This module compares two groups of seeds and answers with a word, such as "better" or "within noise". There are two
+kinds of chance. The choice of users: the interval of the paired bootstrap must exclude 0. The choice of seeds: the 95%
+interval by Student's t, with Welch's degrees of freedom, must exclude 0. A difference counts only if both intervals
+exclude 0. With one seed only the chance from users is known, and the answer says "one seed". A side that does not
+depend on a seed, such as a count, is fixed.
 
-Not seeing a difference does not prove that there is none. So if the publication found next to none, `agree` needs both
-intervals to lie within `SAME_SHARE` of the other side's figure.
+Not seeing a difference does not prove that there is none. So if the publication found next to no difference, the answer
+is "agree" only if both intervals lie within `SAME_SHARE` of the other side's figure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T_QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom. The last one is also used for more."""
+"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom. The last quantile also serves for more degrees."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,25 +37,25 @@ class Measured:
     ours: Sequence[float]
     theirs: Sequence[float]
     is_fixed: bool = False
-    """Whether `theirs` is one figure that does not depend on a seed."""
+    """If true, `theirs` is one figure that does not depend on a seed."""
 
     @property
     def seed_error(self) -> float | None:
-        """Standard error of the difference by seeds; None if a side has only one seed."""
+        """Standard error of the difference over seeds; None if a side has only one seed."""
         if self._is_of_one_seed:
             return None
         return float(np.sqrt(sum(share for share, _ in self._shares())))
 
     @property
     def reach(self) -> tuple[float, float]:
-        """The interval in which the difference may lie, by users or by seeds."""
+        """The smallest interval that holds both the interval over users and the interval over seeds."""
         error = self.seed_error
         half = 0.0 if not error else error * _t_quantile(self._degrees_of_freedom())
         return min(self.low, self.difference - half), max(self.high, self.difference + half)
 
     @property
     def is_noise(self) -> bool:
-        """Whether chance alone explains the difference."""
+        """Whether chance alone may explain the difference."""
         low, high = self.reach
         return low <= 0.0 <= high
 
@@ -63,24 +64,24 @@ class Measured:
         return len(self.ours) < 2 or (len(self.theirs) < 2 and not self.is_fixed)
 
     def _shares(self) -> list[tuple[float, int]]:
-        """What each side adds to the variance of the difference, with its degrees of freedom."""
+        """Returns, for each side, its part of the variance of the difference and its degrees of freedom."""
         sides = (self.ours,) if self.is_fixed else (self.ours, self.theirs)
         return [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
 
     def _degrees_of_freedom(self) -> float:
-        """By Welch and Satterthwaite."""
+        """Returns the degrees of freedom by Welch and Satterthwaite."""
         shares = self._shares()
         return sum(share for share, _ in shares) ** 2 / sum(share**2 / freedom for share, freedom in shares)
 
 
 def _t_quantile(degrees_of_freedom: float) -> float:
-    """The quantile for the next smaller whole number, so that an interval is rather too wide than too narrow."""
-    # Sums of shares are a rounding error away from whole numbers.
+    """Returns the quantile for degrees of freedom rounded down. So an interval may be too wide, but not too narrow."""
+    # Degrees of freedom that should be a whole number may be smaller by a rounding error.
     return T_QUANTILES[min(max(1, int(degrees_of_freedom + 1e-9)), len(T_QUANTILES)) - 1]
 
 
 def verdict(measured: Measured, published: int | None, *, is_lower_better: bool = False) -> str:
-    """The difference in a word. `published` is 1 for better, -1 for worse, 0 for next to none, None if unpublished."""
+    """Judges a difference in a word. `published` is 1 for better, -1 for worse, 0 for next to none, None if unknown."""
     if measured.is_noise and published != 0:
         return "within noise"
     is_better = (measured.difference > 0) != is_lower_better
@@ -94,7 +95,7 @@ def verdict(measured: Measured, published: int | None, *, is_lower_better: bool 
 
 
 def _same(measured: Measured) -> str:
-    """Whether both sides are the same, as far as the intervals tell."""
+    """Answers whether both sides are the same, as far as the intervals tell."""
     margin = SAME_SHARE * abs(float(np.mean(measured.theirs)))
     low, high = measured.reach
     if -margin < low and high < margin:
@@ -108,7 +109,7 @@ DIFFERENCE_COLUMNS = ("difference", "95% from", "to", "error by seeds")
 
 
 def figures_of(measured: Measured, published: int | None = None, *, is_lower_better: bool = False) -> dict[str, Any]:
-    """A difference as numbers, with its verdict."""
+    """Returns a difference as numbers, with its verdict."""
     return {
         "difference": measured.difference,
         "low": measured.low,
@@ -119,7 +120,7 @@ def figures_of(measured: Measured, published: int | None = None, *, is_lower_bet
 
 
 def difference_cells(figures: Mapping[str, Any]) -> list[str]:
-    """The result of `figures_of` as text, in the order of DIFFERENCE_COLUMNS."""
+    """Returns the result of `figures_of` as text, in the order of DIFFERENCE_COLUMNS."""
     error = figures["seed_error"]
     numbers = [f"{figures[key]:+.4f}" for key in ("difference", "low", "high")]
     return [*numbers, "" if error is None else f"{error:.4f}"]

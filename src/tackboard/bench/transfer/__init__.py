@@ -1,1 +1,1 @@
-"""The transfer study of `tackboard bench quality`: is a pretrained model worth more than a fresh one?"""
+"""The transfer study of `tackboard bench quality`: is a pretrained model better than one trained from scratch?"""

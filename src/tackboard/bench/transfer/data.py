@@ -1,17 +1,17 @@
-"""The data of the transfer study: a prepared dataset in, datasets for pretraining and for the task out.
+"""The data of the transfer study. This module splits a prepared dataset into datasets for pretraining and for the task.
 
     a user's events    ├──────── first 70% ────────┤── to 85% ──┤── rest ──┤
                         pretraining: which item?     examples to  validation or
                                                      train with   test, by user
 
-An example is an event. Its history and its item are given, and the question is whether its action is one of certain
-actions. The action is no input, and pretraining predicts items, so it never saw the question. A user's events for
-training and judging come after the events of pretraining, so no judged event was seen before. A quarter of the users
-serve to choose settings; the other users are the test.
+An example is an event. The model gets the history and the item of the event, and must predict whether the action is one
+of certain actions. The action of the event is not an input. Pretraining predicts items, so it was not trained on this
+question. A user's events for training and judging come after the user's events of pretraining, so no judged event was
+seen before. A quarter of the users serve to choose settings, and the other users are the test.
 
 An example is written as a labelled request at the time of the event, with the item of the event as its only candidate.
 Training examples and judged examples are two datasets, both with all events. Decided: in these datasets the times of
-each user rise strictly (an equal time gets one more millisecond) and an event is received when it happens. So the
+each user rise strictly (one millisecond is added to an equal time), and an event is received when it happens. So the
 history of a request is every earlier event, in file order.
 """
 
@@ -37,10 +37,10 @@ from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.features.column import ranges
 
 PRETRAINED_SHARE, TRAINED_SHARE = 0.70, 0.85
-"""Where the parts of a user's events end."""
+"""Shares of a user's events at which the pretraining part and the training part end."""
 VALIDATION_USERS = 0.25
 YES = "yes"
-"""The label of an example."""
+"""Name of the label of an example."""
 Part = Literal["train", "judge"]
 SHARES: dict[Part, tuple[float, float]] = {"train": (PRETRAINED_SHARE, TRAINED_SHARE), "judge": (TRAINED_SHARE, 1.0)}
 
@@ -69,7 +69,7 @@ TASKS = {
 def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
     """Writes a dataset at `target` with the first `ends` [U] events of each user of the dataset at `path`.
 
-    Users are in file order. The catalogue stays whole. An existing `target` is left alone.
+    Users are in file order. The new dataset has all items of the catalogue. An existing `target` is left alone.
     """
     if target.exists():
         return target
@@ -80,7 +80,7 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
 def write_task(path: Path, actions: tuple[str, ...], part: Part) -> Path:
     """Writes one part of the examples of the dataset at `path`, beside it. An existing dataset is left alone.
 
-    An event whose action is in `actions` is a yes; an event without history is no example.
+    The label of an event is yes if its action is in `actions`. An event without history is not an example.
     """
     target = task_dataset(path, part)
     if target.exists():
@@ -124,23 +124,23 @@ def _write(path: Path, target: Path, kind: str, events: pa.Table, requests: pa.T
 
 
 def task_dataset(path: Path, part: Part) -> Path:
-    """Where the examples of a part of the dataset at `path` lie."""
+    """Returns the path of the examples of a part of the dataset at `path`."""
     return path.with_name(f"{path.name}-{part}")
 
 
 def user_offsets(path: Path) -> Indices:
-    """Where each user's events begin in a dataset's file, and where the last one's end [U + 1]."""
+    """Returns where each user's events begin in the dataset's file, and the total number of events [U + 1]."""
     users = numpy_column(open_dataset(path, verify=False).read_events(["user_id"]), "user_id")
     return np.append(starts_of_users(users), len(users)).astype(np.int64)
 
 
 def share_of(offsets: Indices, share: float) -> Indices:
-    """The number of events in the first `share` of each user's events [U], rounded down."""
+    """Returns the number of events in the first `share` of each user's events, rounded down [U]."""
     return np.floor(np.diff(offsets) * share).astype(np.int64)
 
 
 def rising(times: Indices, offsets: Indices) -> Indices:
-    """The times [N], raised where needed so that each comes after the previous time of the same user."""
+    """Returns the times [N], raised if needed so that each is later than the previous time of the same user."""
     places = np.arange(len(times)) - np.repeat(offsets[:-1], np.diff(offsets))
     spare = times - places
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -149,7 +149,7 @@ def rising(times: Indices, offsets: Indices) -> Indices:
 
 
 def is_one_of(events: pa.Table, actions: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Whether the action of each event is in `actions` [N]."""
+    """Returns whether the action of each event is in `actions` [N]."""
     return np.asarray(pc.is_in(events["action"].cast(pa.string()), pa.array(actions)).to_numpy())
 
 
@@ -169,14 +169,14 @@ class Examples:
 
     @classmethod
     def of(cls, steps: RequestSteps) -> Examples:
-        """The examples that numbered steps read in one pass, in file order."""
+        """Returns the examples that `steps` read in one pass, in file order."""
         table = steps.source.read_requests(np.arange(steps.source.num_buckets))
         table = table.take(steps.chosen(table))
         return cls(table.user_ids, table.item_ids, table.labels[YES] == 1)
 
     @classmethod
     def before_judging(cls, path: Path, actions: tuple[str, ...]) -> Examples:
-        """Every event of a dataset before the judged events: all that anybody could know."""
+        """Returns all events of a dataset before the judged events, as examples. No method could know more."""
         offsets = user_offsets(path)
         kept = ranges(offsets[:-1], share_of(offsets, TRAINED_SHARE))
         events = open_dataset(path).read_events(["user_id", "item_id", "action"]).take(pa.array(kept))
@@ -186,9 +186,10 @@ class Examples:
 def additive_means(
     examples: Examples, asked: Examples, *, with_users: bool, damping: float = 10.0
 ) -> NDArray[np.float64]:
-    """The chance of a yes for each of `asked`, from the mean of its item over `examples` and what its user adds.
+    """Estimates the probability of a yes for each of `asked`, from the mean of its item over `examples`.
 
-    The mean of an item or user with few examples is drawn towards the mean of all, as if it had `damping` more.
+    If `with_users`, the mean deviation of its user is added. The mean of an item or user with few examples is drawn
+    towards the mean of all examples, as if the item or user had `damping` more examples with that mean.
     """
     mean = float(examples.labels.mean()) if len(examples) else 0.5
     rest = examples.labels - mean

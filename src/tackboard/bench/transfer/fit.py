@@ -1,16 +1,16 @@
-"""A task on top of a model: examples in; quality of the pretrained, fine-tuned and untrained model on the task out.
+"""The stages of the transfer study: trains each arm on examples of the task and measures its quality on the task.
 
-Each arm is a ranker (models/ranker.py) on labelled requests, trained like any other run. The arms differ only in the
-start of the model and in what moves:
+An arm is a ranker (models/ranker.py) on labelled requests, trained like any other run. The arms differ only in the
+initial parameters of the model and in which parameters are trained:
 
-    fine-tuned   begins as pretrained and moves at a tenth of the head's rates, as published
-    frozen       stays as pretrained; only the head moves
-    scratch      begins at random and moves at the head's rates
+    fine-tuned   the pretrained model is trained at a tenth of the head's learning rates, as published
+    frozen       the pretrained model does not change; only the head is trained
+    scratch      the model begins with random parameters and is trained at the head's learning rates
 
-Every arm tries the same number of rates. Each rate is a run of its own in the cell's folder of runs. All runs are
-judged on the validation users at the same steps and stop after the same time without improvement, so an arm that needs
-longer gets longer. The better run is tested once, at its best step. A cell that is killed continues its runs. The
-result of the pretraining cell holds a checkpoint, which is all that an arm needs to begin.
+Every arm tries the same learning rates. Each rate is a run of its own in the run folder of the cell. All runs are
+judged on the validation users at the same steps and stop after the same number of judgements without improvement, so an
+arm that needs longer may train longer. The best run is tested once, at its best step. If a cell is killed, the next
+call continues its runs. The result of the pretraining cell holds a checkpoint. An arm needs nothing else to begin.
 """
 
 from __future__ import annotations
@@ -54,38 +54,38 @@ ARMS = {
     "scratch": "from scratch",
 }
 RATES = {"fine-tuned": {"pinfm.": 0.1}, "frozen": {"pinfm.": 0.0}, "scratch": {}}
-"""Arm → rates of the model as a share of the rates of the head."""
+"""Arm → learning rates of the model as a share of the learning rates of the head."""
 VECTORS = ("outputs", "hidden")
 NUM_RESAMPLES = 1000
 CHECKPOINT = "checkpoint"
 """Folder of the parameters in the result of pretraining."""
 UNLIMITED = 1 << 40
-"""More tokens than any pass has, and more steps."""
+"""More tokens and more steps than any pass has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """How an arm is fit; the protocol of a cell holds these settings by name."""
+    """Settings of the training of an arm. The protocol of a cell holds these settings by name."""
 
     learning_rates: tuple[float, ...] = (3e-3, 1e-3)
-    """Rates of the head to try; validation chooses one."""
+    """Learning rates of the head to try. Validation chooses one of them."""
     users_per_step: int = 32
-    """A step holds the examples of at least this many users, on average."""
+    """A step holds the examples of about this many users, or of more users if `steps_per_pass` limits the steps."""
     steps_per_pass: int = 100
-    """A pass over all examples has at most this many steps; with many examples, steps are larger instead."""
+    """A pass over all examples has at most this many steps. With many examples, steps are larger instead."""
     least_steps: int = 20
-    """At least this many steps between judgements; otherwise half a pass over the examples."""
+    """Smallest number of steps between judgements. With many examples it is half a pass over the examples."""
     max_points: int = 40
     """Largest number of judgements."""
     patience: int = 4
-    """Judgements without improvement after which a fit ends."""
+    """Number of judgements without improvement after which a run ends."""
 
     def steps_of_pass(self, num_users: int) -> int:
-        """About the number of steps in which the examples of `num_users` users are read once."""
+        """Returns the approximate number of steps in a pass over the examples of `num_users` users."""
         return min(self.steps_per_pass, -(-num_users // self.users_per_step))
 
     def training(self, steps_per_pass: int, machine: Machine) -> TrainingConfig:
-        """How long a run lasts, and when it is judged."""
+        """Returns settings for the length of a run and for the steps at which it is judged."""
         every = max(self.least_steps, -(-steps_per_pass // 2))
         return TrainingConfig(
             steps=self.max_points * every,
@@ -99,7 +99,7 @@ class FitSettings:
 
     @classmethod
     def of(cls, protocol: Mapping[str, Any]) -> FitSettings:
-        """The settings that a protocol holds."""
+        """Reads the settings from a protocol."""
         names = [field.name for field in dataclasses.fields(cls)]
         chosen = {name: protocol[name] for name in names if name in protocol}
         return cls(**chosen | {"learning_rates": tuple(protocol.get("learning_rates", cls.learning_rates))})
@@ -109,7 +109,7 @@ class FitSettings:
 
 
 def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Pretrains to the end of the schedule, and keeps the parameters in the result: all that later cells need."""
+    """Pretrains to the end of the schedule, and keeps the parameters in the result. Later cells need nothing else."""
     fit = Fit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
@@ -120,7 +120,7 @@ def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits one arm on `num_examples` examples and tests it once."""
+    """Trains one arm on `num_examples` examples of the protocol, and tests it once."""
     started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
     config = arm_config(work, cell)
     source = open_examples(work, cell, config)
@@ -133,7 +133,7 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best.model.load_state_dict(trained.tensors["dense"] | trained.tensors["tables"])
     hashing = config.model.tables
     metrics, arrays = judged(answer(best.model, config.data.steps(source, hashing, config.seed, part="test")))
-    for run in runs:  # The best checkpoint was tested; only a run that continues needs more.
+    for run in runs:  # All runs have ended, so each keeps only its best checkpoint.
         best_name = find_checkpoint(run.run.path).name
         for path in [path for path in run.store.complete() if path.name != best_name]:
             remove_directory(path)
@@ -152,7 +152,10 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Answers by the mean of the item, or of item and user, over the examples of each size or over all known events."""
+    """Predicts with means instead of a model: the mean of the item, or of the item and the user.
+
+    Means are taken over the examples of each size, and over all events before the judged events.
+    """
     del machine
     started, config = time.perf_counter(), cell.run_config()
     data = _data(work, cell, config.model.max_history)
@@ -173,7 +176,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
             about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
             rows.append(about | {"metrics": metrics})
     facts = facts_of(data, source, hashing)
-    # The last one knows most, so its draws are kept for comparisons.
+    # The last means use the most events, so their draws are kept for comparisons.
     return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
 
 
@@ -181,7 +184,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def arm_config(work: Work, cell: Cell) -> RunConfig:
-    """The run of a cell's arm, without its rate and the size of its steps."""
+    """Returns the run of a cell's arm, without its learning rate and the size of its steps."""
     protocol, pretraining = cell.protocol, cell.run_config()
     arm, start = str(protocol["arm"]), StartConfig()
     if arm not in ARMS or protocol["vectors"] not in VECTORS:
@@ -199,7 +202,7 @@ def arm_config(work: Work, cell: Cell) -> RunConfig:
 
 
 def _ranker(cell: Cell) -> RankerConfig:
-    """The model of pretraining with a head on it."""
+    """Returns the pretrained model with a head on it."""
     model = cell.run_config().model
     if not isinstance(model, PinFMConfig):
         raise UsageError(f"{type(model).__name__} cannot be transferred", allowed="allowed: PinFMConfig")
@@ -223,7 +226,7 @@ def _data(work: Work, cell: Cell, max_history: int, num_examples: int = 0) -> Re
 
 
 def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
-    """The training examples, with the vocabulary of the pretraining dataset, also for the arm from scratch."""
+    """Opens the training examples with the vocabulary of the pretraining dataset, also for the arm from scratch."""
     dataset = open_dataset(work.datasets / str(cell.protocol["pretrained_on"]), verify=False)
     vocabulary = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
     source: RequestSource = config.data.open(features_for(config), vocabulary=vocabulary)
@@ -233,10 +236,10 @@ def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
 def _in_steps(
     config: RunConfig, source: RequestSource, settings: FitSettings, machine: Machine
 ) -> tuple[RunConfig, RequestSteps]:
-    """The run with steps of the wanted size, and these steps."""
+    """Returns the run with steps of the wanted size, and these steps."""
     in_one = config.data.steps(source, config.model.tables, config.seed)
     wanted = settings.steps_of_pass(len(np.unique(Examples.of(in_one).users)))
-    # A plan leaves room for the longest request in every step: a whole history and one candidate.
+    # A step plan leaves room for the longest request in every step: a full history and one candidate.
     longest = config.model.max_history + 1
     tokens = max(2 * longest, -(-in_one.plan.total_tokens // wanted) + longest)
     data = dataclasses.replace(config.data, tokens_per_step=tokens)
@@ -248,11 +251,11 @@ def _in_steps(
 def fit_arm(
     work: Work, cell: Cell, config: RunConfig, source: RequestSource, steps: RequestSteps, rate: float
 ) -> Trainer:
-    """The run of an arm with one rate of the head, trained to its end."""
+    """Trains the run of an arm with one learning rate of the head to its end."""
     before, settings = cell.run_config().optimizer, FitSettings.of(cell.protocol)
     optimizer = OptimizerConfig(
         dense_learning_rate=rate,
-        # The ratio of table rates to other rates is the same as in pretraining.
+        # The ratio of the two learning rates is the same as in pretraining.
         table_learning_rate=rate * before.table_learning_rate / before.dense_learning_rate,
         warmup_steps=settings.least_steps,
         final_share=1.0,
@@ -269,7 +272,7 @@ def fit_arm(
 
 
 def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """(metrics on the test examples, the same over draws of test users), by name."""
+    """Returns (metrics on the test examples, the same metrics for each draw of test users), both by name."""
     logits, labels = answers.scores, answers.labels[YES] == 1
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)
     losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)
@@ -282,7 +285,7 @@ def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArr
 
 
 def facts_of(data: RequestConfig, source: RequestSource, hashing: HashConfig) -> Mapping[str, Any]:
-    """How many examples there are, and how many of them are yes."""
+    """Returns the numbers of examples and the share of test examples whose answer is yes."""
     every = dataclasses.replace(data, max_requests=0)
     parts: tuple[Part, ...] = ("train", "validation", "test")
     train, validation, test = (Examples.of(every.steps(source, hashing, 0, part=part)) for part in parts)

@@ -1,13 +1,14 @@
 """The study `transfer` of `tackboard bench quality`: does pretraining help with a task that it was not made for?
 
-In: a dataset and a task on it (data.py). Out: a table over the number of examples of the task, because that is
-what somebody who has to choose knows: the model pretrained and fine-tuned, pretrained and frozen, and the same model
-from scratch, each with the same examples; and means of items and users, which need no model. `transfer` reads the
-model's outputs, `transfer-hidden` also what they are made of: two attempts, both published, whatever they say.
+The study takes a dataset with a task (data.py) and makes a table over the number of examples of the task, because this
+number is known to anyone who has to choose. For each number it compares three arms of the same model with the same
+examples: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also shows means of items and users,
+which need no model. In `transfer` the head reads the model's outputs. In `transfer-hidden` it also reads the hidden
+vectors behind the outputs. We publish the results of both, whatever they are.
 
-Pretraining is that of the method on the first 70% of each user's events, to the end of its schedule; nothing of it is
-chosen by the task. The interval of a difference comes from drawing test users again, the same draws for both; seeds
-draw other examples, another order and other parameters, and are shown singly.
+The method is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
+is chosen by the task. The interval of a difference comes from drawing test users again, with the same draws for both
+arms. Each seed draws other examples, another order and other initial parameters, and its results are shown separately.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from tackboard.evaluation.labelled_requests import METRICS
 from tackboard.metrics.binary import interval
 
 SIZES = (1_000, 5_000, 25_000, 0)
-"""Examples to train with; 0: all."""
+"""Numbers of examples to train with; 0 stands for all."""
 QUICK_SIZES = (1_000, 0)
 QUICK = FitSettings(learning_rates=(3e-3,), max_points=6, patience=2)
 PRIMARY = "auc"
-"""The metric that answers the question. It was fixed beforehand, because of many rows some stand out by chance."""
+"""The metric that answers the question. It was fixed beforehand, because among many rows some stand out by chance."""
 PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
 Published = Mapping[tuple[str, str], tuple[int | None, str]]
 PUBLISHED: Published = {
@@ -52,25 +53,26 @@ PUBLISHED: Published = {
     ("frozen", "scratch"): (None, "frozen against none: Save +0.10%"),
     ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
 }
-"""Sign and words of the publication's Table 6. Its `None` is a ranker without the model; ours has the same model from
-scratch. So sizes cannot be compared, and a difference of next to nothing has no sign to compare."""
+"""Pair of arms → sign and words from the publication's Table 6. Its arm `None` is a ranker without the model, while our
+arm `scratch` has the same model. So only signs can be compared. The sign None means that the difference was too small
+to have a sign."""
 
 Key = tuple[int, str]
 """(requested number of examples, arm)"""
 
 
 def transfer(context: StudyContext) -> StudyPlan:
-    """The arms over the number of examples; the head reads the model's outputs."""
+    """Plans the arms over the number of examples. The head reads the model's outputs."""
     return _plan(context, "outputs")
 
 
 def transfer_hidden(context: StudyContext) -> StudyPlan:
-    """`transfer` with a head that also reads the hidden vectors behind the outputs."""
+    """Plans `transfer` with a head that also reads the hidden vectors behind the outputs."""
     return _plan(context, "hidden")
 
 
 def find_task(dataset: str) -> Task:
-    """The task on a dataset; a dataset without a task raises UsageError."""
+    """Returns the task on a dataset. Raises UsageError for a dataset without a task."""
     if dataset not in TASKS:
         raise UsageError(f"--study transfer has no task on --dataset {dataset}", allowed=f"allowed: {', '.join(TASKS)}")
     return TASKS[dataset]
@@ -101,7 +103,7 @@ def _plan(context: StudyContext, vectors: str) -> StudyPlan:
                 cells[size, arm, seed] = _cell(pretrained[seed], place, name, "transfer", protocol, after)
     first = pretrained[seeds[0]]
     means = _cell(first, place, "means", "transfer-means", shared | {"sizes": list(sizes)}, None)
-    # One seed of every cell comes first, so the finished ones can be compared whenever time runs out.
+    # One seed of every arm runs first, so that finished arms can be compared whenever time runs out.
     every = [*pretrained.values(), means, *sorted(cells.values(), key=lambda cell: cell.seed)]
     return StudyPlan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
 
@@ -111,7 +113,7 @@ def _settings(context: StudyContext) -> FitSettings:
 
 
 def _write_parts(context: StudyContext, place: MethodContext, task: Task) -> MethodContext:
-    """Writes the datasets of the examples; returns the pretraining dataset, the beginning of each user's events."""
+    """Writes the datasets of the examples and of pretraining, and returns the context of the pretraining dataset."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-first{round(100 * PRETRAINED_SHARE)}"
     if context.is_trial:
@@ -198,7 +200,7 @@ def _table(
 
 
 def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Result]]:
-    """`groups` without sizes above the number of examples: they got all examples, and size 0 stands for all."""
+    """Drops sizes above the number of examples. Their groups used all examples, so they repeat the groups of size 0."""
     everything = {int(group[0].values["num_examples"]) for (size, _), group in groups.items() if not size}
     return {
         (size, arm): list(group)
@@ -208,7 +210,7 @@ def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Re
 
 
 def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -> list[dict[str, Any]]:
-    """For each pair of arms with the same examples: the difference of means over seeds, and its interval."""
+    """Returns, for each pair of arms with the same examples, the difference of means over seeds and its interval."""
     found = []
     for size in dict.fromkeys(size for size, _ in groups):
         for one, other in PAIRS:
@@ -223,7 +225,7 @@ def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -
 
 
 def compare_to_means(groups: Mapping[Key, Sequence[Result]], means: Result | None) -> list[dict[str, Any]]:
-    """Each arm with all examples against the mean of item and user over all known events."""
+    """Compares each arm with all examples with the mean of item and user over all events before the judged events."""
     if means is None:
         return []
     found = []
@@ -245,7 +247,7 @@ def _figures_of_pair(
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """The difference of two arms, with an interval from draws of the same test users."""
+    """Measures the difference of two arms, with an interval from draws of the same test users."""
     draws = _draws(ours, metric) - _draws(theirs, metric)
     mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
     low, high = interval(draws)
@@ -325,7 +327,7 @@ def _figures(key: Key, result: Result) -> dict[str, Any]:
 
 
 def _charts(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]:
-    """AUC over the number of examples, on a logarithmic scale, a line for each arm."""
+    """Charts AUC over the number of examples on a logarithmic scale, with a line for each arm."""
     lines = []
     for arm, title in ARMS.items():
         mine = sorted(
