@@ -11,8 +11,8 @@ longer than the number of these vectors. `rotary` rotates queries and keys by th
 distances and a row may be longer than any row of training. `none` adds nothing.
 
 Time enters through `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
-from the key to the query (see `LayerStack.forward`). The bias has a cost: it is a tensor of the whole grid, B × H × S ×
-S, which the plain kernel never holds. Grids of more than TILE_CELLS numbers are computed in tiles, and the backward
+from the key to the query (see `LayerStack.forward`). The bias has a cost: it is a tensor of the whole grid [B, H, S,
+S], which the plain kernel never holds. Grids of more than TILE_CELLS numbers are computed in tiles, and the backward
 pass computes each tile again. So memory stays within about twenty tensors of 64 MiB (on a GPU 512 MiB), while time
 grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as without. Without
 the bias, memory is linear in the length.
@@ -321,8 +321,7 @@ class Decoder(LayerStack):
         self._initialise(num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """Initialises as GPT-2: normal with 0.02, scaled down by depth where a layer writes into the residual; biases
-        0."""
+        """Initialises as GPT-2: normal with 0.02, divided by √(2 · layers) before the residual sum; biases are 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue

@@ -1,7 +1,6 @@
 """The rivals: SASRec and HSTU as published, as models that retrieve.
 
-A model takes a batch of histories and returns a loss, or one vector per history and per item. Their product is the
-score.
+A rival takes a batch of histories and returns a loss, or one vector per history and per item; their product scores.
 
     event = √width · item + position (+ action, + time gap)  ─ dropout ─►  SASRec or HSTU  ─►  h
     score = ⟨h, item⟩                                  `full`: exact softmax over the whole catalogue
@@ -242,8 +241,7 @@ class SequentialModel(RetrievalModel):
         )
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """Returns the softmax loss of all positive events but the first of a row, each predicted from the event
-        before."""
+        """Returns the softmax loss of all positive events but the first of a row, predicted from the event before."""
         items_MD = self.items(batch.item_rows[:, 0])
         hidden_TD = self._hidden(batch, items_MD, None)
         is_first_T = torch.zeros_like(batch.is_positive)
