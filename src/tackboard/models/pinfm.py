@@ -1,6 +1,6 @@
 """PinFM: a causal model of all user activity. At the published size nearly all parameters are in hashed tables.
 
-The model takes a batch of histories and returns a loss, or one vector per history and per item; their product scores.
+The model takes a batch of histories. It returns a loss, or vectors of histories and items whose product is the score.
 
     event = item tables + action + surface + time gap  ─ φ_in ─►  backbone  ─ φ_out ─►  H   (a unit vector)
     item  = item tables                                ─────────── ψ ───────────────►  z   (a unit vector)

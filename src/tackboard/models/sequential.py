@@ -1,6 +1,6 @@
 """The rivals: SASRec and HSTU as published, as models that retrieve.
 
-A rival takes a batch of histories and returns a loss, or one vector per history and per item; their product scores.
+A rival takes a batch of histories. It returns a loss, or vectors of histories and items whose product is the score.
 
     event = √width · item + position (+ action, + time gap)  ─ dropout ─►  SASRec or HSTU  ─►  h
     score = ⟨h, item⟩                                  `full`: exact softmax over the whole catalogue
