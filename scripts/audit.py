@@ -29,7 +29,7 @@ from lock import BY_HAND, REQUIREMENTS, RESOLVED, ROOT, WITHOUT_HASHES, Pin, nor
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
     *("CC0-1.0", "ISC", "MIT", "PSF-2.0", "Zlib", "ZPL-2.1"),
-    # Changes to files of such a package must be published; using the package has no conditions.
+    # Changes to files under this licence must be published; using them has no conditions.
     "MPL-2.0",
     # NVIDIA's own terms, for packages that the CUDA build of torch needs. A machine without a GPU has none of them.
     "LicenseRef-NVIDIA-Proprietary",

@@ -14,7 +14,7 @@ from tackboard.core.hashing import MAX_ROWS, row_ids
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HashConfig:
-    """How an item id becomes table rows."""
+    """The settings of the conversion from an item id to table rows."""
 
     num_hashes: int = 4
     """Number of hash functions and of sub-tables. An item's vector concatenates one row of each sub-table."""

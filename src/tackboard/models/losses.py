@@ -38,13 +38,11 @@ from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
 EXCLUDED = -1e4
-"""The score of an item that is no negative. It is not -inf, because a token without negatives would get NaN
-gradients."""
+"""The score of an item that is no negative. It is not -inf, which would give NaN gradients without negatives."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, on a GPU 512 MiB."""
 ALIGNED_ITEMS = 8
-"""The number of half-precision numbers in 16 bytes. Matrix units of a GPU want rows to begin at multiples of 16
-bytes."""
+"""Number of half-precision numbers in 16 bytes. Matrix units of a GPU want rows to begin at multiples of 16 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

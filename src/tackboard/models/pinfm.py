@@ -340,7 +340,7 @@ class PinFM(RetrievalModel):
     def _with_request(
         self, hidden_PD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds the features of each row's request, or those of the requests of `events_P` [P]."""
+        """Adds to each hidden vector the features of its row's request, or of the request of its event [P]."""
         if self.request is None:
             return hidden_PD
         features = torch.stack([batch.of_request(name).float() for name in self.config.request_features], dim=-1)

@@ -126,7 +126,7 @@ class RankingHead(nn.Module):
     ) -> torch.Tensor:
         """Returns log odds [C]."""
         scale = math.sqrt(users_CD.shape[1])
-        # Entries of unit vectors are about 1/√D; the scale brings them and their products to about 1.
+        # Entries of unit vectors are about 1/√D. The scale raises the entries and their products to about 1.
         parts = [users_CD * scale, items_CD * scale, users_CD * items_CD * scale**2]
         if self.reads_hidden:
             parts += [norm(part) for norm, part in zip(self.norms, (hidden_CD, rows_CE), strict=True)]

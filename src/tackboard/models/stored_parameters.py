@@ -30,7 +30,7 @@ from tackboard.models.tables import STORAGES, table_parameter_names, without_row
 SPARE_PARAMETERS = 1000
 """Number of parameters that a model may make and drop while it is built, besides twice the number of stored tensors."""
 SCANNED_AT_ONCE = 1 << 22
-"""How many numbers of a parameter are checked at once."""
+"""Number of elements of a parameter that are checked at once."""
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -71,7 +71,7 @@ def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path)
 
 
 def restore_model(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path) -> nn.Module:
-    """Returns the model of `config` with the parameters `stored`, after `check_fit`. Only dense ones are copied."""
+    """Returns the model of `config` with the parameters `stored`, after `check_fit`. Tables are mapped, not copied."""
     check_fit(config, vocabulary, stored, where)
     with without_rows():
         model = build_model(config, vocabulary)

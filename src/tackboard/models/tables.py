@@ -35,7 +35,7 @@ from tackboard.core.config import check
 
 STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DRAWN_AT_ONCE = 1 << 22
-"""How many numbers of a half table are drawn at once. A multiple of 16, because torch draws in blocks of 16."""
+"""Number of elements of a half table that are drawn at once: a multiple of 16, because torch draws in blocks of 16."""
 _rows_device: ContextVar[str | None] = ContextVar("rows_device", default=None)
 """Device of fresh rows; None means torch's default device."""
 

@@ -99,7 +99,7 @@ class RunConfig:
     start: StartConfig = dataclasses.field(default_factory=StartConfig)
     """The parameters that the model begins with."""
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    """How parameters move."""
+    """The optimisers and their learning rates."""
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     """The handling of non-finite or spiking values."""
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)

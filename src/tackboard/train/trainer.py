@@ -113,7 +113,7 @@ class Trainer:
         self.data_step = 0
         self.num_tokens = 0
         self.is_compiling = False
-        """Whether the first step is running. In this step the model is compiled, which takes a minute."""
+        """Whether the first step of a compiled model is running. Compiling in this step takes a minute."""
         self.last_loss = float("nan")
         self.tokens_per_s = 0.0
         """Tokens per second of this process. The time includes loading, checkpoints and steps that were rolled back."""
