@@ -2,7 +2,7 @@
 
 The trainer knows numbered steps, `model.loss(batch)` and the number of tokens of a batch; only the data config and the
 model know what a batch contains. A step reads the batch of a numbered data step and computes the loss. If the loss is
-not finite, the step ends there. Then backward runs, and the tables move during it. If the dense gradient is bad, the
+not finite, the step ends there. Otherwise backward runs and moves the tables. If the dense gradient is bad, then the
 run rolls back; otherwise the dense parameters move. The state of a run is (step, next data step, parameters, optimiser
 sums, the guard's state, the judgements) and nothing else: order and dropout are functions of the seed and the step. So
 a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint
