@@ -9,12 +9,12 @@ tackboard train demo --set data.features=examples/features.py \
 
 from tackboard.features.language import Events, FeatureSet, Int, Item, Request, Time, cross, days, feature, hours
 
-# What the data has. Attributes may be missing: of an item that nobody has listed, say.
+# The columns of the data. Attributes may be missing, for example those of an item that nobody has listed.
 item = Item(topic=Int(minimum=0), style=Int(minimum=0), birth_ms=Time())
 events = Events()
 request = Request()
 
-# Choices of events; a request sees only what was received before it.
+# Views of events. A request sees only events that were received before it.
 likes = events.where(events.action.is_in(["click", "save", "share"]))
 of_this_item = events.matching(events.item, item.id)
 away_s = request.time.seconds_since(events.last(events.time)).fill_missing(30 * 86_400.0)
@@ -23,11 +23,11 @@ away_s = request.time.seconds_since(events.last(events.time)).fill_missing(30 * 
 features = FeatureSet(
     "feed",
     version=1,
-    # One value per request, about as large as 1: a model may read these (model.request_features).
+    # One value per request, of a size of about 1. A model may read these features (model.request_features).
     like_rate=(feature("likes_7d") / feature("events_7d")).finite().fill_missing(0.0),
     interest=likes.decayed_sum(1.0, half_life=hours(12)).log1p(),
     recency=(away_s.log1p() / 8.0).described("Time since the last event, on a logarithmic scale."),
-    # What the others are made of, or what other models read.
+    # Features from which the features above are made, or that other models read.
     hour=request.time.hour("Europe/Berlin"),
     likes_7d=likes.within(days(7)).count(),
     events_7d=events.within(days(7)).count(),

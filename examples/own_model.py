@@ -1,11 +1,12 @@
-"""A model of your own in one file: a config, the three methods that training and serving call, and a recipe.
+"""Your own model in one file: a config, the three methods that training and serving call, and a recipe.
 
     tackboard data synth                                # or `tackboard init` and --set data.dataset=datasets/NAME
     tackboard train examples/own_model.py:recipe
     tackboard export runs/latest --out own-bundle
     tackboard serve own-bundle --code examples/own_model.py
 
-A user is the sum of the vectors of what they did, newer events weighing more: hard to beat on short histories.
+A user's vector is the sum of the vectors of their events, with more weight on newer events. This is hard to beat on
+short histories.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from tackboard.train.config import RunConfig, TrainingConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecayedSumConfig(ModelConfig):
-    """What `--set model.NAME=…` can change."""
+    """The settings that `--set model.NAME=…` can change."""
 
     tables: TableConfig = dataclasses.field(default_factory=lambda: TableConfig(num_hashes=2, num_rows=2048, dim=32))
     max_history: int = 32
@@ -35,13 +36,13 @@ class DecayedSumConfig(ModelConfig):
 
 
 class DecayedSum(RetrievalModel):
-    """An event of age a weighs decay ** a; the score is the product of user and item vector, which the base has."""
+    """An event of age a has the weight decay ** a. The base class scores by the product of user and item vectors."""
 
     def __init__(self, config: DecayedSumConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.tables = HashedTables(config.tables)  # the optimiser finds tables by this class
         self.actions = nn.Embedding(vocabulary.num_actions, self.tables.width)
-        self.start = nn.Parameter(torch.randn(self.tables.width) * 0.1)  # what an empty history looks like
+        self.start = nn.Parameter(torch.randn(self.tables.width) * 0.1)  # the vector of an empty history
         self.decay = nn.Parameter(torch.tensor(2.0))
         self.register_buffer("scale", torch.tensor(10.0))
 
@@ -68,6 +69,6 @@ class DecayedSum(RetrievalModel):
 
 
 def recipe() -> RunConfig:
-    """The run; `--set data.dataset=…` points it at your events."""
+    """Returns the config of the run; `--set data.dataset=…` selects your events."""
     data = DataConfig(dataset="datasets/demo", max_length=32, tokens_per_step=1024)
     return RunConfig(name="own-model", data=data, model=DecayedSumConfig(), training=TrainingConfig(steps=300))

@@ -1,4 +1,4 @@
-"""A ranker of your own in one file: a config, the two methods that training and serving call, and a recipe.
+"""Your own ranker in one file: a config, the two methods that training and serving call, and a recipe.
 
     tackboard data synth                                # or `tackboard init` and --set data.dataset=datasets/NAME
     tackboard data label datasets/demo --label click=1h
@@ -7,8 +7,8 @@
     tackboard export runs/latest --out ranker-bundle
     tackboard serve ranker-bundle --code examples/own_ranker.py
 
-A request's history is read once: the mean of its items. Each candidate is compared with it, and the answer is the log
-odds of a click.
+A request's history is read once, as the mean of the vectors of its events: the user's taste. Each candidate is compared
+with the taste, and the score is the log odds of a click.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ from tackboard.train.config import RunConfig, TrainingConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TasteConfig(ModelConfig):
-    """What `--set model.NAME=…` can change."""
+    """The settings that `--set model.NAME=…` can change."""
 
-    batch_type: ClassVar = RequestBatch  # what `loss` reads: requests, not segments of histories
+    batch_type: ClassVar = RequestBatch  # `loss` reads requests, not segments of histories
     tables: TableConfig = dataclasses.field(default_factory=lambda: TableConfig(num_hashes=2, num_rows=2048, dim=32))
     max_history: int = 32
     label: str = "click"
@@ -40,7 +40,7 @@ class TasteConfig(ModelConfig):
 
 
 class Taste(nn.Module):
-    """The log odds are an MLP of taste, candidate and their product."""
+    """Computes the log odds by an MLP of taste, candidate and their product."""
 
     def __init__(self, config: TasteConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Taste(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(3 * width, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def loss(self, batch: RequestBatch) -> LossOutput:
-        weights = batch.weights * batch.known[self.label]  # what is not known yet teaches nothing
+        weights = batch.weights * batch.known[self.label]  # unknown labels get the weight 0
         losses = binary_cross_entropy_with_logits(self.scores(batch), batch.labels[self.label], reduction="none")
         return LossOutput((losses * weights).sum() / weights.sum().clamp_min(1.0), {}, weights.sum())
 
@@ -62,13 +62,13 @@ class Taste(nn.Module):
         lengths = histories.lengths()
         rows = torch.repeat_interleave(torch.arange(batch.num_requests, device=lengths.device), lengths)
         sums = torch.zeros(batch.num_requests, events.shape[1], device=events.device).index_add(0, rows, events)
-        tastes = batch.expand(sums / lengths.clamp_min(1)[:, None])  # a request's taste, for each of its candidates
+        tastes = batch.expand(sums / lengths.clamp_min(1)[:, None])  # the taste of each candidate's request
         candidates = embedding(batch.candidates, items)
         return self.mlp(torch.cat([tastes, candidates, tastes * candidates], dim=1)).squeeze(1)
 
 
 def recipe() -> RunConfig:
-    """The run; a tenth of the users judges on the way, and another tenth is kept for `tackboard evaluate`."""
+    """Returns the config. A tenth of the users serves for validation, another tenth for `tackboard evaluate`."""
     data = RequestConfig(dataset="datasets/demo", labels=("click",), max_history=32, tokens_per_step=8192)
     training = TrainingConfig(steps=300, checkpoint_every=100, validate_every=100, validation_steps=20, patience=2)
     return RunConfig(name="own-ranker", data=data, model=TasteConfig(), training=training)

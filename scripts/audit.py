@@ -1,14 +1,14 @@
-"""Lists what is installed: version, licence, whether the lock has its hash, and the vulnerabilities that are known.
+"""Lists the installed packages: version, licence, whether the lock has a hash, and known vulnerabilities.
 
-In: the packages of the Python that runs this script, requirements/, and PyPI's JSON pages where they can be reached.
-Out: a table. Exit 1 if a licence is not on the list below or a package of a lock has no hash; with `--strict` also if a
-vulnerability is known. `--write` makes docs/licences.md anew.
+The script reads the packages of the Python that runs it, requirements/, and PyPI's JSON pages if they can be reached.
+It prints a table. It exits with 1 if a licence is not on the list below, a package of a lock has no hash, or
+docs/licences.md is outdated; with `--strict` also if a vulnerability is known. `--write` makes docs/licences.md anew.
 
 Decided:
-- A package states its licence in one of three places, the newer first: License-Expression, License, classifiers.
-- Every licence that an expression names must be on the list, those after OR too: somebody reads a new one once.
-- A vulnerability alone does not fail: it can become known on a day on which nothing here has changed.
-- Without a network the advisories are skipped, in a line that cannot be overlooked, and the rest is checked.
+- A package states its licence in one of three places, read in this order: License-Expression, License, classifiers.
+- Every licence in an expression must be on the list, also after OR, so that a person reads each new licence once.
+- A vulnerability alone is no failure, because it can become known on a day on which nothing here has changed.
+- Without a network the advisories are skipped, with a line in capitals, and the rest is checked.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from lock import BY_HAND, REQUIREMENTS, RESOLVED, ROOT, WITHOUT_HASHES, Pin, nor
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
     *("CC0-1.0", "ISC", "MIT", "PSF-2.0", "Zlib", "ZPL-2.1"),
-    # A change to one of their own files must be published; using them asks for nothing.
+    # Changes to files under this licence must be published; using them has no conditions.
     "MPL-2.0",
-    # NVIDIA's own terms: what the CUDA build of torch brings along. A machine without a GPU has none of it.
+    # NVIDIA's own terms, for packages that the CUDA build of torch needs. A machine without a GPU has none of them.
     "LicenseRef-NVIDIA-Proprietary",
 }
 SPELLINGS = {
@@ -75,7 +75,7 @@ class Package(NamedTuple):
 
 
 def licence_of(name: str, expression: str, text: str, classifiers: list[str]) -> str:
-    """The licence that a package states, as an SPDX expression where the spelling is known."""
+    """Returns the licence that a package states, as an SPDX expression if the spelling is known."""
     lines = text.strip().splitlines()
     stated = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: OSI Approved :: ")]
     found = expression or (lines[0] if lines else "")
@@ -87,12 +87,12 @@ def licence_of(name: str, expression: str, text: str, classifiers: list[str]) ->
 
 
 def is_allowed(licence: str) -> bool:
-    """Whether every licence in the expression is on the list."""
+    """Returns whether every licence in the expression is on the list."""
     return all(part in ALLOWED for part in re.split(r"\s+(?:AND|OR)\s+", re.sub(r"[()]", "", licence)))
 
 
 def installed_packages() -> list[Package]:
-    """What the Python that runs this script has, except this package itself; versions without local suffix."""
+    """Returns the packages of the Python that runs this script, except tackboard; versions without local suffix."""
     packages = {}
     for found in importlib.metadata.distributions():
         data = found.metadata
@@ -110,13 +110,13 @@ def installed_packages() -> list[Package]:
 
 
 def read_locks() -> dict[str, Pin]:
-    """Every package that .venv can hold, and whether with hashes; the rivals have an environment of their own."""
+    """Returns every package that .venv can hold, with its hashes. The rivals have an environment of their own."""
     files = [REQUIREMENTS / f"{name}.txt" for name in (*RESOLVED, *BY_HAND) if name != "rivals"]
     return {name: pin for path in (WITHOUT_HASHES, *files) for name, pin in read_lock(path).items()}
 
 
 def without_hash() -> list[str]:
-    """The packages of the locks that have none: `file: name`."""
+    """Returns the packages of the locks that have no hash, as `file: name`."""
     return [
         f"{group}.txt: {name}"
         for group in (*RESOLVED, *BY_HAND)
@@ -126,7 +126,7 @@ def without_hash() -> list[str]:
 
 
 def lock_word(package: Package, locks: dict[str, Pin]) -> str:
-    """How the lock stands to an installed package."""
+    """Returns how the lock treats an installed package: not locked, hash, or version only."""
     pin = locks.get(package.name)
     if pin is None or pin.version != package.version:
         return "not locked"
@@ -134,8 +134,8 @@ def lock_word(package: Package, locks: dict[str, Pin]) -> str:
 
 
 def ask_advisories(package: Package, source: str, deadline: float) -> list[str] | None:
-    """The vulnerabilities known for this version, or None if the source does not say. OSError: it did not answer."""
-    # Every index has the second page; it speaks of the newest version only.
+    """Returns the known vulnerabilities of this version, or None if unknown. OSError if there is no answer."""
+    # Every index has the second page, but it describes only the newest version.
     for path in (f"{package.name}/{package.version}", package.name):
         if time.monotonic() > deadline:
             return None
@@ -156,10 +156,10 @@ def ask_advisories(package: Package, source: str, deadline: float) -> list[str] 
 
 
 def report_advisories(packages: list[Package], source: str) -> bool:
-    """Prints what is known; whether there is a known vulnerability."""
+    """Prints the advisories; returns whether there is a known vulnerability."""
     deadline = time.monotonic() + ADVISORY_LIMIT_S
     try:
-        # One request first: without a network there is one wait, not eighty.
+        # One request comes first, so that without a network there is one wait, not eighty.
         ask_advisories(packages[0], source, deadline)
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda package: ask_advisories(package, source, deadline), packages))
@@ -177,12 +177,12 @@ def report_advisories(packages: list[Package], source: str) -> bool:
 
 
 def table(packages: list[Package]) -> str:
-    """The page docs/licences.md for these packages."""
+    """Returns the text of docs/licences.md for these packages."""
     return TABLE_HEAD + "".join(f"| {name} | {version} | {licence} |\n" for name, version, licence in packages)
 
 
 def write_table(packages: list[Package]) -> int:
-    """Makes docs/licences.md anew. Refused where a package of the locks is not installed."""
+    """Writes docs/licences.md anew. Returns 2 if a package of the locks is not installed."""
     wanted = {name: pin.version for name, pin in read_locks().items() if pin.hashes} | {"torch": ""}
     listed = [package for package in packages if package.name in wanted]
     missing = wanted.keys() - {package.name for package in listed}
@@ -195,7 +195,7 @@ def write_table(packages: list[Package]) -> int:
 
 
 def outdated_rows(packages: list[Package]) -> list[str]:
-    """Installed packages with a hash in the lock that docs/licences.md does not list as they are."""
+    """Returns installed packages with a hash in the lock that docs/licences.md lists differently or not at all."""
     rows = TABLE.read_text(encoding="utf-8").splitlines()
     locks = read_locks()
     locked = [package for package in packages if lock_word(package, locks) == "hash"]
@@ -203,7 +203,7 @@ def outdated_rows(packages: list[Package]) -> list[str]:
 
 
 def audit(source: str, *, strict: bool) -> int:
-    """Prints the table and what is wrong; the exit code."""
+    """Prints the table and the errors; returns the exit code."""
     packages, locks = installed_packages(), read_locks()
     widths = [max(len(package[column]) for package in packages) for column in range(2)]
     for package in packages:

@@ -1,17 +1,18 @@
 """Makes `.venv` in this checkout and installs one group of packages into it.
 
-In: the group (core, demo, dev, distributed, ray), its lock in requirements/, and whatever pip is configured to use.
-Out: a working `.venv` with the package in editable mode, and a stamp that makes the next run return at once.
+The script takes the name of the group (core, demo, dev, distributed, ray), and reads its lock in requirements/ and
+pip's configuration. It makes a working `.venv` with the package in editable mode, and a stamp that makes the next run
+return at once.
 
 Decided:
-- Only the standard library, and only syntax that Python 3.6 can parse, so that an old Python answers with a sentence.
+- This script uses only the standard library, and only syntax that Python 3.6 can parse, so that an old Python prints a
+  message instead of a syntax error.
 - Every package comes from the lock of its group, with `--require-hashes` and `--no-deps`: the lock is complete, and a
-  file with another hash is refused. torch and what its builds bring along (requirements/torch.txt) are installed apart
-  and without hashes, because the same version is another file on another index.
-- Pins carry no local suffix. Which torch build that gives is asked of pip beforehand (`--dry-run --report`), so that a
-  machine without a GPU never downloads gigabytes of CUDA unannounced: the configured index or wheel folder is asked
-  first, then PyTorch's public CPU index, and only then is the CUDA build taken, with a warning.
-- A stamp is written last. A marker written first tells the next run that this one did not finish; that run then
+  file with another hash is refused. torch and the packages of its builds (requirements/torch.txt) are installed
+  separately and without hashes, because the same version is another file on another index.
+- Pins carry no local suffix. pip is asked beforehand which torch build it would install (`--dry-run --report`), so that
+  a machine without a GPU never downloads gigabytes of CUDA unannounced. The configured index or wheel folder is asked
+- The stamp is written last. A marker, written first, tells the next run that this run did not finish; that run then
   compares every installed file with its record and reinstalls the packages that are damaged.
 """
 
@@ -51,7 +52,7 @@ class InstallError(Exception):
 
 
 class TorchChoice(NamedTuple):
-    """One answer of pip to "what would you install for this torch pin?"."""
+    """pip's answer to the question which torch it would install for a pin."""
 
     version: str
     build: str  # "cpu" or "cuda"
@@ -59,11 +60,11 @@ class TorchChoice(NamedTuple):
     index_url: Optional[str]  # set when it must be fetched from an index that is not configured
 
 
-# ---- pure functions: what the unit tests feed with planted reports ----
+# ---- pure functions, which the unit tests call with made-up reports ----
 
 
 def unsupported_python(version: Tuple[int, ...], executable: str, command: str, found: Optional[str]) -> Optional[str]:
-    """The message for a Python that cannot run this project, or None if it can. `found` is a better one on the PATH."""
+    """Returns a message if a Python cannot run this project, else None. `found` is a better Python on the PATH."""
     if tuple(version[:2]) in SUPPORTED:
         return None
     given = ".".join(str(part) for part in version[:3])
@@ -74,7 +75,7 @@ def unsupported_python(version: Tuple[int, ...], executable: str, command: str, 
 
 
 def applies_here(requirement: str, system: str, machine: str) -> bool:
-    """Whether a requirement's marker leaves it in force on this platform. Only equalities are read; others pass."""
+    """Returns whether a requirement applies on this platform by its marker. Only `==` is read; the rest passes."""
     marker = requirement.partition(";")[2]
     if "extra ==" in marker:
         return False
@@ -86,7 +87,7 @@ def applies_here(requirement: str, system: str, machine: str) -> bool:
 
 
 def torch_build(version: str, requires: Sequence[str], system: str = "Linux", machine: str = "x86_64") -> str:
-    """ "cpu" or "cuda": by the local part of the version if there is one, else by what the wheel requires."""
+    """Returns "cpu" or "cuda": by the local part of the version if there is one, else by the wheel's requirements."""
     local = version.partition("+")[2].lower()
     if local:
         return "cpu" if local.startswith("cpu") else "cuda"
@@ -97,7 +98,7 @@ def torch_build(version: str, requires: Sequence[str], system: str = "Linux", ma
 
 
 def read_torch_report(report: Dict[str, Any], index_url: Optional[str] = None) -> Optional[TorchChoice]:
-    """What pip's installation report says about torch, or None if torch is not in it."""
+    """Returns what pip's installation report says about torch, or None if torch is not in the report."""
     for item in report.get("install", ()):
         metadata = item["metadata"]
         if metadata["name"].lower() != "torch":
@@ -111,7 +112,7 @@ def read_torch_report(report: Dict[str, Any], index_url: Optional[str] = None) -
 
 
 def describe_source(url: str, index_url: Optional[str]) -> str:
-    """Where a wheel comes from, in words; never with credentials in it."""
+    """Says in words where a wheel comes from, without credentials."""
     if index_url:
         return "PyTorch's CPU index " + without_credentials(index_url)
     if url.startswith("file:"):
@@ -121,14 +122,14 @@ def describe_source(url: str, index_url: Optional[str]) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user name and password."""
+    """Returns the URL without user name and password."""
     return re.sub(r"//[^/@]+@", "//", url)
 
 
 def choose_torch(
     configured: Optional[TorchChoice], public_cpu: Optional[TorchChoice], *, has_driver: bool, wanted: str = ""
 ) -> Optional[TorchChoice]:
-    """The build to install. `wanted` ("cpu", "cuda" or "") is the user's own choice and beats the driver check."""
+    """Returns the build to install. `wanted` ("cpu", "cuda" or "") is the user's choice and beats the driver check."""
     prefer_cpu = wanted == "cpu" or (wanted != "cuda" and not has_driver)
     if not prefer_cpu:
         return configured
@@ -139,19 +140,19 @@ def choose_torch(
 
 
 def read_pins(text: str) -> Dict[str, str]:
-    """`name==version` lines of a lock or constraint file, names normalised."""
+    """Reads the `name==version` lines of a lock or constraint file; names are normalised."""
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     pairs = [line.split("==") for line in lines if "==" in line]
     return {normalised(name): version.split()[0] for name, version in pairs}
 
 
 def normalised(name: str) -> str:
-    """A package name as pip compares it."""
+    """Returns a package name in the form in which pip compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def torch_problem(installed: Sequence[str], pinned: str) -> Optional[str]:
-    """What is wrong with the installed torch versions, or None if there is exactly one and it is the pinned one."""
+    """Says what is wrong with the installed torch versions. Returns None if exactly the pinned version is there."""
     if len(installed) != 1:
         return "{} installations of torch found in .venv ({})".format(len(installed), ", ".join(installed) or "none")
     if installed[0].partition("+")[0] != pinned:
@@ -160,7 +161,7 @@ def torch_problem(installed: Sequence[str], pinned: str) -> Optional[str]:
 
 
 def explain_failure(stage: str, output: str, index: str) -> str:
-    """At most three lines for a failed pip: what failed, why as far as pip knows, what to do."""
+    """Explains a failure of pip in at most three lines: what failed, why as far as pip knows, what to do."""
     what = "{} failed".format(stage)
     if UNREACHABLE.search(output):
         why = "the package index {} cannot be reached".format(index)
@@ -191,27 +192,27 @@ def explain_failure(stage: str, output: str, index: str) -> str:
     )
 
 
-# ---- what touches the machine ----
+# ---- functions that read or change the machine ----
 
 
 def say(line: str) -> None:
-    """One line to the user, at once."""
+    """Prints one line to the user, without buffering."""
     print(line, flush=True)
 
 
 def read_text(path: str) -> str:
-    """The text of a file."""
+    """Returns the text of a file."""
     with open(path, encoding="utf-8") as file:
         return file.read()
 
 
 def requirement_file(name: str) -> str:
-    """A file of requirements/: the lock of a group, or `torch`, which has no hashes."""
+    """Returns the path of a file in requirements/: the lock of a group, or `torch`, which has no hashes."""
     return os.path.join(ROOT, "requirements", name + ".txt")
 
 
 def group_hash(group: str) -> str:
-    """A hash of everything that decides what this group installs."""
+    """Returns a hash of everything that decides what this group installs."""
     digest = hashlib.sha256()
     requirements = os.path.join(ROOT, "requirements")
     files = [os.path.join(requirements, name) for name in sorted(os.listdir(requirements))]
@@ -223,7 +224,7 @@ def group_hash(group: str) -> str:
 
 
 def venv_version() -> str:
-    """The Python version of `.venv` as its own file states it; empty if there is no usable environment."""
+    """Returns the Python version of `.venv` from its pyvenv.cfg; empty if there is no usable environment."""
     if not os.path.exists(VENV_PYTHON):
         return ""
     try:
@@ -236,17 +237,17 @@ def venv_version() -> str:
 
 
 def venv_is_supported() -> bool:
-    """Whether `.venv` exists and its Python can run this project."""
+    """Returns whether `.venv` exists and its Python can run this project."""
     return tuple(int(part) for part in venv_version().split(".")[:2] if part) in SUPPORTED
 
 
 def site_packages() -> str:
-    """The folder of `.venv` that packages are installed into."""
+    """Returns the folder of `.venv` that packages are installed into."""
     return os.path.join(VENV, "lib", "python" + ".".join(venv_version().split(".")[:2]), "site-packages")
 
 
 def installed_records() -> List[str]:
-    """The names of all package records in `.venv`, for example `numpy-2.4.6.dist-info`."""
+    """Returns the names of all package records in `.venv`, for example `numpy-2.4.6.dist-info`."""
     try:
         return sorted(name for name in os.listdir(site_packages()) if name.endswith(".dist-info"))
     except OSError:
@@ -254,7 +255,7 @@ def installed_records() -> List[str]:
 
 
 def read_stamp() -> Dict[str, Any]:
-    """What earlier runs recorded; empty if there is none or it cannot be read."""
+    """Returns the stamp of earlier runs; empty if there is none or it cannot be read."""
     try:
         stamp = json.loads(read_text(STAMP))
     except (OSError, ValueError):
@@ -263,7 +264,7 @@ def read_stamp() -> Dict[str, Any]:
 
 
 def is_up_to_date(group: str) -> bool:
-    """Whether the last finished run installed exactly this and nothing has been removed since."""
+    """Returns whether the last finished run installed exactly this and nothing has been removed since."""
     entry = read_stamp().get("groups", {}).get(group)
     if not entry or os.path.exists(MARKER) or not os.path.exists(os.path.join(VENV, "bin", "tackboard")):
         return False
@@ -271,12 +272,12 @@ def is_up_to_date(group: str) -> bool:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether an NVIDIA driver is loaded on this machine."""
+    """Returns whether an NVIDIA driver is loaded on this machine."""
     return os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidia0")
 
 
 def clean_environment() -> Dict[str, str]:
-    """The environment for pip: the user's, less what would send packages to another place."""
+    """Returns the user's environment variables for pip, without those that would send packages to another place."""
     environment = dict(os.environ)
     for name in (
         "PIP_TARGET",
@@ -289,7 +290,7 @@ def clean_environment() -> Dict[str, str]:
     ):
         environment.pop(name, None)
     environment["PIP_USER"] = "0"
-    # An index that does not answer should be named within seconds, not after pip's five patient retries.
+    # If an index does not answer, the error should come within seconds, not after pip's five retries.
     environment.setdefault("PIP_RETRIES", "2")
     return environment
 
@@ -327,12 +328,12 @@ def must_pip(stage: str, arguments: Sequence[str], *, show: bool = False) -> Non
 
 
 def locked(name: str) -> List[str]:
-    """The arguments with which pip installs exactly the files that a lock names."""
+    """Returns the arguments with which pip installs exactly the files that a lock names."""
     return ["install", "--require-hashes", "--no-deps", "-r", requirement_file(name)]
 
 
 def configured_index() -> str:
-    """The index that pip uses, for messages; without credentials."""
+    """Returns the index that pip uses, for messages and without credentials."""
     if os.environ.get("PIP_NO_INDEX"):
         return "(none: PIP_NO_INDEX is set)"
     url = os.environ.get("PIP_INDEX_URL", "")
@@ -343,7 +344,7 @@ def configured_index() -> str:
 
 
 def ask_torch(pin: str, index_url: Optional[str] = None) -> Tuple[Optional[TorchChoice], str]:
-    """What pip would install for the torch pin, from the configured places or from `index_url`, and pip's output."""
+    """Asks pip which torch it would install for the pin, by default from the configured places; also its output."""
     report_path = os.path.join(VENV, "torch-report.json")
     arguments = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--report", report_path, "torch==" + pin]
     if index_url:
@@ -357,7 +358,7 @@ def ask_torch(pin: str, index_url: Optional[str] = None) -> Tuple[Optional[Torch
 
 
 def find_python() -> Optional[str]:
-    """A supported Python on the PATH that really runs, if there is one."""
+    """Finds a supported Python on the PATH that really runs, if there is one."""
     for name in ("python3.12", "python3.11"):
         path = shutil.which(name)
         if path is None:
@@ -370,7 +371,7 @@ def find_python() -> Optional[str]:
 
 def require_python(command: str) -> None:
     """Raises InstallError if neither `.venv` nor the running Python can be used."""
-    # An environment made earlier with PYTHON=python3.12 stays good when `python3` itself is too old.
+    # An environment made earlier with PYTHON=python3.12 stays usable if `python3` itself is too old.
     if venv_is_supported():
         return
     if tuple(sys.version_info[:2]) not in SUPPORTED:
@@ -400,7 +401,7 @@ def ensure_venv() -> None:
 
 
 def exits_well(command: Sequence[str]) -> bool:
-    """Whether a command runs and exits with 0; what it prints is dropped."""
+    """Returns whether a command exits with 0. Its output is dropped."""
     return subprocess.run(list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
@@ -418,12 +419,12 @@ def ensure_pip() -> None:
 
 
 def installed_torch() -> List[str]:
-    """The versions of all torch records in `.venv`."""
+    """Returns the versions of all torch records in `.venv`."""
     return [name[len("torch-") : -len(".dist-info")] for name in installed_records() if re.match(r"torch-\d", name)]
 
 
 def installed_build() -> str:
-    """The build of the installed torch."""
+    """Returns the build of the installed torch, "cpu" or "cuda"."""
     code = "import importlib.metadata as m, json; print(json.dumps([m.version('torch'), m.requires('torch') or []]))"
     version, requires = json.loads(subprocess.check_output([VENV_PYTHON, "-I", "-c", code], universal_newlines=True))
     return torch_build(version, requires, platform.system(), platform.machine())
@@ -440,7 +441,7 @@ def ensure_torch(pin: str) -> str:
         build = installed_build()
         if wanted in ("", build):
             return build
-        # pip would take the other build for the same version and leave it.
+        # pip would see the same version and would not replace the build.
         must_pip("removing the {} build of torch".format(build.upper()), ["uninstall", "--yes", "torch"])
     has_driver = has_nvidia_driver()
     configured, output = ask_torch(pin)
@@ -458,7 +459,8 @@ def ensure_torch(pin: str) -> str:
             "0.5 GB, about 15 more packages, several GB installed. To avoid it, stop now (Ctrl-C) and set "
             "PIP_FIND_LINKS to a folder with a CPU wheel, or PIP_EXTRA_INDEX_URL to " + CPU_INDEX
         )
-    # Torch alone: what it requires is in the locks, or, for CUDA, is fetched afterwards from the configured places.
+    # Only torch itself: its requirements are in the locks or, for CUDA, are fetched afterwards from the configured
+    # places.
     arguments = ["install", "--no-deps", "torch==" + pin]
     if choice.index_url:
         arguments += ["--index-url", choice.index_url]
@@ -467,7 +469,7 @@ def ensure_torch(pin: str) -> str:
 
 
 def damaged_packages() -> List[str]:
-    """The name of every installed package of which a file is missing or has another size than recorded."""
+    """Returns the names of all installed packages with a file that is missing or has another size than recorded."""
     code = (
         "import importlib.metadata as m, os\n"
         "for d in m.distributions():\n"
@@ -481,7 +483,7 @@ def damaged_packages() -> List[str]:
 
 
 def repair_interrupted() -> None:
-    """After a run that did not finish: removes what it damaged; the run that asks for a package installs it again."""
+    """Removes packages that an unfinished run damaged; the run that needs a package installs it again."""
     for name in installed_records():
         if not os.path.exists(os.path.join(site_packages(), name, "RECORD")):
             # pip writes this list last, and refuses to remove or replace a package without it.
@@ -507,7 +509,8 @@ def install_packages(group: str, build: str, torch_pin: str) -> None:
             show=True,
         )
     if group == "distributed":
-        # One of them comes as source only; it is built with the setuptools of the lock, not with one fetched unseen.
+        # One of these packages comes as source only. It is built with the setuptools of the lock, not with another
+        # version.
         name = "distributed-cpu" if build == "cpu" else "distributed"
         must_pip("installing TorchRec", [*locked(name), "--no-build-isolation"], show=True)
     if group == "distributed" and build == "cuda":
@@ -529,7 +532,7 @@ def verify_torch(pin: str) -> None:
 
 
 def write_stamp(group: str, build: str) -> None:
-    """Records that the group is installed; the last thing a run does."""
+    """Records that the group is installed. This is the last action of a run."""
     stamp = read_stamp()
     groups = stamp.get("groups", {})
     groups[group] = {"hash": group_hash(group), "records": installed_records()}
@@ -547,7 +550,7 @@ def install(group: str, command: str) -> None:
     if is_up_to_date(group):
         return
     if tuple(sys.version_info[:2]) not in SUPPORTED:
-        # From here on a modern Python is needed, and the environment has one.
+        # The code below needs a modern Python, and the environment has one.
         os.execv(VENV_PYTHON, [VENV_PYTHON, os.path.abspath(__file__), *sys.argv[1:]])
     interrupted = os.path.exists(MARKER)
     ensure_venv()
@@ -567,7 +570,7 @@ def install(group: str, command: str) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """Prints an error and stops with the exit code of wrong use."""
+    """Prints an error and exits with the exit code of wrong usage."""
     print("error: " + message.replace("\n", "\n  "), file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
 

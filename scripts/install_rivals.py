@@ -1,12 +1,12 @@
-"""Makes `.rivals/venv`: the libraries that `tackboard bench features` and `bench loader` are compared with.
+"""Makes `.rivals/venv` with the libraries that `tackboard bench features` and `bench loader` compare with.
 
-In: requirements/rivals.txt, the Python that runs this script, and whatever pip is configured to use.
-Out: an environment with exactly those packages, and a stamp that makes the next run return at once.
+The script reads requirements/rivals.txt and pip's configuration. It makes an environment with exactly those packages,
+and writes a stamp that makes the next run return at once.
 
-torch is not installed twice: a path file at the end of the search path lends what `.venv` has. So the rivals compute
-with the same torch, 0.7 GB are saved, and of a package that both have the rivals' own comes first.
-Decided: it is made by the Python of `.venv` (`make rivals` sees to that), because a comparison between two Pythons says
-little. An environment with another stamp is made anew, never mended: it holds nothing that a person has put there.
+torch is not installed twice: a path file at the end of the search path makes the packages of `.venv` visible. So the
+rivals compute with the same torch, and 0.7 GB are saved. If both environments have a package, the rivals use their own.
+Decided: the Python of `.venv` makes the environment (`make rivals` ensures that), because a comparison between two
+Pythons says little. An environment with another stamp is made anew, never repaired, because no person has changed it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class InstallError(Exception):
 
 
 def wanted_stamp() -> str:
-    """A hash of everything that decides what is installed."""
+    """Returns a hash of everything that decides what is installed."""
     words = (REQUIREMENTS.read_text(encoding="utf-8"), sys.version, str(ROOT))
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
 def is_up_to_date() -> bool:
-    """Whether the last finished run installed exactly this."""
+    """Returns whether the last finished run installed exactly this."""
     try:
         return STAMP.read_text(encoding="utf-8") == wanted_stamp() and (VENV / "bin" / "python").exists()
     except OSError:
@@ -52,7 +52,7 @@ def install() -> None:
     STAMP.parent.mkdir(parents=True, exist_ok=True)
     print("making .rivals/venv (Polars, pandas, Feast, datasets and Ray, about 1 GB)", flush=True)
     _run("making .rivals/venv", [sys.executable, "-m", "venv", "--clear", str(VENV)])
-    # --no-deps: the list is complete, and pip shall not add to it. A file with another hash is refused.
+    # --no-deps, because the list is complete and pip must not add to it. A file with another hash is refused.
     _run(
         "installing the rivals",
         [
@@ -68,7 +68,7 @@ def install() -> None:
 
 
 def lend_torch() -> None:
-    """Lets the environment find, after its own packages, those of the Python that runs this script."""
+    """Makes the packages of the Python that runs this script visible to the environment, after its own packages."""
     ours = Path(sysconfig.get_path("purelib"))
     folder = VENV / "lib" / ours.parent.name / "site-packages"
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,13 +87,13 @@ def _run(stage: str, command: list[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The user's environment, less what would send packages to another place."""
+    """Returns the user's environment variables, without those that would send packages to another place."""
     dropped = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_DRY_RUN", "PYTHONHOME", "PYTHONPATH"}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
 def main() -> int:
-    """Installs; prints what went wrong and returns the exit code."""
+    """Installs the rivals. Prints an error if that fails; returns the exit code."""
     try:
         install()
     except InstallError as error:

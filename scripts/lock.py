@@ -1,15 +1,15 @@
-"""Makes the lock files in requirements/ anew: exact versions, and the SHA-256 of every file that pip may take for them.
+"""Makes the lock files in requirements/ anew: exact versions, with the SHA-256 of every file that pip may use.
 
-In: pyproject.toml, the present lock files, pip, and the pages of a package index.
-Out: the same lock files. What stands above the first package of a file, comments and `-r`, is kept.
+The script reads pyproject.toml, the present lock files, pip's answers and the pages of a package index, and rewrites
+the lock files. The head of a file, comments and `-r` lines, is kept.
 
 Decided:
-- The lists of core, demo, dev and ray come from pip: what it would install for that group of pyproject.toml. A version
-  in the present files stays unless `--upgrade` names the package. The other lists are written by hand.
-- A package has the hashes of its wheels for Python 3.11 and 3.12 on every platform, and of its source archive. They
-  come from the index's own page, so one run on one machine is enough.
-- What requirements/torch.txt pins has no hash: those builds differ from index to index.
-- An index that offers fewer files of a version than the lock already has is refused: a mirror would narrow the lock.
+- The lists of core, demo, dev and ray are what pip would install for that group of pyproject.toml. A version in the
+  present files stays unless `--upgrade` names the package. The other lists are written by hand.
+- A package has the hashes of its wheels for Python 3.11 and 3.12 on every platform, and of its source archive. The
+  hashes come from the index's own page, so one run on one machine is enough.
+- Packages in requirements/torch.txt have no hash, because their builds differ from index to index.
+- An index that offers fewer files of a version than the present lock has is refused, because the lock would lose files.
 
     .venv/bin/python scripts/lock.py                  # after a change of pyproject.toml
     .venv/bin/python scripts/lock.py --upgrade rich   # the newest version that fits
@@ -53,12 +53,12 @@ class Pin(NamedTuple):
 
 
 def normalised(name: str) -> str:
-    """A package name as pip compares it."""
+    """Returns a package name in the form in which pip compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
-    """The packages that stand in one file, without those that it takes from others with `-r`."""
+    """Reads the packages of one file, without those that it includes with `-r`."""
     pins = {}
     for line in path.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
         first, *rest = line.partition("#")[0].split() or [""]
@@ -69,13 +69,13 @@ def read_lock(path: Path) -> dict[str, Pin]:
 
 
 def included(path: Path) -> list[Path]:
-    """The file and all that it takes in with `-r`."""
+    """Returns the file and all files that it includes with `-r`."""
     found = re.findall(r"^-r (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     return [path, *(file for name in found for file in included(path.parent / name))]
 
 
 def write_lock(path: Path, pins: dict[str, Pin]) -> None:
-    """Replaces the packages of a file; its head stays."""
+    """Replaces the packages of a file; its comments and `-r` lines stay."""
     head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(("#", "-r "))]
     entries = [
         " \\\n".join([f"{name}=={pin.version}", *(f"    --hash=sha256:{digest}" for digest in sorted(pin.hashes))])
@@ -85,21 +85,21 @@ def write_lock(path: Path, pins: dict[str, Pin]) -> None:
 
 
 def is_usable(file: str) -> bool:
-    """Whether Python 3.11 or 3.12 could install the file on some platform."""
+    """Returns whether Python 3.11 or 3.12 could install the file on some platform."""
     if not file.endswith(".whl"):
         return file.endswith((".tar.gz", ".zip"))
     pythons, abi, _platform = file.removesuffix(".whl").split("-")[-3:]
     for tag in pythons.split("."):
         if tag in ("py3", "py311", "py312", "cp311", "cp312"):
             return True
-        # A wheel for the stable interface of an older Python runs on every later one.
+        # A wheel for the stable ABI of an older Python runs on every later Python.
         if "abi3" in abi.split(".") and re.fullmatch(r"cp3\d+", tag) and int(tag[3:]) <= 12:
             return True
     return False
 
 
 def belongs_to(file: str, name: str, version: str) -> bool:
-    """Whether the file is this version of this package."""
+    """Returns whether the file is this version of this package."""
     if file.endswith(".whl"):
         found, its_version = file.split("-")[:2]
     else:
@@ -108,7 +108,7 @@ def belongs_to(file: str, name: str, version: str) -> bool:
 
 
 def hashes_on(page: str, name: str, version: str) -> frozenset[str]:
-    """The SHA-256 of every usable file of one version, from the page that an index has for the package."""
+    """Returns the SHA-256 of every usable file of one version, from an index's page of the package."""
     found = set()
     for link in re.findall(r"""<a\b[^>]*\bhref=["']([^"']+)""", page):
         path, _, fragment = html.unescape(link).partition("#")
@@ -120,7 +120,7 @@ def hashes_on(page: str, name: str, version: str) -> frozenset[str]:
 
 
 def fetch_hashes(index: str, package: tuple[str, str], known: frozenset[str]) -> Pin:
-    """The hashes that the index has for a name and version. `known` are those of the same two in the present lock."""
+    """Returns the index's hashes for a name and version. `known` holds the hashes in the present lock."""
     name, version = package
     request = urllib.request.Request(f"{index.rstrip('/')}/{name}/", headers={"Accept": "text/html"})
     try:
@@ -138,7 +138,7 @@ def fetch_hashes(index: str, package: tuple[str, str], known: frozenset[str]) ->
 
 
 def resolve(requirements: list[str], constraints: dict[str, str]) -> dict[str, str]:
-    """What pip would install for these requirements on this machine, by normalised name."""
+    """Returns the versions that pip would install for these requirements on this machine, by normalised name."""
     with tempfile.TemporaryDirectory() as folder:
         pins, report = Path(folder, "pins.txt"), Path(folder, "report.json")
         pins.write_text("".join(f"{name}=={version}\n" for name, version in constraints.items()))
@@ -152,7 +152,7 @@ def resolve(requirements: list[str], constraints: dict[str, str]) -> dict[str, s
 
 
 def group_requirements(group: str) -> list[str]:
-    """What pyproject.toml asks for: the core, the extra of the group, and what builds the package itself."""
+    """Returns the requirements in pyproject.toml: of the core, of the group's extra, and of the package's build."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extra = content["project"]["optional-dependencies"].get(group, [])
     return [*content["project"]["dependencies"], *extra, *content["build-system"]["requires"]]
@@ -168,7 +168,7 @@ def make_locks(index: str, upgrade: set[str]) -> None:
     wanted = {group: {name: pin.version for name, pin in present[group].items()} for group in BY_HAND}
     for group in RESOLVED:
         found = resolve(group_requirements(group), constraints | without_hashes)
-        # What this group brought in is pinned for the next, so that one environment can hold them all.
+        # The versions of this group are pinned for the next group, so that one environment can hold all groups.
         constraints |= found
         taken = {name for path in included(REQUIREMENTS / f"{group}.txt")[1:] for name in wanted[path.stem]}
         wanted[group] = {name: found[name] for name in found.keys() - taken - without_hashes.keys()}

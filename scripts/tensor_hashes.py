@@ -1,11 +1,11 @@
-"""SHA-256 over type, shape and bytes of every tensor of a checkpoint: to show that a change moved no number.
+"""Print the SHA-256 of every tensor of a checkpoint, to show that a change of the code changed no number.
 
-    python scripts/tensor_hashes.py RUN > before.json                 at the commit before
-    python scripts/tensor_hashes.py RUN --against before.json         after; exit code 1 where a tensor differs
+    python scripts/tensor_hashes.py RUN > before.json                 at the commit before the change
+    python scripts/tensor_hashes.py RUN --against before.json         after it; exit code 1 if a tensor differs
     python scripts/tensor_hashes.py RUN --against before.json --names NAMES.json
 
-RUN is a run or checkpoint folder, of a run that was trained with the same settings, machine and number of threads.
-`--names` is a map of old names to new ones, where a change renamed some.
+RUN is a run folder or a checkpoint folder. Both runs must have the same settings, machine and number of threads. The
+SHA-256 covers type, shape and bytes. `--names` is a map of old names to new names, for a change that renamed tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 
 
 def hashes_of(path: Path) -> dict[str, str]:
-    """The digest of every tensor, by group and name."""
+    """Returns the digest of every tensor, by group and name."""
     found = {}
     for group, tensors in load_checkpoint(find_checkpoint(path)).tensors.items():
         for name, tensor in tensors.items():
@@ -33,7 +33,7 @@ def hashes_of(path: Path) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], after: dict[str, str], names: dict[str, str]) -> list[str]:
-    """What differs between two sets of digests, in words."""
+    """Says in words what differs between two sets of digests."""
     renamed = {names.get(name, name): digest for name, digest in before.items()}
     words = [f"{name}: only before" for name in renamed.keys() - after.keys()]
     words += [f"{name}: only after" for name in after.keys() - renamed.keys()]

@@ -1,4 +1,4 @@
-"""The jagged batch: where data and models meet."""
+"""The jagged batch: the tensors that the data code builds and models read."""
 
 from tackboard.batch.batches import Feature, Jagged, RequestBatch, SequenceBatch
 from tackboard.batch.rows import HashConfig, item_rows

@@ -1,8 +1,8 @@
-"""What models read: histories, and requests with candidates, as tensors.
+"""The batches that models read: histories, and requests with candidates, as tensors.
 
-A batch of B histories holds N events packed end to end and the M distinct items among them; an event names its item by
-position in that list. So a table row is looked up once per distinct item, however often the item occurs, and row ids
-are computed when the batch is built, never inside `forward`.
+A batch of B histories holds N events packed end to end and the M distinct items among them. An event refers to its item
+by the position in the list of distinct items. So a table row is looked up once per distinct item, however often the
+item occurs. Row ids are computed when the batch is built, never inside `forward`.
 
     offsets  [B+1]  0 ────── 3 ───────────── 7      two histories, of 3 and of 4 events
     items    [N]    0  1  0    2  1  3  2           positions in the distinct items
@@ -12,7 +12,7 @@ are computed when the batch is built, never inside `forward`.
 
 A feature is a tensor with a row for each history, request or candidate: a number, an id, a time, or a vector [·, w]. A
 list, whose length differs from row to row, is `Jagged`. This module knows nothing of logs or of how features are
-defined, so that models do not either; `builder` makes batches.
+defined, so models do not depend on them either. `builder` makes batches.
 
 Shapes: B rows (histories), N packed events, M distinct items, k hash functions; U requests, C candidates.
 """
@@ -30,17 +30,17 @@ from tackboard.core.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Jagged:
-    """A list for each of some rows, end to end: that of row i is values[offsets[i] : offsets[i + 1]]."""
+    """One list per row, all end to end: the list of row i is values[offsets[i] : offsets[i + 1]]."""
 
     values: torch.Tensor
     offsets: torch.Tensor
 
     def lengths(self) -> torch.Tensor:
-        """Elements of each row's list."""
+        """Returns the number of elements of each row's list."""
         return self.offsets[1:] - self.offsets[:-1]
 
     def take(self, rows: torch.Tensor) -> Jagged:
-        """The lists of `rows`, in that order; a row may occur more than once."""
+        """Returns the lists of `rows`, in that order; a row may occur more than once."""
         lengths = self.lengths().index_select(0, rows)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         total = int(offsets[-1])
@@ -51,40 +51,40 @@ class Jagged:
 
 
 Feature = torch.Tensor | Jagged
-"""What a batch carries of one feature."""
+"""The values of one feature in a batch."""
 
 
 def take_rows(feature: Feature, rows: torch.Tensor) -> Feature:
-    """The values of `rows`, in that order; a row may occur more than once."""
+    """Returns the values of `rows`, in that order; a row may occur more than once."""
     return feature.take(rows) if isinstance(feature, Jagged) else feature.index_select(0, rows)
 
 
 class Batch:
-    """What the trainer needs of any batch."""
+    """The methods of a batch that the trainer calls."""
 
     @property
     def num_tokens(self) -> int:
-        """The size of the batch: events of histories, and candidates."""
+        """The size of the batch: the number of events of histories and of candidates."""
         raise NotImplementedError
 
     def num_examples(self) -> int:
-        """The number of answers that a loss learns from."""
+        """Returns the number of positives or labels that a loss learns from."""
         raise NotImplementedError
 
     def has_targets(self) -> bool:
-        """Whether a loss can learn from the batch."""
+        """Returns whether a loss can learn from the batch."""
         return self.num_examples() > 0
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on `device`."""
+        """Returns the same batch on `device`."""
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """The same batch in memory from which a GPU can copy by itself."""
+        """Returns the same batch in pinned memory, from which a GPU can copy by itself."""
         return _mapped(self, torch.Tensor.pin_memory)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the batch, those of histories first."""
+        """Returns every tensor of the batch, those of histories first."""
         found: list[torch.Tensor] = []
         _mapped(self, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         return found
@@ -94,10 +94,10 @@ class Batch:
 class SequenceBatch(Batch):
     """B histories as tensors; see the module's picture.
 
-    `columns` holds the other columns of the history by name [N], `request` the features of the request: one value per
-    history [B], or, where a loss predicts every event from what came before it, one per event [N]. `sampled` [K] are
-    positions of items drawn uniformly from the catalogue, rising, each once; `sample_rate` [] is the chance that an
-    item of the catalogue is among them.
+    `columns` holds the columns of the history other than the item, by name [N]. `request` holds the features of the
+    request: one value per history [B], or one per event [N] if a loss predicts every event from the events before it.
+    `sampled` [K] holds positions of items drawn uniformly from the catalogue, rising, each once. `sample_rate` [] is
+    the chance that an item of the catalogue is drawn.
     """
 
     offsets: torch.Tensor
@@ -135,7 +135,7 @@ class SequenceBatch(Batch):
         return self.column("time")
 
     def column(self, name: str) -> torch.Tensor:
-        """A column of the history [N]. Only what the model's config lists in `reads` is carried."""
+        """Returns a column of the history [N]. The batch has only the columns in `reads` of the model's config."""
         if name not in self.columns:
             carried = ", ".join(f"history.{column}" for column in ("item", *self.columns))
             raise ConfigError(
@@ -146,14 +146,14 @@ class SequenceBatch(Batch):
         return self.columns[name]
 
     def of_request(self, name: str) -> torch.Tensor:
-        """A feature of the request that is no list [B, …], or [N, …] where every event has its request."""
+        """Returns a feature of the request that is no list [B, …], or [N, …] if every event has its own request."""
         feature = self.request[name]
         if isinstance(feature, Jagged):
             raise ConfigError(f"the model reads {name} as a number, but it is a list", fix="read it as `Jagged`")
         return feature
 
     def lengths(self) -> torch.Tensor:
-        """Events of each history [B]."""
+        """Returns the number of events of each history [B]."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
@@ -161,24 +161,24 @@ class SequenceBatch(Batch):
         return self.num_events
 
     def num_examples(self) -> int:
-        """How many events are positives."""
+        """Returns the number of positive events."""
         return int(self.is_positive.sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class RequestBatch(Batch):
-    """U requests, each with its history once, and C candidates beneath them.
+    """U requests, each with one history, and C candidates that belong to these requests.
 
         histories.offsets  0 ───── 5 ──── 8         two requests
-        request_of [C]     0 0 0 0 1 1 1            whose candidates these are, rising
+        request_of [C]     0 0 0 0 1 1 1            the request of each candidate, rising
         candidates [C]                              positions among histories.item_ids
 
-    A history is in the batch once; `expand` repeats only what is computed from it, on the device. `labels` are 0 or 1;
+    A history is in the batch once; `expand` repeats only results computed from it, on the device. `labels` are 0 or 1;
     a loss must leave out labels that are not `known` yet. `features` holds features of candidates [C],
-    `histories.request` features of requests [U]; `of_candidates` gives both per candidate.
+    `histories.request` features of requests [U]. `of_candidates` returns either kind per candidate.
 
-    Only training knows `request_ms`, `positions`, `weights`, `labels`, and of histories `users` and `is_positive`: a
-    batch for scoring has 0, -1, 1, none, 0 and False there. Scores may depend on features only.
+    Only batches for training have `request_ms`, `positions`, `weights` and `labels`, and `users` and `is_positive` of
+    histories. In a batch for scoring they are 0, -1, 1, empty, 0 and False. So scores may depend on features only.
     """
 
     histories: SequenceBatch
@@ -204,19 +204,19 @@ class RequestBatch(Batch):
         return self.histories.num_events + self.num_candidates
 
     def num_examples(self) -> int:
-        """How many labels of candidates are known."""
+        """Returns the number of known labels of candidates."""
         return sum(int(known.sum()) for known in self.known.values())
 
     def candidate_rows(self) -> torch.Tensor:
-        """The table rows of each candidate [C, k]."""
+        """Returns the table rows of each candidate [C, k]."""
         return self.histories.item_rows.index_select(0, self.candidates)
 
     def expand(self, values: torch.Tensor) -> torch.Tensor:
-        """What belongs to requests [U, …] for each of their candidates [C, …]."""
+        """Repeats the values of requests [U, …] for each of their candidates [C, …]."""
         return values.index_select(0, self.request_of)
 
     def of_candidates(self, name: str) -> Feature:
-        """A feature for each candidate [C, …]: the candidate's own, or that of its request, repeated."""
+        """Returns a feature for each candidate [C, …]: its own feature, or the repeated feature of its request."""
         if name in self.features:
             return self.features[name]
         if name not in self.histories.request:
@@ -229,7 +229,7 @@ class RequestBatch(Batch):
 
 
 def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch of the same class whose tensors are changed ones."""
+    """Returns a batch of the same class, with `change` applied to every tensor."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):

@@ -1,14 +1,15 @@
-"""From columns of the unified representation to batches: the one place that builds them, for training and scoring.
+"""Builds batches from columns of the unified feature representation, for training and for scoring.
 
-    make_batch          histories, built alone: evaluation, and the slow twin of what follows
+    make_batch          one batch of histories, for evaluation; also the slow twin of `PreparedHistories`
     PreparedHistories   many histories, prepared once; a batch is a slice of them
-    make_request        one request with its candidates, as a server gets it
-    make_requests       requests whose distinct items a window has found
-    with_items          a batch of histories that names further items, such as drawn negatives
+    make_request        one request with its candidates, as a server receives it
+    make_requests       several requests whose distinct items are known already
+    with_items          a batch of histories with further items, such as drawn negatives
 
-In: a sequence column with the column `item`, features as columns, ids of candidates. Out: tensors that share no memory
-with those. Every type has its tensor: whole numbers, ids and times are int64, other numbers float32, a vector is
-[rows, width], and a list is `Jagged`. Text has none, and nothing may be missing.
+The functions take a sequence column with the column `item`, features as columns, and ids of candidates. They return
+tensors that share no memory with these columns. Every type has its tensor: whole numbers, ids and times are int64,
+other numbers float32, a vector is [rows, width], and a list is `Jagged`. Text has no tensor, and no value may be
+missing.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def make_batch(
     is_positive: NDArray[np.bool_] | None = None,
     log_q: LogShares | None = None,
 ) -> SequenceBatch:
-    """A batch of B histories: a sequence column with the column `item`, and features of the request.
+    """Builds a batch of B histories from a sequence column with the column `item`, and features of the request.
 
     `is_positive` [N] marks the events that a loss may predict (default: none). `log_q` gives the log of each distinct
-    item's share of the training events, for the popularity correction of the loss (default: 0). `users` [B] are the
+    item's share of the training events, for the popularity correction of the loss (default: 0). `users` [B] holds the
     users of the histories (default: 0).
     """
     items = distinct_items(item_column(history).values, hashing, log_q)
@@ -51,7 +52,7 @@ def make_batch(
 
 
 class PreparedHistories:
-    """Histories end to end: everything about them that does not depend on how they are cut into batches."""
+    """Histories end to end, with everything computed that does not depend on how they are cut into batches."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class PreparedHistories:
         self._request = features_of(request)
 
     def in_order(self, order: NDArray[np.int64]) -> PreparedHistories:
-        """The same histories, or some of them, in another order. Much cheaper than to prepare them again."""
+        """Returns the same histories, or some of them, in another order. This is much cheaper than preparing again."""
         lengths = np.diff(self.offsets)[order]
         events = ranges(self.offsets[:-1][order], lengths)
         places = torch.from_numpy(events)
@@ -88,10 +89,10 @@ class PreparedHistories:
         return ordered
 
     def batch(self, begin: int, end: int) -> SequenceBatch:
-        """The batch of the histories from `begin` to `end`: what `make_batch` builds of them."""
+        """Returns the batch of the histories from `begin` to `end`, equal to the result of `make_batch`."""
         first, last = int(self.offsets[begin]), int(self.offsets[end])
 
-        # Copies: a view would keep everything in memory for as long as the batch is used.
+        # These are copies, because a view would keep all histories in memory as long as the batch is used.
         def part(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[first:last].clone()
 
@@ -116,7 +117,7 @@ def make_request(
     request: Columns | None = None,
     features: Columns | None = None,
 ) -> RequestBatch:
-    """The batch of one request: its history, its features, C candidates and theirs, without labels."""
+    """Builds the batch of one request: its history, its features, and C candidates with features, without labels."""
     items = distinct_items(np.concatenate([item_column(history).values, candidates]), hashing)
     request_of = np.zeros(len(candidates), dtype=np.int64)
     return make_requests(history=history, items=items, request_of=request_of, request=request, features=features)
@@ -136,11 +137,11 @@ def make_requests(
     weights: NDArray[np.float32] | None = None,
     labels: Mapping[str, NDArray[np.int8]] | None = None,
 ) -> RequestBatch:
-    """The batch of U requests, one for each row of `history`, with candidates of the requests `request_of` [C].
+    """Builds the batch of U requests, one per row of `history`. Candidate c belongs to request `request_of[c]` [C].
 
-    `items` are the distinct items of all events, then of all candidates (`distinct_items`, `DistinctItems.of`). A label
-    is 1, 0, or -1 if not known. What only training knows may be left out: see `RequestBatch`. Columns are copied; all
-    other arrays become the batch's own, because a window has just cut them out for it.
+    `items` describes the items of all events, then of all candidates (from `distinct_items` or `DistinctItems.of`). A
+    label is 1, 0, or -1 if it is not known. Arguments that only training has may be left out: see `RequestBatch`.
+    Columns are copied. Other arrays become the batch's own, because the caller has just cut them out for this batch.
     """
     num_events, num_requests, num_candidates = len(item_column(history).values), len(history), len(request_of)
     places = items["items"]
@@ -159,27 +160,27 @@ def make_requests(
 
 
 def with_items(batch: SequenceBatch, table: ItemTable) -> SequenceBatch:
-    """The batch with all items of `table` as its distinct ones; its own are among them."""
+    """Returns the batch with all items of `table`, which include its own, as distinct items."""
     places = torch.from_numpy(table.ids.searchsorted(batch.item_ids.numpy()))
     parts = {**vars(batch), "items": places.take(batch.items), **table.tensors()}
     return SequenceBatch(**parts)
 
 
 def item_column(history: Column) -> Column:
-    """The items of the events of a history."""
+    """Returns the column of the items of the events."""
     assert history.fields is not None
     return history.fields["item"]
 
 
 def features_of(columns: Columns | None) -> dict[str, Feature]:
-    """Features as a batch carries them."""
+    """Converts columns to the features of a batch."""
     return {name: _feature(column) for name, column in (columns or {}).items()}
 
 
 def feature_tensor(column: Column) -> torch.Tensor:
-    """The values of a column as a tensor of its own: int64 for whole numbers, ids and times, bool, else float32.
+    """Copies the values of a column into a tensor: int64 for whole numbers, ids and times, bool, else float32.
 
-    A list column gives its elements end to end. What may be missing has to be filled in the language: DataError.
+    A list column gives its elements end to end. Raises DataError if a value is missing or the type has no tensor.
     """
     if column.present is not None and not column.present.all():
         raise DataError(f"a value of a feature of type {column.type} is missing", fix="define it with .fill_missing(…)")
@@ -218,7 +219,7 @@ def _offsets(history: Column) -> NDArray[np.int64]:
 
 
 def _columns(history: Column) -> dict[str, torch.Tensor]:
-    """The other columns of the history, their elements end to end."""
+    """Returns the columns of the history other than the item, with elements end to end."""
     return {name: feature_tensor(field) for name, field in (history.fields or {}).items() if name != "item"}
 
 

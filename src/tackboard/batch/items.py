@@ -1,12 +1,12 @@
-"""The distinct items of a batch: ids of events and candidates in, each item once with its rows and share out.
+"""Finds the distinct items of a batch, with the table rows and the share of the training events of each.
 
-A batch that is built alone sorts its items (`distinct_items`, the slow twin). A window, from which many batches are
-cut, finds its distinct items and hashes them once; those of a batch are then found without sorting its events:
+`distinct_items`, the slow twin, sorts the items of one batch. A window (buckets in memory) is cut into many batches. It
+finds and hashes its distinct items once, and then finds the distinct items of a batch without sorting its events:
 
-    codes     4 0 4 2 0 2 2     positions among the window's distinct items, of the batch's events
-    scratch   [·] for each of the window's distinct items, whatever was there before
-              write each event's position: the last one stands       →  the events that find themselves are distinct
-              write each distinct item's place among the sorted ones →  read at the codes: the batch's `items`
+    codes     4 0 4 2 0 2 2     the item of each event of the batch, as a position in the window's distinct items
+    scratch   [·]               one cell for each of the window's distinct items; its old content does not matter
+              write each event's position; the last write stays   →  one event per item reads its own position
+              write each distinct item's place in sorted order    →  reading at the codes gives the batch's `items`
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from tackboard.batch.rows import HashConfig, item_rows
 
 LogShares = Callable[[NDArray[np.int64]], NDArray[np.float32]]
-"""Item ids → the log of each item's share of the training events."""
+"""A function from item ids to the log of each item's share of the training events."""
 
 
 class ItemTable:
-    """M items, rising and each once, with their rows and the logs of their shares; 0 without `log_q`."""
+    """M items, rising and each once, with their table rows and the logs of their shares (0 without `log_q`)."""
 
     def __init__(self, ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
         self.ids = ids
@@ -34,7 +34,7 @@ class ItemTable:
         self.log_q = np.zeros(len(ids), dtype=np.float32) if log_q is None else log_q(ids)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """`item_ids`, `item_rows` and `item_log_q` of a batch with these items. They share the table's memory."""
+        """Returns `item_ids`, `item_rows` and `item_log_q` of a batch with these items, without copying."""
         return {
             "item_ids": torch.from_numpy(self.ids),
             "item_rows": torch.from_numpy(self.rows),
@@ -45,13 +45,13 @@ class ItemTable:
 def distinct_items(
     item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None
 ) -> dict[str, torch.Tensor]:
-    """`items`, `item_ids`, `item_rows` and `item_log_q` of a batch whose events and candidates have these items."""
+    """Returns `items`, `item_ids`, `item_rows` and `item_log_q` of a batch whose events and candidates these are."""
     distinct, places = np.unique(item_ids, return_inverse=True)
     return {"items": torch.from_numpy(places), **ItemTable(distinct, hashing, log_q).tensors()}
 
 
 class DistinctItems:
-    """The distinct items of a window with their rows and shares, and the distinct ones of any part of it."""
+    """The distinct items of a window with their rows and shares; `of` finds the distinct items of a part."""
 
     def __init__(self, item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
         """`item_ids` are the items of the window's events and candidates."""
@@ -60,25 +60,25 @@ class DistinctItems:
         order = np.argsort(found)
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
-        # 64 bits throughout: NumPy would turn shorter indices into them at every use.
+        # Codes have 64 bits, because NumPy would convert shorter indices at every use.
         self.codes: NDArray[np.int64] = place.take(encoded.indices.to_numpy())
-        """The position of each of `item_ids` among the distinct ones."""
+        """The position of each of `item_ids` in the distinct items."""
         self._table = ItemTable(found[order], hashing, log_q)
         self._scratch = np.empty(len(order), dtype=np.int64)
 
     def with_own_scratch(self) -> DistinctItems:
-        """The same items, for use beside the others by another thread."""
+        """Returns the same items with a scratch array of their own, for another thread."""
         twin = copy.copy(self)
         twin._scratch = np.empty_like(self._scratch)
         return twin
 
     def of(self, codes: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """What `distinct_items` gives for the items with these codes."""
+        """Returns what `distinct_items` returns for the items with these codes."""
         # `take` and `compress` do what indexing does, several times faster for arrays of this size.
         scratch, positions = self._scratch, np.arange(len(codes))
         scratch[codes] = positions
         found = codes.compress(scratch.take(codes) == positions).astype(np.int32)
-        found.sort()  # 32 bits sort in half the time.
+        found.sort()  # 32-bit numbers sort in half the time.
         distinct = found.astype(np.int64)
         scratch[distinct] = positions[: len(distinct)]
         return {

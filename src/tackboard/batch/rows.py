@@ -1,4 +1,4 @@
-"""How an item id becomes rows of tables: ids in, row ids out."""
+"""Converts item ids to rows of tables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tackboard.core.hashing import MAX_ROWS, row_ids
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HashConfig:
-    """How an item id becomes table rows."""
+    """The settings of the conversion from an item id to table rows."""
 
     num_hashes: int = 4
-    """Hash functions, and sub-tables: an item's vector is the concatenation of one row of each."""
+    """Number of hash functions and of sub-tables. An item's vector concatenates one row of each sub-table."""
     num_rows: int = 4096
-    """Rows of each sub-table."""
+    """Number of rows of each sub-table."""
     seed: int = 0
     """Chooses the hash functions; part of the model."""
     method: str = "mix"
-    """`mix` hashes ids; `modulo` takes the remainder: a plain table for ids that are small numbers."""
+    """`mix` hashes ids. `modulo` takes the remainder, which gives a plain table for ids that are small numbers."""
 
     def __post_init__(self) -> None:
         check(1 <= self.num_hashes <= 64, "model.tables.num_hashes", self.num_hashes, "1 to 64")
@@ -35,7 +35,7 @@ class HashConfig:
 
 
 def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:
-    """Rows of items in each sub-table: int64 [M, k]."""
+    """Returns the rows of items in each sub-table: int64 [M, k]."""
     if hashing.method == "modulo":
         return torch.from_numpy(np.mod(item_ids, np.int64(hashing.num_rows))[:, None])
     return torch.from_numpy(row_ids(item_ids, hashing.num_hashes, hashing.num_rows, hashing.seed))

@@ -1,1 +1,1 @@
-"""How good a model is: rankings of the whole catalogue, beside baselines, in one table."""
+"""Evaluation: how well a model ranks the whole catalogue or answers labelled requests, compared with baselines."""

@@ -1,9 +1,10 @@
-"""The two rankings every model must beat: what is popular, and what goes with what the user just saw.
+"""The two baselines that every model must beat: popular items, and items that occur together with recent items.
 
-Both are counted on the training events alone and give scores over the catalogue for chunks of users. Item-to-item is
-cosine co-occurrence: items within `WINDOW` events of each other in one history co-occur; each item keeps its
-`NUM_NEIGHBOURS` strongest neighbours; a user's score is the sum over the last `NUM_RECENT` items, each older one
-weighted by `DECAY`. Counting is sorting, so memory follows the events and never items × items.
+Both are counted on the training events alone and return scores over the catalogue for chunks of users. Item-to-item
+scores by cosine co-occurrence. Two items co-occur if they are within `WINDOW` events of each other in one history. Each
+item keeps its `NUM_NEIGHBOURS` strongest neighbours. A user's score of an item is a sum over the last `NUM_RECENT`
+items, and each step back multiplies the weight by `DECAY`. Counting is done by sorting, so memory grows with the events
+and never with items × items.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DECAY = 0.8
 
 
 class Popularity:
-    """Scores an item by how many positive training events it has."""
+    """Scores an item by its number of positive training events."""
 
     def __init__(self, sequences: Sequences) -> None:
         events = sequences.training_events()
@@ -29,7 +30,7 @@ class Popularity:
         self.counts = np.bincount(columns, minlength=len(sequences.catalogue)).astype(np.float32)
 
     def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The same scores for each of `users` [U, catalogue]."""
+        """Returns the same scores for each of `users` [U, catalogue]."""
         return np.broadcast_to(self.counts, (len(users), len(self.counts))).copy()
 
 
@@ -67,7 +68,7 @@ class ItemToItem:
         self._starts = np.searchsorted(left[kept], np.arange(num_items + 1))
 
     def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores for each of `users` (positions) from the history before the held-out event [U, catalogue]."""
+        """Returns scores for each of `users` (positions), from the history before the held-out event [U, catalogue]."""
         scores = np.zeros((len(users), len(self.sequences.catalogue)), dtype=np.float32)
         for row, user in enumerate(users):
             begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]

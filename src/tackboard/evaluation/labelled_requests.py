@@ -1,8 +1,9 @@
-"""How well a model answers labelled requests: held-out requests in; AUC and log-loss beside means of items out.
+"""Evaluates a model on labelled requests of held-out users: AUC and log-loss, compared with means of items.
 
 Every candidate with a known label in a request of a held-out user is an example; its score is read as log odds. `auc`
-compares any two examples, `auc_within_users` only examples of the same user, which is closer to ranking. The table also
-shows a baseline without a model: the item's mean in training, drawn towards the mean of all items if the item is rare.
+compares any two examples; `auc_within_users` compares only examples of the same user, which is closer to ranking. The
+table also shows a baseline without a model: the item's mean in training, drawn towards the mean of all items if the
+item is rare.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from tackboard.metrics.binary import auc, auc_of_users, log_losses, logit
 
 METRICS = ("auc", "auc_within_users", "log_loss")
 DAMPING = 10.0
-"""Further examples with the mean of all items that every item gets."""
+"""Number of additional examples with the mean of all items that each item's mean includes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredCandidates:
-    """Scores of candidates [E], their users and items, and their labels: 1, 0, or -1 if not known."""
+    """Scores of candidates [E], with their users, items and labels. A label is 1, 0, or -1 if it is not known."""
 
     scores: NDArray[np.float64]
     users: NDArray[np.int64]
@@ -35,14 +36,14 @@ class ScoredCandidates:
     labels: dict[str, NDArray[np.int8]]
 
     def take(self, chosen: NDArray[np.bool_]) -> ScoredCandidates:
-        """The answers whose entry in `chosen` is True."""
+        """Returns the candidates whose entry in `chosen` is True."""
         labels = {name: values[chosen] for name, values in self.labels.items()}
         return ScoredCandidates(self.scores[chosen], self.users[chosen], self.items[chosen], labels)
 
 
 @torch.no_grad()
 def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> ScoredCandidates:
-    """The scores of a model for the requests of `steps`, one pass or at most `max_users` users."""
+    """Returns a model's scores for the requests of `steps`, in one pass or for at most `max_users` users."""
     model.eval()
     device = next(model.parameters()).device
     parts: list[list[NDArray[Any]]] = []
@@ -67,7 +68,7 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
 
 
 def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
-    """The metrics of scores for one label; examples of both kinds are needed."""
+    """Returns the metrics of scores for one label. Raises DataError unless there are labels of both kinds."""
     chosen = answers.take(answers.labels[label] >= 0)
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
@@ -89,7 +90,7 @@ def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
 def evaluate_requests(
     model: Any, steps: RequestSteps, training: RequestSteps, *, max_users: int | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """The table of a model and of item means, for each label. `training` are the steps that it was trained on."""
+    """Returns the table of a model and of item means, for each label. The model was trained on `training`."""
     answers = answer(model, steps, max_users=max_users, quiet=quiet)
     rows = []
     for label in steps.source.labels:
@@ -105,7 +106,7 @@ def evaluate_requests(
 
 
 def item_means(steps: RequestSteps, label: str, asked: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The chance of a yes for each of the items `asked`, from the requests of `steps`."""
+    """Returns the damped mean label of each of the items `asked`, from the requests of `steps`."""
     items, values = [], []
     for bucket in range(steps.source.num_buckets):
         table = steps.source.read_requests(np.array([bucket]))
@@ -121,7 +122,7 @@ def item_means(steps: RequestSteps, label: str, asked: NDArray[np.int64]) -> NDA
 def damped_means(
     keys: NDArray[np.int64], values: NDArray[np.floating], asked: NDArray[np.int64], damping: float
 ) -> NDArray[np.float64]:
-    """For each key of `asked` the mean of its `values` and `damping` zeros; 0 for an unknown key."""
+    """Returns for each key of `asked` the mean of its `values` and `damping` zeros; 0 for an unknown key."""
     distinct, places = np.unique(keys, return_inverse=True)
     sums = np.bincount(places, values, minlength=len(distinct))
     means = np.append(sums / (np.bincount(places, minlength=len(distinct)) + damping), 0.0)

@@ -1,9 +1,9 @@
-"""Leave-last-out ranking of the full catalogue: a model and its rivals in, one table out.
+"""Leave-last-out ranking of the full catalogue: compares a model and its rivals in one table.
 
-The protocol: each user's last positive event is the target (for validation the event before it; the result says which)
-and everything before the target is the history; every item of the catalogue is ranked; ties count against the target. A
-setting decides whether items of the history are taken out of the ranking; the result repeats it. Users are ranked in
-chunks, so memory does not grow with their number.
+The protocol: each user's last positive event is the target (for validation the event before it; the result says which).
+Everything before the target is the history. Every item of the catalogue is ranked, and ties count against the target. A
+setting decides whether items of the history are removed from the ranking; the result repeats the setting. Users are
+ranked in chunks, so memory does not grow with the number of users.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tackboard.features.column import ranges
 from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
 ScoreUsers = Callable[[NDArray[np.int64]], "NDArray[np.floating] | torch.Tensor"]
-"""Positions of users in the sequences [U] → scores over the catalogue [U, items], on any device."""
+"""A function from positions of users in the sequences [U] to scores over the catalogue [U, items], on any device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """How a run of this recipe is evaluated."""
+    """The settings of the evaluation of a run."""
 
     cutoffs: tuple[int, ...] = (1, 5, 10, 50)
-    """The k of HR@k and NDCG@k."""
+    """The values of k in HR@k and NDCG@k."""
     filter_seen: bool = False
-    """Whether items of the history are taken out of the ranking. Keep them if users come back to items."""
+    """Whether items of the history are removed from the ranking. Keep these items if users come back to them."""
     chunk_users: int = 256
-    """Users ranked at once; bounds memory."""
+    """Number of users ranked at once; bounds memory."""
 
     def __post_init__(self) -> None:
         check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
@@ -50,7 +50,7 @@ class EvaluationConfig:
 def rank_model(
     model: Any, sequences: Sequences, hashing: HashConfig, max_history: int, *, skip_newest: int = 0
 ) -> ScoreUsers:
-    """The scores of a model for users' histories up to their held-out event, or `skip_newest` events before it."""
+    """Returns a function that scores users by their history before the held-out event, less `skip_newest` events."""
     model.eval()
     device = next(model.parameters()).device
     with torch.no_grad():
@@ -73,9 +73,9 @@ def history_batch(
     *,
     skip_newest: int = 0,
 ) -> SequenceBatch:
-    """The newest `max_history` events before each user's held-out event, or before the last `skip_newest` of these.
+    """Returns the newest `max_history` events before each user's held-out event, after skipping `skip_newest`.
 
-    Features of the request are those of the held-out event, so they fit no history that ends before it.
+    Features of the request belong to the held-out event, so they do not fit a history with skipped events.
     """
     if skip_newest and sequences.request:
         raise ConfigError(
@@ -98,7 +98,7 @@ def evaluate_rankings(
     max_users: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """HR@k and NDCG@k of each of `rivals` over all users with a held-out event and a history."""
+    """Returns HR@k and NDCG@k of each of `rivals` over all users with a held-out event and a history."""
     users = evaluated_users(sequences)[:max_users]
     rows, seconds = [], {}
     for name, score in rivals.items():
@@ -123,14 +123,14 @@ def evaluate_rankings(
 
 
 def held_out_event(held_out: int) -> str:
-    """Which event of a user is ranked, in words; `held_out` counts positive events from the last."""
+    """Says in words which event of a user is ranked. `held_out` counts positive events from the last."""
     if held_out == 1:
         return "leave-last-out"
     return f"validation: the last positive event but {({2: 'one', 3: 'two'}).get(held_out, held_out - 1)}"
 
 
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
-    """Positions of the users with a held-out event and a history before it; DataError if there are none.
+    """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
 
     Users with fewer than `held_out` positive events are left out: their target belongs to a later test.
     """
@@ -157,15 +157,15 @@ def target_ranks(
     skip_newest: int = 0,
     advance: Callable[[int], None] = lambda _count: None,
 ) -> NDArray[np.int64]:
-    """The 0-based rank of each user's held-out item [U] in the whole catalogue.
+    """Returns the 0-based rank of each user's held-out item in the whole catalogue [U].
 
-    If `score` skips the newest events of a history, the filter must skip them too: otherwise it would reveal them.
+    If `score` skips the newest events of a history, the filter must skip them too, because it would reveal them.
     """
     targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
     ranks = np.empty(len(users), dtype=np.int64)
     for begin in range(0, len(users), chunk_users):
         chunk = slice(begin, begin + chunk_users)
-        # Stays on the device of the scores: a million items for 256 users are a gigabyte to copy.
+        # Ranks are computed on the device of the scores: a million items for 256 users are a gigabyte to copy.
         scores = torch.as_tensor(score(users[chunk]))
         if filter_seen:
             _remove_seen(scores, sequences, users[chunk], targets[chunk], skip_newest)
@@ -175,12 +175,12 @@ def target_ranks(
 
 
 def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
-    """The rivals every model is shown beside."""
+    """Returns the baselines with which every model is compared."""
     return {"popularity": Popularity(sequences).score, "item-to-item": ItemToItem(sequences).score}
 
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
-    """How much of the difference between the better baseline and the oracle the model closes; None without oracle."""
+    """Returns the share of the gap from the better baseline to the oracle that the model closes, or None."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None
@@ -190,7 +190,7 @@ def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | Non
 
 
 def better_baseline(rows: list[dict[str, Any]], metric: str = "hr@10") -> str | None:
-    """The name of a baseline that ranks better than the model, or None."""
+    """Returns the name of the best baseline if it ranks better than the model, else None."""
     figures = {row["name"]: row[metric] for row in rows if metric in row}
     ahead = {name: figure for name, figure in figures.items() if name not in ("model", "oracle")}
     best = max(ahead, key=lambda name: ahead[name], default=None)
@@ -204,7 +204,7 @@ def _remove_seen(
     targets: NDArray[np.int64],
     skip_newest: int = 0,
 ) -> None:
-    """Puts items of the history last, except the target itself, which stays where it is even if it was seen before."""
+    """Moves items of the history to the end, except the target itself, which stays even if it was seen before."""
     lengths = np.maximum(0, sequences.train_ends[users] - skip_newest - sequences.offsets[:-1][users])
     history = sequences.item_ids[ranges(sequences.offsets[:-1][users], lengths)]
     rows, seen = np.repeat(np.arange(len(users)), lengths), np.searchsorted(sequences.catalogue, history)

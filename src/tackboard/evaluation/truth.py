@@ -1,4 +1,4 @@
-"""The oracle's row of the table: what the maker of a synthetic world would rank, where the dataset is one."""
+"""The oracle's row of the table: the ranking by true probabilities, if the dataset is a synthetic world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tackboard.features.entity_tables import find_ids
 
 
 def oracle(sequences: Sequences) -> ScoreUsers | None:
-    """Exact next-item probabilities as scores, or None where the dataset is not a synthetic world."""
+    """Returns a function that scores items by their true probability, or None if the dataset is no synthetic world."""
     dataset = sequences.source.dataset
     truth = dataset.read_truth()
     if truth is None:
@@ -25,7 +25,7 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
     path = dataset.path / TRUTH
     with blaming(path):
         config = from_dict(WorldConfig, truth, "world")
-        # A world lists every item, born or not. Compared before anything of that size is made.
+        # A world lists every item, also items that do not exist yet. The number is compared before memory is allocated.
         if config.num_items != dataset.num_items:
             raise DataError(f"the world has {config.num_items:,} items, the dataset {dataset.num_items:,}")
         columns = find_ids(oracle_item_ids(config), sequences.catalogue)
@@ -36,7 +36,7 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
         index = sequences.targets[users] - sequences.offsets[:-1][users]
         with blaming(path):
             try:
-                # Targets are positive events, so the oracle too is told that what comes is not a hide.
+                # Targets are positive events, so the oracle too is told that the next event is not a hide.
                 return oracle_scores(config, sequences.user_ids[users], index, given_kept=True)[:, columns]
             except UsageError as error:
                 raise DataError(f"the world does not have the events of the dataset: {error.got}") from None

@@ -1,1 +1,1 @@
-"""Quality metrics that stream and merge: batches in, one number out, the same however the data was cut."""
+"""Quality metrics of rankings and of yes-or-no predictions."""

@@ -1,11 +1,11 @@
-"""How well a yes or no is predicted: logits and labels in; AUC, log-loss, and what chance does to them out.
+"""Metrics of yes-or-no predictions: AUC and log-loss from logits and labels, and their bootstrap intervals.
 
-AUC is the chance that a yes scores above a no, and a tie counts half. AUC says how well examples are ordered; log-loss
-says whether probabilities are right. AUC within users is the mean over users who have both a yes and a no, so a model
-gains nothing from telling generous users from strict ones.
+AUC is the chance that an example with a yes scores above one with a no; a tie counts half. AUC says how well examples
+are ordered; log-loss says whether probabilities are right. AUC within users is the mean over users who have both a yes
+and a no, so a model gains nothing from telling generous users from strict ones.
 
-Examples of one user are alike, so an interval must come from drawing users again, not examples: `UserResamples` draws
-users once and gives the metric of every draw. Two models are compared draw by draw, with the same draws.
+Examples of one user are alike, so an interval must come from drawing users again, not examples. `UserResamples` draws
+users once and computes the metric of every draw. Two models are compared draw by draw, with the same draws.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Labels = NDArray[np.bool_]
 
 
 def auc(scores: Scores, labels: Labels, weights: NDArray[np.floating] | None = None) -> float:
-    """The chance that a yes scores above a no, and a tie counts half; NaN without a yes or without a no.
+    """Returns the chance that a yes scores above a no; a tie counts half. NaN without a yes or without a no.
 
     An example of weight 2 counts as two.
     """
@@ -27,19 +27,19 @@ def auc(scores: Scores, labels: Labels, weights: NDArray[np.floating] | None = N
 
 
 def log_losses(logits: Scores, labels: Labels) -> NDArray[np.float64]:
-    """−log of the probability that the model gave to the true label [E]."""
+    """Returns −log of the probability that the model gave to the true label [E]."""
     signed = np.where(labels, logits, -np.asarray(logits, dtype=np.float64))
     return np.asarray(np.logaddexp(0.0, -signed))
 
 
 def logit(probabilities: NDArray[np.floating], least: float = 0.01) -> NDArray[np.float64]:
-    """Log odds of probabilities, which are clipped to `least` and 1 − `least`."""
+    """Returns the log odds of probabilities, which are clipped to the range from `least` to 1 − `least`."""
     held = np.clip(np.asarray(probabilities, dtype=np.float64), least, 1.0 - least)
     return np.log(held) - np.log1p(-held)
 
 
 def auc_of_users(scores: Scores, labels: Labels, users: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The AUC of each user's own examples [U], NaN for a user without a yes or without a no; `users` count from 0."""
+    """Returns the AUC of each user's examples [U], NaN without a yes or without a no. `users` count from 0."""
     found = np.full(int(users.max(initial=-1)) + 1, np.nan)
     order = np.argsort(users, kind="stable")
     bounds = np.searchsorted(users[order], np.arange(len(found) + 1))
@@ -51,7 +51,7 @@ def auc_of_users(scores: Scores, labels: Labels, users: NDArray[np.int64]) -> ND
 
 
 class UserResamples:
-    """Draws all users again, with replacement; the same arguments give the same draws."""
+    """Bootstrap draws of all users, with replacement. The same arguments give the same draws."""
 
     def __init__(self, users: NDArray[np.int64], num_resamples: int = 1000, seed: int = 0) -> None:
         """`users` [E] are the users of the examples, counted from 0."""
@@ -59,35 +59,35 @@ class UserResamples:
         num_users = int(users.max(initial=-1)) + 1
         generator = np.random.default_rng(seed)
         self.counts = np.empty((num_resamples, num_users), dtype=np.float64)
-        """The number of times that each draw has each user [R, U]."""
+        """The number of times that each draw contains each user [R, U]."""
         for draw in range(num_resamples):
             self.counts[draw] = np.bincount(generator.integers(0, num_users, size=num_users), minlength=num_users)
 
     def auc(self, scores: Scores, labels: Labels) -> NDArray[np.float64]:
-        """AUC over all examples of the users drawn [R]."""
+        """Returns the AUC over all examples of the drawn users, for each draw [R]."""
         _, groups = np.unique(scores, return_inverse=True)
         return np.array([_auc_of_groups(groups, labels, counts[self.users]) for counts in self.counts])
 
     def mean(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The mean of a value per example over the examples of the users drawn [R]."""
+        """Returns the mean of a value per example, over the examples of the drawn users, for each draw [R]."""
         sums = np.bincount(self.users, values, minlength=self.counts.shape[1])
         sizes = np.bincount(self.users, minlength=self.counts.shape[1]).astype(np.float64)
         return np.asarray((self.counts @ sums) / (self.counts @ sizes))
 
     def mean_of_users(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The mean of a value per user over the users drawn [R]; users without a value (NaN) are left out."""
+        """Returns the mean of a value per user over the drawn users, for each draw [R]. NaN values are left out."""
         known = ~np.isnan(values)
         return np.asarray((self.counts @ np.where(known, values, 0.0)) / (self.counts @ known.astype(np.float64)))
 
 
 def interval(values: NDArray[np.floating], level: float = 0.95) -> tuple[float, float]:
-    """The percentile interval of a metric over draws."""
+    """Returns the percentile interval of a metric over draws."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def _auc_of_groups(groups: NDArray[np.int64], labels: Labels, weights: NDArray[np.float64]) -> float:
-    """The weighted AUC where `groups` number the distinct scores, rising."""
+    """Returns the weighted AUC. `groups` are the ranks of the scores among the distinct scores, rising."""
     positive = np.bincount(groups, np.where(labels, weights, 0.0))
     negative = np.bincount(groups, np.where(labels, 0.0, weights))
     pairs = positive.sum() * negative.sum()

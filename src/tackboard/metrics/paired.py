@@ -1,8 +1,8 @@
-"""Whether one model is better than another on the same users: figures per user in, an interval of the difference out.
+"""Paired bootstrap: the interval of the difference between two models on the same users.
 
-In: one number per user and model, for example whether the held-out item was among the first ten, averaged over seeds.
-Out: the mean difference and the percentile interval of its bootstrap over users. The comparison is paired, because
-users differ from each other far more than models do: the difference of a user to other users drops out.
+It takes one number per user and model, for example whether the held-out item was among the first ten, averaged over
+seeds. It returns the mean difference and the percentile interval of its bootstrap over users. The comparison is paired,
+because users differ from each other far more than models do; in a paired difference these differences cancel.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from tackboard.metrics.binary import interval
 
 DRAWS_AT_ONCE = 1 << 22
-"""Users drawn in one go; bounds memory."""
+"""Number of users drawn at once; bounds memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A mean difference and the interval in which its bootstrap lies."""
+    """A mean difference and its bootstrap interval."""
 
     mean: float
     low: float
@@ -28,21 +28,22 @@ class Difference:
 
 
 def hits(ranks: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """HR@k of each user: 1 where the 0-based rank is below k."""
+    """Returns HR@k of each user: 1 if the 0-based rank is below k, else 0."""
     return np.asarray(ranks < k, dtype=np.float64)
 
 
 def gains(ranks: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """NDCG@k of each user: 1 / log2(rank + 2) where the 0-based rank is below k, else 0."""
+    """Returns NDCG@k of each user: 1 / log2(rank + 2) if the 0-based rank is below k, else 0."""
     return np.where(ranks < k, 1.0 / np.log2(np.asarray(ranks, dtype=np.float64) + 2.0), 0.0)
 
 
 def paired_bootstrap(
     a: NDArray[np.floating], b: NDArray[np.floating], num_resamples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Difference:
-    """The mean of a - b over users, and the interval that holds `level` of its bootstrap. Both have one value per user.
+    """Returns the mean of a - b over users, and the interval that contains the share `level` of its bootstrap.
 
-    A resample draws as many users as there are, with replacement, and keeps both values of each.
+    `a` and `b` have one value per user. A resample draws the same number of users again, with replacement, and uses
+    both values of each.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1 or not len(first):

@@ -1,7 +1,7 @@
 """HR@k and NDCG@k over ranked catalogues with one relevant item.
 
-In: the rank of each user's held-out item (0 is best). Out: means. With one relevant item HR@k is the share of ranks
-below k, and NDCG@k the mean of 1/log2(rank + 2) over those.
+It takes the rank of each user's held-out item (0 is best) and returns means. With one relevant item HR@k is the share
+of ranks below k. NDCG@k is the mean over all users of 1/log2(rank + 2), with 0 for ranks of k or more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclasses.dataclass
 class RankingMetrics:
-    """Streaming HR@k and NDCG@k for several k."""
+    """HR@k and NDCG@k for several k, summed up over calls of `update`."""
 
     cutoffs: tuple[int, ...]
     num_users: int = 0
@@ -23,7 +23,7 @@ class RankingMetrics:
     gains: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def update(self, ranks: NDArray[np.int64]) -> None:
-        """Adds users by the 0-based rank of their relevant item."""
+        """Adds users, given by the 0-based rank of their relevant item."""
         self.num_users += len(ranks)
         for k in self.cutoffs:
             inside = ranks[ranks < k]
@@ -31,19 +31,19 @@ class RankingMetrics:
             self.gains[k] = self.gains.get(k, 0.0) + float(np.sum(1.0 / np.log2(inside + 2.0)))
 
     def result(self) -> dict[str, float]:
-        """`hr@k` and `ndcg@k` by name; 0 without users."""
+        """Returns `hr@k` and `ndcg@k` by name; 0 without users."""
         users = max(1, self.num_users)
         rates = {f"hr@{k}": self.hits.get(k, 0) / users for k in self.cutoffs}
         return rates | {f"ndcg@{k}": self.gains.get(k, 0.0) / users for k in self.cutoffs}
 
 
 def ranks_of_targets(scores: NDArray[np.floating] | torch.Tensor, targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0-based rank of column `targets[i]` in row i of `scores` [U, C], on any device. Ties count against the target.
+    """Returns the 0-based rank of column `targets[i]` in row i of `scores` [U, C]. Ties count against the target.
 
     This is pessimistic on purpose: a model that gives every item the same score, or NaN, ranks last, not first.
     """
     values = torch.as_tensor(scores)
     own = values.gather(1, torch.from_numpy(targets).to(values.device)[:, None])
-    # Not `scores >= own`: with a NaN that is false everywhere, and the target would rank first.
+    # Not `scores >= own`: with a NaN this is false everywhere, and the target would rank first.
     ranks: NDArray[np.int64] = ((~(values < own)).sum(dim=1) - 1).cpu().numpy()
     return ranks

@@ -1,11 +1,11 @@
 """The backbones by name: the layers between the vectors of events and the predictions.
 
-In: packed tokens [T, D], the lengths of their rows, and times if the backbone reads them. Out: hidden vectors of the
-same shape; a token sees no later token and no other row. Every model takes its backbone from here. A new backbone is a
-module with a `decoder.LayerStack`, and a line in BACKBONES.
+A backbone takes packed tokens [T, D], the lengths of their rows, and times if it reads them. It returns hidden vectors
+of the same shape; a token sees no later token and no other row. Every model takes its backbone from here. To add a
+backbone, write a module with a `decoder.LayerStack` and add a line to BACKBONES.
 
-Decided: one config describes all kinds. A setting that a kind does not have stays at its default; another value is an
-error, so that nobody sets a value without effect.
+Decided: one config describes all kinds. A setting that a kind does not have must stay at its default. Another value is
+an error, so that nobody sets a value without effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Backbone(NamedTuple):
     settings: tuple[str, ...]
     """The settings of this kind that not every kind has."""
     positions: tuple[str, ...] = POSITIONS
-    """The encodings of positions that this kind can have."""
+    """The encodings of positions that this kind supports."""
 
 
 BACKBONES = {
@@ -42,25 +42,25 @@ SPECIAL_SETTINGS = {name for backbone in BACKBONES.values() for name in backbone
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
-    """Which backbone, and its sizes."""
+    """The kind of backbone, and its sizes."""
 
     kind: str = "gpt"
     """`gpt`: a pre-norm decoder; `hstu`: pointwise attention and gates, without MLPs; `sasrec`: SASRec's layers."""
     num_layers: int = 2
-    """Layers."""
+    """Number of layers."""
     num_heads: int = 2
-    """Attention heads; must divide the model's width where head_width is 0."""
+    """Number of attention heads; must divide the model's width if head_width is 0."""
     head_width: int = 0
-    """Width of queries, keys and values of a head of hstu; 0: the model's width over num_heads, as in other kinds."""
+    """Width of queries, keys and values of a head of hstu; 0 means the model's width / num_heads, as in other kinds."""
     mlp_ratio: int = 4
-    """Width of the MLP of a gpt block over the model's width."""
+    """Width of the MLP of a gpt block, as a multiple of the model's width."""
     ffn_width: int = 50
     """Width of the hidden layer of sasrec's pointwise network."""
     positions: str = "learned"
-    """How order enters: `learned` vectors per position, `rotary` turns by position (not with sasrec), or `none`."""
+    """How order enters: `learned` vectors per position, `rotary` rotation by position (not with sasrec), or `none`."""
     time_bias: int = 0
-    """Buckets of log2(seconds from one event to another) for a bias of gpt's attention; 0: no bias. hstu always has its
-    own bias."""
+    """Number of buckets of log2(seconds from one event to another) for a bias of gpt's attention; 0 means no bias. hstu
+    always has its own bias."""
 
     def __post_init__(self) -> None:
         check(self.kind in BACKBONES, "model.backbone.kind", self.kind, ", ".join(BACKBONES))
@@ -85,16 +85,16 @@ class BackboneConfig:
         check(fits, "model.backbone.num_heads", self.num_heads, f"a divisor of width {width}")
 
     def build(self, **sizes: Any) -> nn.Module:
-        """A backbone with fresh parameters. `sizes` are width, max_positions, dropout and replaced settings."""
+        """Makes a backbone with fresh parameters. `sizes` holds width, max_positions, dropout and replaced settings."""
         backbone = BACKBONES[self.kind]
         names = ("num_layers", "num_heads", "positions", *backbone.settings)
         return backbone.module(**({name: getattr(self, name) for name in names} | sizes))
 
 
 def without_unread(values: Any, kind: str) -> Any:
-    """The flat settings of a model of an older version, without those that its kind of backbone never reads.
+    """Removes from an older version's flat settings those that the kind of backbone never reads.
 
-    Older versions allowed these. `kind` is the kind of settings that name none; settings that are not flat stay.
+    Older versions allowed such settings. `kind` is the kind if the settings name none. Settings that are not flat stay.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

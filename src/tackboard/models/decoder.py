@@ -1,21 +1,21 @@
 """The decoder: a GPT-2-style, pre-norm, causal transformer over packed histories.
 
-In: the tokens of all histories end to end [T, D], and where each history begins. Out: hidden vectors of the same
-shape. Everything that looks at one token alone runs on the packed tokens; only attention lays them out as a grid
-[B, S], padded on the right. Because attention is causal, no token ever sees the padding and no mask is needed, which
-keeps the fast causal kernel. With histories of 5 to 64 events the grid is twice as large as the tokens in it, so
-packing halves the work of the layers.
+It takes the tokens of all histories end to end [T, D] and the length of each history, and returns hidden vectors of the
+same shape. Everything that looks at one token alone runs on the packed tokens; only attention lays the tokens out as a
+grid [B, S], padded on the right. Because attention is causal, no token ever sees the padding. So no mask is needed, and
+the fast causal kernel can be used. With histories of 5 to 64 events the grid has about twice as many cells as there are
+tokens, so packing halves the work of the other layers.
 
-The order of tokens enters by one of three encodings: `learned` positions are added to the tokens, and no row may be
-longer than there are positions; `rotary` turns queries and keys by their position, so that attention reads distances
-and a row may be longer than any row of training; `none` adds nothing.
+The order of tokens enters in one of three ways. `learned` adds a vector per position to the tokens, and no row may be
+longer than the number of these vectors. `rotary` rotates queries and keys by their position, so that attention reads
+distances and a row may be longer than any row of training. `none` adds nothing.
 
-The time enters by `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
-from the key to the moment at which the query asks. The cost: the bias is a tensor of the whole grid, B × H × S × S,
-which the plain kernel never holds. Grids of more than TILE_CELLS numbers are computed in tiles, and each tile again in
-the backward pass, so memory stays within some twenty tensors of 64 MiB (on a GPU 512) while time grows with S²: a step
-over one history of 16,000 tokens takes about ten times as long with the bias as without. Without the bias, memory is
-linear in the length.
+Time enters through `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
+from the key to the query (see `LayerStack.forward`). The bias has a cost: it is a tensor of the whole grid [B, H, S,
+S], which the plain kernel never holds. Grids of more than TILE_CELLS numbers are computed in tiles, and the backward
+pass computes each tile again. So memory stays within about twenty tensors of 64 MiB (on a GPU 512 MiB), while time
+grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as without. Without
+the bias, memory is linear in the length.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
@@ -38,8 +38,8 @@ from tackboard.models.time_encoding import log2_bucket
 from tackboard.ops.small_table import small_table_rows
 
 TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Pairs of query and key, times heads, whose scores or bias exist at one time: a tensor of 64 MiB in fp32, on a GPU
-512."""
+"""Largest number of cells (pairs of query and key, times heads) whose scores or bias exist at one time. In fp32 this is
+a tensor of 64 MiB, on a GPU 512 MiB."""
 ROTARY_BASE = 10_000.0
 
 PositionEncoding = Literal["learned", "rotary", "none"]
@@ -50,7 +50,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """The place of packed tokens in a padded grid: `places` [T] within their row, `cells` [T] in the grid of B × S."""
+    """Where packed tokens lie in a padded grid: `places` [T] within their row, `cells` [T] in the B × S grid."""
 
     num_rows: int
     longest: int
@@ -66,16 +66,16 @@ class Packing:
         return cls(len(lengths_B), longest, places_T, rows_T * longest + places_T)
 
     def spread(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Packed tokens as a grid [B, S, D], with zeros in the padding."""
+        """Lays packed tokens out as a grid [B, S, D], with zeros in the padding."""
         grid = x_TD.new_zeros(self.num_rows * self.longest, x_TD.shape[1]).index_copy(0, self.cells, x_TD)
         return grid.view(self.num_rows, self.longest, -1)
 
     def collect(self, grid_BSD: torch.Tensor) -> torch.Tensor:
-        """The tokens of a grid, packed [T, D]."""
+        """Packs the tokens of a grid [T, D]."""
         return grid_BSD.flatten(0, 1).index_select(0, self.cells)
 
     def check_fits(self, max_positions: int) -> None:
-        """Raises DataError where a row has more tokens than there are learned positions."""
+        """Raises DataError if a row has more tokens than there are learned positions."""
         if self.longest > max_positions:
             raise DataError(
                 f"a row has {self.longest:,} tokens",
@@ -86,24 +86,24 @@ class Packing:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A part of the attention grid: some rows, some of their queries, and the keys up to the last of these."""
+    """A part of the attention grid: some rows, some of their queries, and all keys up to the last of these queries."""
 
     rows: slice
     queries: slice
 
     @property
     def keys(self) -> slice:
-        """The keys that some query of the tile may see."""
+        """The keys that at least one query of the tile may see."""
         return slice(0, self.queries.stop)
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tile | None], torch.Tensor]
-"""Takes queries [b, H, q, d], keys and values [b, H, k, d] of a tile, and the tile, or None for the whole grid; returns
-what the queries read [b, H, q, d]."""
+"""Takes queries [b, H, q, d], keys and values [b, H, k, d], and their tile, which is None for the whole grid. Returns
+the vectors that the queries read [b, H, q, d]."""
 
 
 def distances_of(q_bHqd: torch.Tensor, k_bHkd: torch.Tensor) -> torch.Tensor:
-    """Positions from each key to each query of a tile [q, k]; below 0 if the key is in the query's future."""
+    """Returns the distance from each key to each query of a tile [q, k]; below 0 if the key comes later."""
     num_queries, num_keys = q_bHqd.shape[2], k_bHkd.shape[2]
     keys_k = torch.arange(num_keys, device=q_bHqd.device)
     return torch.arange(num_queries, device=q_bHqd.device)[:, None] + (num_keys - num_queries) - keys_k
@@ -124,7 +124,7 @@ def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile
 
 
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
-    """`attend` tile by tile [B, H, S, d]. If there are several tiles, backward computes each tile again."""
+    """Calls `attend` tile by tile [B, H, S, d]. The backward pass computes each of several tiles again."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
     if most >= B * H * S * S:
@@ -142,7 +142,7 @@ def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, 
 
 
 class ElapsedBuckets:
-    """The bucket of the time from each key to each query, by tile; a small grid is kept for all layers."""
+    """Computes the bucket of the time from each key to each query, by tile. A small grid is kept for all layers."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ElapsedBuckets:
         self.whole_BSS = self._compute(self.everything) if is_small else None
 
     def of_tile(self, tile: Tile | None) -> torch.Tensor:
-        """Buckets of a tile [b, q, k], or of the whole grid."""
+        """Returns the buckets of a tile [b, q, k], or of the whole grid if `tile` is None."""
         if self.whole_BSS is None:
             return self._compute(tile or self.everything)
         return self.whole_BSS if tile is None else self.whole_BSS[tile.rows, tile.queries, tile.keys]
@@ -170,14 +170,14 @@ class ElapsedBuckets:
 
 
 def rotation_of(places_T: torch.Tensor, head_width: int) -> Rotation:
-    """The angles that turn heads of width d at each place: place / 10000^(2i/d) for the i-th pair."""
+    """Returns the angles that rotate heads of width d at each place: place / 10000^(2i/d) for the i-th pair."""
     pairs = torch.arange(head_width // 2, dtype=torch.float32, device=places_T.device)
     angles_Td = places_T[:, None].float() * ROTARY_BASE ** (-2.0 * pairs / head_width)
     return angles_Td.cos()[:, None], angles_Td.sin()[:, None]
 
 
 def rotated(x_THd: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Each pair (i, i + d/2) of a head turned by its angle."""
+    """Rotates each pair (i, i + d/2) of a head by its angle."""
     cosine, sine = rotation
     first, second = x_THd.float().chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x_THd.dtype)
@@ -235,9 +235,9 @@ class Block(nn.Module):
 
 
 class LayerStack(nn.Module):
-    """What all backbones share: positions, the way of the tokens through the layers, and a final LayerNorm.
+    """The part that all backbones share: it adds positions, calls the layers in turn, and applies a final LayerNorm.
 
-    A subclass makes `layers` and `final_norm`. A layer takes (tokens, packing, rotation, elapsed).
+    A subclass sets `layers` and `final_norm`. A layer takes (tokens, packing, rotation, elapsed).
     """
 
     layers: nn.ModuleList
@@ -246,7 +246,7 @@ class LayerStack(nn.Module):
     def __init__(
         self, width: int, max_positions: int, positions: PositionEncoding, *, head_width: int = 0, num_buckets: int = 0
     ) -> None:
-        """`head_width` is the width of the heads that rotary positions turn; `num_buckets` is 0 without a time bias."""
+        """`head_width` is the width of the heads that rotary positions rotate; `num_buckets` 0 means no time bias."""
         super().__init__()
         check(positions in POSITIONS, "model.backbone.positions", positions, ", ".join(POSITIONS))
         is_rotary = positions == "rotary"
@@ -257,11 +257,11 @@ class LayerStack(nn.Module):
         self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
 
     def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
-        """The bucket of the time bias for each elapsed time."""
+        """Returns the bucket of the time bias for each elapsed time."""
         raise NotImplementedError
 
     def layers_in_order(self) -> nn.ModuleList:
-        """The layers; a subclass that stores them under another name overrides this."""
+        """Returns the layers. A subclass that stores them under another name overrides this method."""
         return self.layers
 
     def forward(
@@ -271,11 +271,11 @@ class LayerStack(nn.Module):
         times_T: torch.Tensor | None = None,
         query_times_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden vectors of packed tokens. A token sees itself and the tokens before it in its row.
+        """Returns the hidden vectors of packed tokens. A token sees itself and the tokens before it in its row.
 
-        `times_T` int64 are the times of the tokens in ms; a backbone with a time bias needs them. `query_times_T` are
-        the times at which the tokens ask: the time of the next event or of the request. Without `query_times_T` a token
-        asks at its own time.
+        `times_T` (int64) holds the times of the tokens in ms; a backbone with a time bias needs them. `query_times_T`
+        holds the times of the tokens as queries: for each token the time of the next event or of the request. Without
+        `query_times_T` a query has the time of its own token.
         """
         packing = Packing.from_lengths(lengths_B)
         if packing.longest:
@@ -321,7 +321,7 @@ class Decoder(LayerStack):
         self._initialise(num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """As GPT-2: normal with 0.02, layers that write into the residual scaled down by depth, biases 0."""
+        """Initialises as GPT-2: normal with 0.02, divided by √(2 · layers) before the residual sum; biases are 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue
@@ -335,5 +335,5 @@ class Decoder(LayerStack):
         return log2_bucket(elapsed_ms, self.num_buckets, per_second=1000)
 
     def layers_in_order(self) -> nn.ModuleList:
-        """The blocks. Files of trained models call them so."""
+        """Returns the layers, which are called `blocks` because files of trained models use that name."""
         return self.blocks

@@ -1,9 +1,8 @@
-"""The description of a model in a file: a config in, JSON out, and back.
+"""Describes a model's config as JSON, for a checkpoint or a bundle, and restores the config from it.
 
-A checkpoint or bundle stores a model's config and the place of its class: in this package, or in a file of the user.
-Decided: code is never taken from a bundle or a run. A bundle with a user's model loads only if the operator names the
-file with `--code`. A run also loads if this user's own `train` recorded the file, outside the run, and the file has not
-changed since.
+The JSON names the place of the config's class: in this package, or in a file of the user. Decided: code is never taken
+from a bundle or a run. A bundle with a user's model loads only if the operator names the file with `--code`. A run also
+loads if `train` of the same user has recorded the file, outside the run, and the file has not changed since.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OWN_PREFIX = "tackboard.models."
 
 
 def describe_model(config: ModelConfig) -> dict[str, Any]:
-    """A model config as JSON: its class, its values and, for a user's file, the SHA-256 of that file."""
+    """Returns a model config as JSON: its class, its values and, for a user's file, the SHA-256 of that file."""
     cls = type(config)
     description = {"config_class": f"{cls.__module__}:{cls.__qualname__}", "config": to_dict(config)}
     if not cls.__module__.startswith(OWN_PREFIX):
@@ -38,11 +37,11 @@ def describe_model(config: ModelConfig) -> dict[str, Any]:
 
 
 def restore_config(description: dict[str, Any], code_file: Path | None = None, *, of_run: bool = False) -> ModelConfig:
-    """The config object that `describe_model` described.
+    """Returns the config that `describe_model` described.
 
     A class outside this package is taken from `code_file`, which the operator named. Without `code_file`, a run
     (`of_run`) may name the file, if this user's own training recorded that file and its SHA-256, and the file has not
-    changed. Everything else is a UsageError that says what to type; no code was run.
+    changed. In all other cases no code is run, and a UsageError says what to type.
     """
     try:
         place, _, name = str(description["config_class"]).partition(":")

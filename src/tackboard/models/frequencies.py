@@ -1,20 +1,20 @@
-"""Streaming frequencies: rows of items in, logs of the expected counts out, estimated during training.
+"""Streaming frequencies: takes the table rows of items, and returns the logs of their expected counts in a step.
 
 The popularity correction of the loss divides a negative by its expected count in a step. Counting ahead of training
 needs a pass over the data, and the counts go stale if the data never ends. Here the count is estimated during training
 (Yi et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
-between such steps; one over the interval is the probability of being seen in a step. Slots also keep the mean count of
-the steps that saw them, because a popular item occurs in a step more than once:
+between such steps. One over the interval is the probability of being seen in a step. A slot also keeps the mean count
+over the steps that saw it, because a popular item occurs in a step more than once:
 
     expected count = mean count when seen / mean interval between steps that see it
 
-A slot that several items share is seen more often than each of them. So every item has several slots, of independent
-hash functions, and the smallest estimate counts; without a collision all estimates are equal.
+A slot that several items share is seen more often than each of the items. So every item has several slots, of
+independent hash functions, and the smallest estimate counts. Without a collision all estimates are equal.
 
-Where the publication is silent, decided here:
-- The mean interval, not its inverse, is averaged: its expectation is exact, and the loss multiplies by it.
+Decided, because the publication does not say:
+- The interval is averaged, not its inverse: its expectation is exact, and the loss multiplies by the interval.
 - The first averages are plain means: the share of a new observation is 1/n until that falls to `rate`. The first
-  interval is counted from the beginning; it has the distribution of all other intervals.
+  interval is counted from the beginning, because it has the distribution of all other intervals.
 - An item that was not seen for longer than its interval is treated as if it were seen now. So an item that is no longer
   popular fades, and an item that was never seen counts as seen once in all steps.
 
@@ -61,13 +61,13 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("last_seen", torch.zeros(num_slots, dtype=torch.int32))
         self.register_buffer("interval", torch.zeros(num_slots, dtype=torch.float32))
         self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
-        # Only whether the number has reached 1 / rate matters in the end, so two bytes hold it.
+        # The number is capped at 1 / rate, because only its smaller values matter. So two bytes hold it.
         self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
         self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
 
     @torch.no_grad()
     def observe(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor) -> None:
-        """Takes in one step: distinct items by their rows (int64 [M, k or more]), and the count of each (int64)."""
+        """Takes in one step: the rows of distinct items (int64 [M, k or more]) and their counts (int64 [M])."""
         slots_Mk = self._slots(item_rows_MK)
         if counts_M.shape != slots_Mk.shape[:1] or counts_M.is_floating_point():
             raise DataError(
@@ -91,7 +91,7 @@ class StreamingFrequencies(nn.Module):
 
     @torch.no_grad()
     def log_expected(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """log of the expected count of each item in one step: float32 [M], always finite."""
+        """Returns the log of the expected count of each item in one step: float32 [M], always finite."""
         slots_Mk = self._slots(item_rows_MK)
         times_Mk, interval_Mk = self.times_seen[slots_Mk], self.interval[slots_Mk]
         away_Mk = (self.step - self.last_seen[slots_Mk]).float()
@@ -101,7 +101,7 @@ class StreamingFrequencies(nn.Module):
         return (count_Mk.log() - interval_Mk.log()).amin(dim=1)
 
     def _slots(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """Slots [M, k] of items; columns beyond the number of hash functions are ignored."""
+        """Returns the slots of items [M, k]; columns beyond the number of hash functions are ignored."""
         if item_rows_MK.dim() != 2 or item_rows_MK.shape[1] < self.num_hashes:
             raise DataError(
                 f"item rows have shape {tuple(item_rows_MK.shape)}", allowed=f"allowed: [M, {self.num_hashes} or more]"
@@ -109,5 +109,5 @@ class StreamingFrequencies(nn.Module):
         return item_rows_MK[:, : self.num_hashes] + self.first_rows
 
     def _share(self, times: torch.Tensor) -> torch.Tensor:
-        """Share of the `times`-th observation in a moving average: 1/n at first, then `rate`."""
+        """Returns the share of the `times`-th observation in a moving average: 1/n at first, then `rate`."""
         return times.float().reciprocal().clamp_min(self.rate)

@@ -1,4 +1,4 @@
-"""HSTU: a backbone whose attention weighs each key by itself, without a softmax, and gates what it reads.
+"""HSTU: a backbone whose attention weighs each key by itself, without a softmax, and gates the result.
 
 Input and output are those of `decoder.LayerStack`. One layer, for a token x:
 
@@ -6,15 +6,16 @@ Input and output are those of `decoder.LayerStack`. One layer, for a token x:
     a = Σ silu(⟨q, kⱼ⟩ + bias of position + bias of time) / n · vⱼ      over the keys j up to the token itself
     x + linear(dropout(norm(a) · u))
 
-A softmax would say which keys matter most and lose their number; here a token reads more if more keys match it. For
+A softmax would say which keys matter most and lose their number. Here a token reads more if more keys match it. For
 that reason n is a constant, the largest length. The norms have no parameters. The heads share one bias, which is
 learned per layer, per distance in positions and per bucket of time. All of this is as in the public code. There the
-time runs to the moment of the next event; here too if `query_times_T` are given.
+time is measured to the next event; here too if `query_times_T` is given.
 
 Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys in the future of their
 query get bucket 0 (the public code takes the absolute value). `final_norm` is ours, so that backbones can be exchanged;
-cosines need none. Scores are a tensor of the grid, B × H × S × S. Grids of more than TILE_CELLS numbers are computed in
-tiles, and again in the backward pass, so memory is bounded as for the decoder's time bias, and time grows with S².
+models with cosines need no final norm. Scores are a tensor of the grid, B × H × S × S. Grids of more than TILE_CELLS
+numbers are computed in tiles, and again in the backward pass. So memory is bounded as for the decoder's time bias, and
+time grows with S².
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
@@ -126,5 +127,5 @@ class HSTU(LayerStack):
 
 
 def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The numbers of a list at `places`, in the shape of `places`; their gradients are added in a fixed order."""
+    """Returns the numbers of a list at `places`, in the shape of `places`; gradients are added in a fixed order."""
     return small_table_rows(weights[:, None], places).squeeze(-1)

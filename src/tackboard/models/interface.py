@@ -1,14 +1,14 @@
-"""The methods that training, scoring and retrieval need of a model, and what its config says besides its settings.
+"""The methods of a model that training, scoring and retrieval call, and the config that makes the model.
 
-A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. It has
+A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. The model has
 
     loss(batch)              for training; `batch_type` of the config says which batch: histories or requests
     scores(RequestBatch)     for evaluation of rankers, offline scoring and the server; one request or thousands
     encode_users(SequenceBatch), encode_items(rows)
-                             only if it can retrieve: the product of both vectors ranks all items for a user
+                             only for retrieval: the product of both vectors ranks all items for a user
 
-A model that can retrieve derives from `RetrievalModel` and gets its `scores` from there. Modules of a model may say
-`compiles = True`: see `compile_parts`.
+A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
+`compile_parts`.
 
 Shapes: U requests, C candidates, B rows, M items, D width.
 """
@@ -35,9 +35,9 @@ RETRIEVAL_METHODS = ("encode_users", "encode_items")
 
 
 class LossOutput(NamedTuple):
-    """The loss of a step (a scalar to call `backward` on) and figures to log.
+    """The loss of a step (a scalar on which `backward` is called) and figures to log.
 
-    The loss is a mean. `weight` [] is the total weight of its examples; None means `batch.num_examples()`.
+    The loss is a mean. `weight` [] is the total weight of its examples; None stands for `batch.num_examples()`.
     """
 
     loss: torch.Tensor
@@ -52,64 +52,64 @@ class ModelConfig(abc.ABC):
     batch_type: ClassVar[type[Batch]] = SequenceBatch
     """The batch that `loss` reads."""
     moved_settings: ClassVar[Mapping[str, str]] = {"hashing": "tables"}
-    """New names of settings of older versions: `table_dim` → `tables.dim`."""
+    """New names for settings of older versions, such as `table_dim` → `tables.dim`."""
 
     tables: TableConfig = dataclasses.field(default_factory=TableConfig)
     """The tables of items, and how item ids become their rows."""
     max_history: int = 64
-    """Events of a history that the model reads, the newest."""
+    """Largest number of events of a history that the model reads, the newest ones."""
 
     @classmethod
     def from_stored(cls, values: Any) -> Self:
-        """The config that a file holds as JSON, of this version or an older one; missing settings get defaults."""
+        """Reads the config from JSON of this version or an older one; missing settings get defaults."""
         return from_dict(cls, move_settings(values, cls.moved_settings), "model")
 
     @abc.abstractmethod
     def build(self, vocabulary: Vocabulary) -> nn.Module:
-        """A model with fresh parameters."""
+        """Makes a model with fresh parameters."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The features the model reads, such as history.item or the name of a number."""
+        """The features that the model reads, such as `history.item` or the name of a numeric feature."""
         return DEFAULT_READS
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """Whether data.uniform_negatives are the model's only negatives."""
+        """Whether the items drawn by data.uniform_negatives are the model's only negatives."""
         return False
 
     @property
     def least_max_length(self) -> int:
-        """The least data.max_length with which every loss finds something to predict."""
+        """The smallest data.max_length with which every loss finds something to predict."""
         return 2
 
     def warnings(self, max_length: int) -> list[str]:
-        """Settings that are allowed but probably a mistake, if training segments have up to `max_length` events."""
+        """Names settings that are probably a mistake if training segments have up to `max_length` events."""
         del max_length
         return []
 
     def serving(self) -> Self:
-        """The config of the same model without the parts that only training needs."""
+        """Returns the config of the same model without the parts that only training needs."""
         return self
 
 
 class RetrievalModel(nn.Module, abc.ABC):
-    """A model that ranks by the product of a user's vector and an item's."""
+    """A model that ranks by the product of a user's vector and an item's vector."""
 
     @abc.abstractmethod
     def loss(self, batch: Any) -> LossOutput:
-        """The training loss of a batch."""
+        """Returns the training loss of a batch."""
 
     @abc.abstractmethod
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
-        """One vector per history [B, D], from all of its events; a history may be empty."""
+        """Returns one vector per history [B, D], from all of its events. A history may be empty."""
 
     @abc.abstractmethod
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
-        """One vector per item [M, D], from its table rows [M, k]."""
+        """Returns one vector per item [M, D], from its table rows [M, k]."""
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
-        """One score per candidate [C]; higher is better."""
+        """Returns one score per candidate [C]; higher is better."""
         users_UD = self.encode_users(batch.histories)
         items_CD = self.encode_items(batch.candidate_rows())
         if batch.num_requests == 1:
@@ -118,12 +118,12 @@ class RetrievalModel(nn.Module, abc.ABC):
 
 
 def can_retrieve(model: nn.Module) -> bool:
-    """Whether a model gives vectors of users and items."""
+    """Returns whether a model can give vectors of users and items."""
     return all(callable(getattr(model, name, None)) for name in RETRIEVAL_METHODS)
 
 
 def build_model(config: ModelConfig, vocabulary: Vocabulary) -> nn.Module:
-    """The model of `config`, checked to have the methods of the contract."""
+    """Makes the model of `config`. Raises ConfigError if the model lacks a required method."""
     if not isinstance(config, ModelConfig):
         raise ConfigError(
             f"{type(config).__name__} is not the config of a model",
@@ -143,10 +143,10 @@ def build_model(config: ModelConfig, vocabulary: Vocabulary) -> nn.Module:
 
 
 def compile_parts(model: nn.Module) -> None:
-    """Lets torch compile the modules with `compiles = True` at their first call, for any lengths.
+    """Lets torch compile the modules with `compiles = True` at their first call, once for all lengths.
 
-    Parts are compiled and not the whole model, because decisions that depend on a batch (which tokens predict, how long
-    rows are) stay in plain Python, and layers of the same kind are compiled once.
+    Only parts are compiled, because decisions that depend on a batch (which tokens predict, how long rows are) stay in
+    plain Python, and because layers of the same kind are compiled once.
     """
     for module in model.modules():
         if getattr(module, "compiles", False):

@@ -1,23 +1,23 @@
-"""InfoNCE: the right item against items that are not it.
+"""InfoNCE: a loss that compares the right item with wrong items, the negatives.
 
-In: hidden vectors of predictions, the distinct items' vectors, which of them is right. Out: a loss per pair.
+It takes hidden vectors of predictions, vectors of distinct items and the right item of each prediction. It returns a
+loss per pair.
 
     loss = −log( e^s⁺ / (e^s⁺ + Σ w e^s) )                 s: cosine over temperature, w: weight of a negative
 
 The negatives are the batch's own positives, items drawn uniformly from the catalogue, or both. An item that occurs c
-times among n positives is in the sum once, with weight c. Popular items occur more often than in a uniform draw, so
-each negative is also divided by its expected count: n·q among the positives (q is its share of them, counted or
-estimated) plus the chance of being drawn (the logQ correction, over the mixture). The right item is always there and is
-not corrected. If the whole catalogue is drawn and there are no other negatives, the weights are 1: the exact softmax.
-Items that the same user engaged with are taken out of that user's negatives, because a user who engaged with an item
-does not reject it. The right item is one of them, so all pairs of a token share one sum and further targets of a token
-cost next to nothing. If only earlier items are taken out, the loss also learns that the next item was chosen before the
-later ones, at the price of a sum for each pair.
+times among n positives is in the sum once, with weight c. Popular items occur more often than in a uniform draw, so the
+weight of each negative is also divided by its expected count. The expected count is n·q among the positives (q is the
+item's share of them, counted or estimated) plus the chance of being drawn: the logQ correction, over the mixture. The
+right item is always in the sum and is not corrected. If the whole catalogue is drawn and there are no other negatives,
+all weights are 1 and the loss is the exact softmax. Items that a user engaged with are taken out of that user's
+negatives, because a user who engaged with an item does not reject it. The right item is one of these items, so all
+pairs of a token share one sum, and further targets of a token cost next to nothing. If only earlier items are taken
+out, the loss also learns that the next item was chosen before the later items, at the price of one sum for each pair.
 
 Sums are computed over blocks of tokens, and again in the backward pass (`in_blocks`), so memory does not grow with
-tokens × items. The mask of own items does grow: a byte for each row and item. On a GPU the items are padded to a
-multiple of 8 with items that are no negatives, because rows of scores at odd addresses cost the matrix units most of
-their speed.
+tokens × items. The mask of own items does grow: it has a byte for each row and item. On a GPU the items are padded to a
+multiple of 8 with items that are no negatives, because rows of scores at unaligned addresses make matrix products slow.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows.
 """
@@ -38,41 +38,41 @@ from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
 EXCLUDED = -1e4
-"""The score of an item that is no negative. Not -inf: a token without negatives would have NaN as its gradient."""
+"""The score of an item that is no negative. It is not -inf, which would give NaN gradients without negatives."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
-"""Tokens × items whose scores exist at one time: 128 MiB in fp32, on a GPU 512."""
+"""Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, on a GPU 512 MiB."""
 ALIGNED_ITEMS = 8
-"""Half-precision numbers in 16 bytes: the matrix units of a GPU want a row to begin at a multiple of 16 bytes."""
+"""Number of half-precision numbers in 16 bytes. Matrix units of a GPU want rows to begin at multiples of 16 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What is predicted, and against which negatives."""
+    """The targets of the loss, and their negatives."""
 
     initial_temperature: float = 0.07
-    """Where the learned temperature of the scores starts."""
+    """Start value of the learned temperature of the scores."""
     in_batch_negatives: bool = True
     """Whether the batch's other positives are negatives, in addition to data.uniform_negatives."""
     correct_popularity: bool = True
-    """Divide each negative by its expected count (logQ correction)."""
+    """Divide the weight of each negative by its expected count (logQ correction)."""
     streaming_frequencies: bool = False
-    """Estimate expected counts while training, instead of counting the dataset: for data that never ends."""
+    """Estimate expected counts while training, instead of counting the dataset first: for data that never ends."""
     mask_same_user: bool = True
     """Take a user's own positives out of that user's negatives."""
     later_negatives: bool = False
-    """Keep a user's later positives among the negatives, so that the loss tells the next item from later ones."""
+    """Keep a user's later positives among the negatives, so that the loss learns which item comes next."""
     multi_token_weight: float = 0.0
-    """Weight of the loss of events further ahead than the next event, whose loss has weight 1."""
+    """Weight of the multi-token loss, which predicts events beyond the next. The next-token loss has weight 1."""
     multi_token_window: int = 8
-    """Largest distance of these events, in events."""
+    """Largest distance of the events that the multi-token loss predicts, in events."""
     multi_token_share: float = 0.25
-    """Share of the pairs of the window that a step takes, at random."""
+    """Share of the pairs of token and event in the window that a step uses, chosen at random."""
     future_token_weight: float = 0.0
-    """Weight of the loss of the events after the first `future_token_anchor` of a segment, predicted from there."""
+    """Weight of the future-token loss, which predicts the events after the first `future_token_anchor` of a segment."""
     future_token_anchor: int = 32
-    """Events that a downstream task will read."""
+    """Number of events that a downstream task will read."""
     future_token_window: int = 8
-    """Number of events after the anchor that are predicted."""
+    """Number of events after the anchor that the future-token loss predicts."""
 
     def __post_init__(self) -> None:
         for name in ("multi_token_window", "future_token_anchor", "future_token_window"):
@@ -91,7 +91,7 @@ class LossConfig:
 
 
 def same_user_items(batch: SequenceBatch) -> torch.Tensor:
-    """bool [B, M]: whether item m is a positive of the user of row b, in any row of this batch."""
+    """Returns bool [B, M]: whether item m is a positive of the user of row b, in any row of this batch."""
     _, user_of_row = torch.unique(batch.users, return_inverse=True)
     rows = row_of_event(batch)[batch.is_positive]
     engaged = torch.zeros(batch.num_rows, len(batch.item_ids), dtype=torch.bool, device=batch.items.device)
@@ -100,7 +100,7 @@ def same_user_items(batch: SequenceBatch) -> torch.Tensor:
 
 
 def first_places(batch: SequenceBatch) -> torch.Tensor:
-    """int32 [B, M]: index within row b of the first event whose positive item is m; a very large number if none is."""
+    """Returns int32 [B, M]: the index within row b of the first positive event with item m; 2³¹ - 1 without one."""
     num_rows, num_items = batch.num_rows, len(batch.item_ids)
     rows_N = row_of_event(batch)
     places_N = (torch.arange(batch.num_events, device=rows_N.device) - batch.offsets[rows_N]).int()
@@ -110,7 +110,7 @@ def first_places(batch: SequenceBatch) -> torch.Tensor:
 
 
 def positive_counts(batch: SequenceBatch) -> torch.Tensor:
-    """The number of positives of each distinct item in this batch [M]."""
+    """Counts the positives of each distinct item in this batch [M]."""
     return torch.bincount(batch.items[batch.is_positive], minlength=len(batch.item_ids))
 
 
@@ -121,10 +121,10 @@ def negative_log_weights(
     correct_popularity: bool = True,
     log_expected_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """log w of each distinct item as a negative [M]; -inf if the item is no negative.
+    """Returns log w of each distinct item as a negative [M]; -inf if the item is no negative.
 
-    `log_expected_M` is the log of an item's expected count among the batch's positives; None takes it from
-    `batch.item_log_q`. Raises ConfigError if the batch has no source of negatives.
+    `log_expected_M` is the log of an item's expected count among the batch's positives. If it is None,
+    `batch.item_log_q` gives the expected count. Raises ConfigError if the batch has no source of negatives.
     """
     if not in_batch and len(batch.sampled) == 0:
         raise ConfigError(
@@ -144,9 +144,10 @@ def negative_log_weights(
 
 
 class LogSum(nn.Module):
-    """log Σ w e^s over the negatives of each token [R], without the token's own items and the item that is left out.
+    """Computes log Σ w e^s over the negatives of each sum [R], without own items and without the item that is left out.
 
-    This is a module without parameters, so that it can be compiled: then one or two passes over tokens × items remain.
+    This is a module without parameters so that it can be compiled. Compiled, it makes one or two passes over the
+    scores.
     """
 
     compiles = True
@@ -161,7 +162,7 @@ class LogSum(nn.Module):
         seen_R: torch.Tensor | None,
         left_out_R: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The sums. `own_rows_R` is a token's row of `own_items_BM`; `seen_R` is the number of events it has seen."""
+        """Returns the sums. `own_rows_R` is the token's row of `own_items_BM`; `seen_R` its number of seen events."""
         scores_RM = (hidden_RD @ items_MD.T).float() + log_weights_M
         if own_items_BM is not None and own_rows_R is not None:
             own_RM = own_items_BM.index_select(0, own_rows_R)
@@ -178,10 +179,10 @@ def in_blocks(
     shared: Sequence[torch.Tensor | None],
     of_rows: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
-    """`of_block` of rows [R], block by block: its arguments are `shared`, then the rows of the block.
+    """Calls `of_block` block by block with `shared` and the block's part of `of_rows`; joins the results [R].
 
-    A row has `num_cells` numbers, and BLOCK_CELLS of them exist at a time. If there are several blocks, the backward
-    pass computes each block again, so that no block is kept until then. The first of `of_rows` is never None.
+    A row needs `num_cells` numbers, and about BLOCK_CELLS numbers exist at a time. If there are several blocks, the
+    backward pass computes each block again, so that no block is kept until then. The first of `of_rows` is never None.
     """
     first = of_rows[0]
     assert first is not None
@@ -205,12 +206,12 @@ def info_nce(
     seen_A: torch.Tensor | None = None,
     log_sum: nn.Module | None = None,
 ) -> torch.Tensor:
-    """The loss of each pair [P]. `hidden_AD` are scaled by the inverse temperature; `pairs.tokens` index them.
+    """Returns the loss of each pair [P]. `hidden_AD`, divided by the temperature, is indexed by `pairs.tokens`.
 
     `own_items_BM` says which items are no negatives of a row's tokens. Without `seen_A` it is the mask of
-    `same_user_items`, which holds every right item. With `seen_A`, the number of events that each token has seen, it is
-    `first_places`, and items that came before are taken out. The right item of a pair is never its negative. `log_sum`
-    is a `LogSum`, which may be compiled.
+    `same_user_items`, which contains every right item. With `seen_A`, the number of events that each token has seen, it
+    is `first_places`, and items of these events are taken out. The right item of a pair is never its own negative.
+    `log_sum` is a `LogSum`, which may be compiled.
     """
     log_sum = log_sum or LogSum()
     # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
@@ -246,7 +247,7 @@ def next_item_loss(
     correct_popularity: bool,
     mask_same_user: bool,
 ) -> torch.Tensor:
-    """Mean InfoNCE over the batch's positive events; `hidden_PD` holds their predictions, in event order."""
+    """Returns the mean InfoNCE of the batch's positive events; `hidden_PD` holds their predictions, in event order."""
     pairs = next_token_pairs(batch)
     order = torch.arange(len(pairs), device=hidden_PD.device)
     return info_nce(

@@ -1,17 +1,17 @@
-"""PinFM: a causal model of everything users did; at the published size nearly all parameters are in hashed tables.
+"""PinFM: a causal model of all user activity. At the published size nearly all parameters are in hashed tables.
 
-In: a batch of histories. Out: a loss, or one vector per history and per item whose product is the score.
+The model takes a batch of histories. It returns a loss, or vectors of histories and items whose product is the score.
 
     event = item tables + action + surface + time gap  ─ φ_in ─►  backbone  ─ φ_out ─►  H   (a unit vector)
     item  = item tables                                ─────────── ψ ───────────────►  z   (a unit vector)
     score = ⟨H, z⟩ / temperature
 
-φ_in, φ_out and ψ are pointwise MLPs, or residual ones, with an L2 norm. Where the publication is silent, decided here:
-each history begins with a learned start token, so the first event is predicted too and an empty history has a defined
-vector; time enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off); φ_in's unit
-vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also knows the time to
-the event that it predicts: the gap of the next event in training, the time since the newest event in a request. A token
-knows nothing else of the future; the time of a request is known when the model is asked.
+φ_in, φ_out and ψ are pointwise MLPs, or MLPs with a residual, followed by an L2 norm. Decided, because the publication
+does not say: each history begins with a learned start token, so the first event is predicted too and an empty history
+has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off).
+φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also knows
+the time to the event that it predicts: the gap of the next event in training, the time since the newest event in a
+request. A token knows nothing else of the future, and the time of a request is known when the model is asked.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -57,7 +57,7 @@ from tackboard.models.time_encoding import log2_bucket
 
 MAX_INVERSE_TEMPERATURE = 100.0
 FREQUENCY_HASHES = 2
-"""Hash functions of streaming frequencies: those of the first sub-tables."""
+"""Number of hash functions of streaming frequencies: the functions of the first sub-tables."""
 MAPS = ("mlp", "residual")
 FLAT_BACKBONE = ("num_layers", "num_heads", "mlp_ratio", "positions", "time_bias")
 FLAT_LOSS = (
@@ -65,14 +65,14 @@ FLAT_LOSS = (
     *("later_negatives", "multi_token_weight", "multi_token_window", "multi_token_share"),
     *("future_token_weight", "future_token_anchor", "future_token_window"),
 )
-"""Settings that had no table of their own in older versions."""
+"""Settings that older versions stored directly under `model`, not under `backbone` or `loss`."""
 RESIDUAL_SCALE = 0.1
-"""Factor of the last layer of a fresh residual map, which so begins as little more than its input."""
+"""Factor of the last layer of a fresh residual map. The map therefore begins as little more than its input."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PinFMConfig(ModelConfig):
-    """Sizes of a PinFM; the defaults are for a laptop, the published tables are 8 × 80M rows × 32."""
+    """The settings of a PinFM. The defaults are for a laptop; the published tables are 8 × 80M rows × 32."""
 
     moved_settings: ClassVar[Mapping[str, str]] = {
         **ModelConfig.moved_settings,
@@ -85,20 +85,21 @@ class PinFMConfig(ModelConfig):
     width: int = 64
     """Width of the backbone and of user and item vectors."""
     maps: str = "mlp"
-    """Form of φ_in, φ_out and ψ: `mlp`, or `residual`: the input plus an MLP of it, so that from the start an item
-    means the same as input and as output. Then tables.num_hashes × tables.dim must equal width."""
+    """Form of φ_in, φ_out and ψ: `mlp`, or `residual`, which adds an MLP of the input to the input. With `residual` an
+    item means the same as input and as output from the start, and tables.num_hashes × tables.dim must equal width."""
     num_time_buckets: int = 24
-    """Buckets of log2(seconds since the previous event); 0 leaves time out."""
+    """Number of buckets of log2(seconds since the previous event); 0 leaves time out."""
     request_time: bool = False
     """Whether tokens know the time from their event to the event that they predict, or to the request."""
     request_features: tuple[str, ...] = ()
-    """Features of the request (numbers, about -3 to 3) that the model reads besides the history; docs/features.md."""
+    """Features of the request (numbers of about -3 to 3) that the model reads besides the history. See
+    docs/features.md."""
     dropout: float = 0.0
-    """Share of activations dropped in training, 0 to below 1: of the tokens and within the backbone."""
+    """Share of the activations of the tokens and of the backbone that training drops, 0 to below 1."""
     backbone: BackboneConfig = dataclasses.field(default_factory=BackboneConfig)
-    """What stands between φ_in and φ_out."""
+    """The layers between φ_in and φ_out."""
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
-    """What is predicted, and against which negatives."""
+    """The targets of the loss, and their negatives."""
 
     def __post_init__(self) -> None:
         for name in ("width", "max_history"):
@@ -191,7 +192,7 @@ class PinFM(RetrievalModel):
         self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.loss.initial_temperature)))
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """InfoNCE of every positive event, predicted from earlier events of its user; see `targets`."""
+        """Returns the InfoNCE loss of positive events, predicted from earlier events of their user; see `targets`."""
         if self.training:
             # The parameter itself is clamped, not its exponential: beyond a clamp no gradient would lead back.
             with torch.no_grad():
@@ -202,14 +203,14 @@ class PinFM(RetrievalModel):
         pairs = join_pairs([pairs for _, _, pairs in parts])
         tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
         rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
-        # The event after token t of row r is number t - r: the token answers the request of that event.
+        # The event after token t of row r has number t - r. The token answers the request of that event.
         hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
         own_items_BM, seen_A = None, None
         if self.config.loss.mask_same_user and not self.config.loss.later_negatives:
             own_items_BM = same_user_items(batch)
         elif self.config.loss.later_negatives:
             own_items_BM = first_places(batch)
-            # Token t of row r stands behind t - r events of the batch.
+            # t - r events of the batch come before token t of row r, or are its own event.
             seen_A = tokens_A - rows_A - batch.offsets[rows_A]
         losses_P = info_nce(
             self._project(hidden_AD) * self._inverse_temperature(),
@@ -230,7 +231,7 @@ class PinFM(RetrievalModel):
         return LossOutput(total, metrics)
 
     def _targets(self, batch: SequenceBatch) -> list[tuple[str, float, Pairs]]:
-        """(name, weight, pairs) of each active loss."""
+        """Returns (name, weight, pairs) of each active loss."""
         config = self.config.loss
         parts = [("next_token", 1.0, next_token_pairs(batch))]
         if config.multi_token_weight:
@@ -255,11 +256,11 @@ class PinFM(RetrievalModel):
         )
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
-        """One unit vector per history [B, D]: the prediction of what comes after its last event."""
+        """Returns one unit vector per history [B, D]: the prediction of the event after its last event."""
         return self.encode_requests(batch)[1]
 
     def encode_requests(self, batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each history the hidden vector after its last event [B, D], and the unit vector made of it."""
+        """Returns for each history the hidden vector after its last event [B, D], and the unit vector made of it."""
         since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
         hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)
@@ -269,19 +270,19 @@ class PinFM(RetrievalModel):
         return self.project_items(self.item_tables(item_rows))
 
     def project_items(self, items_ME: torch.Tensor) -> torch.Tensor:
-        """One unit vector per item [M, D], from its rows of the tables."""
+        """Returns one unit vector per item [M, D], from the concatenated rows of the tables."""
         return functional.normalize(self.psi(items_ME), dim=-1)
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
-        """Cosine over temperature [C]."""
+        """Returns cosines divided by the temperature [C]."""
         return super().scores(batch) * self._inverse_temperature().clamp_max(MAX_INVERSE_TEMPERATURE)
 
     def _hidden(
         self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Hidden vectors [N + B, D] of the packed tokens: each row's start token, then its events.
+        """Returns hidden vectors [N + B, D] of the packed tokens: each row's start token, then its events.
 
-        `since_last_B` are the seconds from each row's newest event to its request; None without requests.
+        `since_last_B` holds the seconds from each row's newest event to its request, or is None without requests.
         """
         # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
         events_NE = functional.embedding(batch.items, items_ME)
@@ -304,9 +305,10 @@ class PinFM(RetrievalModel):
         return hidden
 
     def _gaps_ahead(self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None) -> torch.Tensor:
-        """The bucket of the time from each token to the event it predicts, or the request [T]; the last is: unknown.
+        """Returns the bucket of the time from each token to the event that it predicts, or to the request [T].
 
-        The time is unknown to start tokens, because a segment does not hold what came before it.
+        Bucket `num_time_buckets` means that the time is unknown. Start tokens get this bucket, because a segment does
+        not contain the events before it.
         """
         num_buckets = self.config.num_time_buckets
         gaps_T = torch.full((places.num_tokens,), num_buckets, device=batch.items.device)
@@ -320,9 +322,10 @@ class PinFM(RetrievalModel):
     def _times(
         self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Times of tokens [T] in ms, and the times at which they ask; a start token has the time of its first event."""
+        """Returns the times of tokens as keys and as queries [T] in ms. A start token takes its first event's time."""
         times_T = torch.zeros(places.num_tokens, dtype=torch.int64, device=batch.items.device)
-        # The token before each event gets the event's time, then its own token does: only start tokens keep the former.
+        # An event's time is written to the token before the event, then to its own token. So only start tokens keep the
+        # first.
         times_T[places.before] = batch.times_ms
         times_T[places.before + 1] = batch.times_ms
         if not self.config.request_time:
@@ -337,7 +340,7 @@ class PinFM(RetrievalModel):
     def _with_request(
         self, hidden_PD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds the features of the request [P], or of the request before each of `events_P`."""
+        """Adds to each hidden vector the features of its row's request, or of the request of its event [P]."""
         if self.request is None:
             return hidden_PD
         features = torch.stack([batch.of_request(name).float() for name in self.config.request_features], dim=-1)

@@ -1,14 +1,14 @@
-"""A small ranker: a PinFM and a head that answers one question about a request and each of its candidates.
+"""A small ranker: a PinFM with a head that predicts one label for each candidate of a request.
 
-In: requests with candidates, and their labels. Out: a loss, or the log odds of a yes for each candidate.
+It takes requests with candidates and labels. It returns a loss, or for each candidate the log odds of a label of 1.
 
     history    ─ pinfm ─►  user vector u ┐
                                          ├─ [u, z, u∘z] ─ MLP ─►  log odds
     candidate  ─ pinfm ─►  item vector z ┘
 
-A history is encoded once, however many candidates a request has. With `start.run` and `start.prefix=pinfm.` the model
-begins as pretrained; `optimizer.multipliers={"pinfm.": 0.1}` lets that part move at a tenth of the head's rates, 0
-freezes it. The head may also read what the two vectors are made of (`head.reads = hidden`).
+A history is encoded once, however many candidates a request has. With `start.run` and `start.prefix=pinfm.` the PinFM
+starts from the parameters of a pretraining run. `optimizer.multipliers={"pinfm.": 0.1}` gives the PinFM a tenth of the
+head's learning rates; 0 freezes it. With `head.reads = hidden` the head also reads the vectors behind u and z.
 
 Shapes: U requests, C candidates, D width, E width of an item's rows.
 """
@@ -34,14 +34,14 @@ from tackboard.models.pinfm import PinFM, PinFMConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What the head reads and predicts."""
+    """The input and the label of the head."""
 
     label: str = ""
-    """The action whose label is predicted; empty where the data has one label only."""
+    """The action whose label is predicted. It may be empty if the data has one label only."""
     reads: Literal["outputs", "hidden"] = "outputs"
-    """`outputs`: the unit vectors that PinFM compares; `hidden`: also the vectors that they are made of."""
+    """`outputs`: the unit vectors that PinFM compares. `hidden`: also the vectors from which these are computed."""
     dropout: float = 0.1
-    """Share of the hidden layer dropped in training, 0 to below 1."""
+    """Share of the hidden layer that training drops, 0 to below 1."""
 
     def __post_init__(self) -> None:
         check(self.reads in ("outputs", "hidden"), "model.head.reads", self.reads, "outputs, hidden")
@@ -50,21 +50,21 @@ class HeadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankerConfig(PinFMConfig):
-    """The settings of a PinFM and of the head on it. The losses of pretraining have no effect."""
+    """The settings of a PinFM and of its head. The settings of the pretraining losses have no effect."""
 
     batch_type: ClassVar[type[Batch]] = RequestBatch
 
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
-    """The head."""
+    """The settings of the head."""
 
     @classmethod
     def on(cls, pinfm: PinFMConfig, head: HeadConfig) -> RankerConfig:
-        """A head on a model of these settings, so that it can start from a run of that model."""
+        """Adds a head to the settings of a PinFM, so that the ranker can start from a run with these settings."""
         return cls(**{field.name: getattr(pinfm, field.name) for field in dataclasses.fields(pinfm)}, head=head)
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """No: the ranker learns from items that were shown and not chosen."""
+        """Always False: the ranker learns from items that were shown and not chosen."""
         return False
 
     def build(self, vocabulary: Vocabulary) -> Ranker:  # type: ignore[override]
@@ -81,7 +81,7 @@ class Ranker(nn.Module):
         self.head = RankingHead(config.head, config.width, self.pinfm.item_tables.width)
 
     def loss(self, batch: RequestBatch) -> LossOutput:
-        """The mean log-loss of the candidates whose label is known, each with its weight."""
+        """Returns the mean log-loss of the candidates whose label is known, each with its weight."""
         label = self._label(batch)
         weights_C = batch.weights * batch.known[label]
         losses_C = functional.binary_cross_entropy_with_logits(
@@ -91,7 +91,7 @@ class Ranker(nn.Module):
         return LossOutput((losses_C * weights_C).sum() / weight.clamp_min(1e-9), {}, weight)
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
-        """The log odds of a yes [C]."""
+        """Returns the log odds that the label is 1 [C]."""
         hidden_UD, users_UD = self.pinfm.encode_requests(batch.histories)
         rows_CE = self.pinfm.item_tables(batch.candidate_rows())
         items_CD = self.pinfm.project_items(rows_CE)
@@ -124,9 +124,9 @@ class RankingHead(nn.Module):
     def forward(
         self, users_CD: torch.Tensor, items_CD: torch.Tensor, hidden_CD: torch.Tensor, rows_CE: torch.Tensor
     ) -> torch.Tensor:
-        """Log odds [C]."""
+        """Returns log odds [C]."""
         scale = math.sqrt(users_CD.shape[1])
-        # Entries of unit vectors are about 1/√D; the scale brings them and their products to about 1.
+        # Entries of unit vectors are about 1/√D. The scale raises the entries and their products to about 1.
         parts = [users_CD * scale, items_CD * scale, users_CD * items_CD * scale**2]
         if self.reads_hidden:
             parts += [norm(part) for norm, part in zip(self.norms, (hidden_CD, rows_CE), strict=True)]

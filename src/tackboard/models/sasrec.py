@@ -1,7 +1,7 @@
 """SASRec's layers as a backbone: causal attention, then a pointwise network.
 
-Input and output are those of `decoder.LayerStack`; times are ignored. Queries have a LayerNorm before them, keys and
-values are read from the tokens as they are, and attention weights are dropped too, all as published.
+Input and output are those of `decoder.LayerStack`; times are ignored. As published, a LayerNorm precedes the queries,
+keys and values are computed from the tokens without a norm, and dropout also applies to attention weights.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head.
 """
@@ -16,7 +16,7 @@ from tackboard.models.decoder import LayerStack, Packing, PositionEncoding
 
 
 class SASRecLayer(nn.Module):
-    """Attention of normed queries to the tokens, added to the normed query; then a pointwise network."""
+    """One layer: attention of normed queries to the tokens, added to the normed query; then a pointwise network."""
 
     compiles = True
 
@@ -47,7 +47,7 @@ class SASRecLayer(nn.Module):
 
 
 class SASRec(LayerStack):
-    """A stack of layers with learned positions, or with no positions of their own."""
+    """A stack of layers, with learned positions or without positions."""
 
     def __init__(
         self,

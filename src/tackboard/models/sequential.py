@@ -1,24 +1,24 @@
-"""The rivals: SASRec and HSTU as published, behind the methods of a model that retrieves.
+"""The rivals: SASRec and HSTU as published, as models that retrieve.
 
-In: a batch of histories. Out: a loss, or one vector per history and per item whose product is the score.
+A rival takes a batch of histories. It returns a loss, or vectors of histories and items whose product is the score.
 
     event = √width · item + position (+ action, + time gap)  ─ dropout ─►  SASRec or HSTU  ─►  h
     score = ⟨h, item⟩                                  `full`: exact softmax over the whole catalogue
                                                        `mixed`: the same, estimated from the items of the batch
     score = cosine(h, item) / temperature              `sampled`: softmax over negatives drawn uniformly
 
-An item has one row of a plain table, the same as input and as output. The hidden vector of an event predicts the next
-event of its row, so nothing predicts the first event. An empty history is the vector 0, for which all items score
-alike. Inner products have a LayerNorm before them, as in SASRec's paper; cosines have the L2 norm instead, as in HSTU's
+An item has one row of a plain table, which serves both as input and as output. The hidden vector of an event predicts
+the next event of its row, so nothing predicts the first event. An empty history has the vector 0, with which all items
+score the same. A LayerNorm precedes inner products, as in SASRec's paper; an L2 norm precedes cosines, as in HSTU's
 public code. `mixed` is for catalogues that are too large to score at every step: its negatives and their weights are
-PinFM's (`losses.py`), except that a user's own items stay among them, as in the exact softmax.
+PinFM's (`losses.py`), except that a user's own items stay among the negatives, as in the exact softmax.
 
-The published models read items and order; HSTU also reads times, including the time of the request. The switches
-`use_actions`, `use_time_gap` and `use_request_time` give a rival what PinFM reads, so that both can be compared on the
-same inputs. The time of the request is the time from the newest event to the request. HSTU's bias reads it, as in the
-public code. SASRec has no place for it, so a vector of its log2 bucket is added: to the output, or to the event's
-input, where the layers can work with it; an event then says how long it was until the next event, which is known by
-then.
+The published models read items and their order; HSTU also reads times, including the time of the request. The switches
+`use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM, so that both can be compared on
+the same inputs. The time of the request is the time from the newest event to the request. HSTU's bias reads it, as in
+the public code. SASRec has no place for this time, so a vector of its log2 bucket is added to the output or to the
+event's input. At the input the layers can work with this vector. In training, an event then carries the time until the
+next event, which is known when the next event is predicted.
 
 Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
@@ -55,12 +55,12 @@ class PlainTableConfig(TableConfig):
     """One table, in which an item has one row, as wide as the model."""
 
     num_hashes: int = 1
-    """1: there is one table."""
+    """Must be 1, because there is one table."""
     method: str = "modulo"
-    """How item ids become rows. With more rows than the largest id, `modulo` gives every item its own row; with `mix`
-    some items share a row."""
+    """The way from item ids to rows. If the largest id is below num_rows, `modulo` gives every item its own row; with
+    `mix` some items share a row."""
     dim: int = 0
-    """0: rows are as wide as the model, because they are its input and its output."""
+    """Must be 0: rows are as wide as the model, because they are its input and its output."""
     init_std: float = SMALL_STD
     """Standard deviation of fresh rows; values are cut off at twice this number."""
 
@@ -77,10 +77,11 @@ class SoftmaxConfig:
     """The softmax of a rival's loss."""
 
     kind: Literal["full", "mixed", "sampled"] = "full"
-    """`full`: softmax over the catalogue; data.uniform_negatives must be the number of items or more. `mixed`: an
-    estimate of `full` from the batch's events and the drawn items. `sampled`: over a few drawn items, as published."""
+    """`full`: a softmax over the catalogue; data.uniform_negatives must be at least the number of items. `mixed`: an
+    estimate of `full` from the batch's events and drawn items. `sampled`: a softmax over a few drawn items, as
+    published."""
     num_negatives: int = 128
-    """Negatives of each prediction under `sampled`, drawn from the items that the batch drew."""
+    """Number of negatives of each prediction under `sampled`, drawn from the items that were drawn for the batch."""
     temperature: float = 0.05
     """Divisor of the cosines under `sampled`."""
 
@@ -93,7 +94,7 @@ class SoftmaxConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequentialConfig(ModelConfig):
-    """A rival; the defaults are SASRec as published for MovieLens-1M, with the exact softmax."""
+    """The settings of a rival; the defaults are SASRec as published for MovieLens-1M, but with the exact softmax."""
 
     moved_settings: ClassVar[Mapping[str, str]] = {
         **ModelConfig.moved_settings,
@@ -108,9 +109,10 @@ class SequentialConfig(ModelConfig):
     width: int = 50
     """Width of items and of the backbone."""
     dropout: float = 0.2
-    """Share of activations dropped in training, 0 to below 1: of the events' vectors and within the backbone."""
+    """Share of the activations of the events' vectors and of the backbone that training drops, 0 to below 1."""
     max_history: int = 200
-    """Events of a history that the model reads, the newest; longer training segments are refused."""
+    """Largest number of events of a history that the model reads, the newest ones. Longer training segments are
+    refused."""
     use_actions: bool = False
     """Read the action of each event."""
     use_time_gap: bool = False
@@ -118,14 +120,14 @@ class SequentialConfig(ModelConfig):
     use_request_time: bool = False
     """Read the time from the newest event to the request."""
     request_vector: Literal["auto", "none", "input", "output"] = "auto"
-    """Where a vector of the request's time is added. auto: to the output of a backbone that reads no times, such as
-    SASRec; else nowhere, because the backbone's bias reads that time."""
+    """Where a vector of the request's time is added. `auto` adds it to the output of a backbone that reads no times,
+    such as SASRec; other backbones get no vector, because their bias reads that time."""
     num_time_buckets: int = 28
-    """Buckets of log2(seconds) of the time gap and of the request's time."""
+    """Number of buckets of log2(seconds), for the time gap and for the request's time."""
     backbone: BackboneConfig = dataclasses.field(default_factory=lambda: BackboneConfig(kind="sasrec", num_heads=1))
     """The layers between input and output."""
     loss: SoftmaxConfig = dataclasses.field(default_factory=SoftmaxConfig)
-    """The softmax of the loss; `sampled` makes scores cosines."""
+    """The softmax of the loss. With `sampled` scores are cosines."""
 
     def __post_init__(self) -> None:
         check(isinstance(self.tables, PlainTableConfig), "model.tables", self.tables, "a PlainTableConfig")
@@ -156,7 +158,7 @@ class SequentialConfig(ModelConfig):
 
     @property
     def request_place(self) -> str:
-        """Where the vector of the request's time is added: none, input or output."""
+        """The place where the vector of the request's time is added: none, input or output."""
         if not self.use_request_time:
             return "none"
         if self.request_vector == "auto":
@@ -179,21 +181,21 @@ class SequentialConfig(ModelConfig):
 
 
 def sasrec(num_rows: int, **settings: Any) -> SequentialConfig:
-    """SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows`.
+    """Returns SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows`.
 
-    `settings` replace published ones; `backbone` and `loss` are mappings.
+    `settings` replaces published settings; its `backbone` and `loss` are mappings.
     """
     return _published(num_rows, {"kind": "sasrec", "num_layers": 2, "num_heads": 1, "ffn_width": 50}, settings)
 
 
 def hstu(num_rows: int, **settings: Any) -> SequentialConfig:
-    """HSTU as published for MovieLens-1M, which reads the request's time; `settings` as of `sasrec`."""
+    """Returns HSTU as published for MovieLens-1M. It reads the request's time. `settings` is as in `sasrec`."""
     published = {"kind": "hstu", "num_layers": 2, "num_heads": 1, "head_width": 50}
     return _published(num_rows, published, {"use_request_time": True} | settings)
 
 
 def hstu_large(num_rows: int, **settings: Any) -> SequentialConfig:
-    """HSTU-large as published for MovieLens-1M, which reads the request's time; `settings` as of `sasrec`."""
+    """Returns HSTU-large as published for MovieLens-1M. It reads the request's time. `settings` is as in `sasrec`."""
     published = {"kind": "hstu", "num_layers": 8, "num_heads": 2, "head_width": 25}
     return _published(num_rows, published, {"use_request_time": True} | settings)
 
@@ -222,8 +224,8 @@ class SequentialModel(RetrievalModel):
         self.request_times: nn.Embedding | None = None
         if config.request_place != "none":
             self.request_times = nn.Embedding(config.num_time_buckets, width)
-        # Items and positions as in the public code. Our own embeddings begin small: drawn like positions, they drowned
-        # the items.
+        # Items and positions begin as in the public code. Our own embeddings begin small: with the std of positions,
+        # they drowned the items.
         stds = {self.items: config.tables.init_std, self.positions: width**-0.5}
         for embedding in (self.items, self.positions, self.actions, self.time_gaps, self.request_times):
             if embedding is not None:
@@ -234,12 +236,12 @@ class SequentialModel(RetrievalModel):
             width=width,
             max_positions=config.max_history,
             dropout=config.dropout,
-            positions="none",  # They are part of the input already.
+            positions="none",  # Positions are part of the input already.
             final_norm=not config.has_cosines,
         )
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """Softmax loss of every positive event except the first of a row, predicted from the event before."""
+        """Returns the softmax loss of all positive events but the first of a row, predicted from the event before."""
         items_MD = self.items(batch.item_rows[:, 0])
         hidden_TD = self._hidden(batch, items_MD, None)
         is_first_T = torch.zeros_like(batch.is_positive)
@@ -256,7 +258,7 @@ class SequentialModel(RetrievalModel):
         return LossOutput(value, {}, torch.tensor(float(len(events_P))))
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
-        """One vector per history [B, D]: the prediction after its last event; 0 for an empty history."""
+        """Returns one vector per history [B, D]: the prediction after its last event, or 0 for an empty history."""
         if batch.num_events == 0:
             return self.items.weight.new_zeros(batch.num_rows, self.config.width)
         since_B = batch.of_request(SINCE_LAST) if self.config.use_request_time else None
@@ -270,7 +272,7 @@ class SequentialModel(RetrievalModel):
         return self._project(self.items(item_rows[:, 0]))
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
-        """Inner products, or cosines over temperature [C]."""
+        """Returns inner products, or cosines divided by the temperature [C]."""
         return super().scores(batch) * self._scale
 
     @property
@@ -278,13 +280,13 @@ class SequentialModel(RetrievalModel):
         return 1.0 / self.config.loss.temperature if self.config.has_cosines else 1.0
 
     def _project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Unit vectors where scores are cosines, else the vectors as they are."""
+        """Returns unit vectors if scores are cosines, else the vectors as they are."""
         return functional.normalize(vectors, dim=-1, eps=NORM_EPS) if self.config.has_cosines else vectors
 
     def _hidden(self, batch: SequenceBatch, items_MD: torch.Tensor, since_B: torch.Tensor | None) -> torch.Tensor:
-        """Hidden vectors of the events [T, D]; `since_B` are the seconds from a row's last event to the request.
+        """Returns hidden vectors of the events [T, D]. `since_B` holds seconds from a row's last event to the request.
 
-        In training no request follows the last event of a row, and its hidden vector predicts nothing.
+        In training no request follows the last event of a row, and the hidden vector of that event predicts nothing.
         """
         packing = Packing.from_lengths(batch.lengths())
         packing.check_fits(self.config.max_history)
@@ -312,14 +314,14 @@ class SequentialModel(RetrievalModel):
         return hidden
 
     def _request_vectors(self, since: torch.Tensor) -> torch.Tensor:
-        """Vectors of the time from the newest event to the request, in seconds."""
+        """Returns vectors for times from the newest event to the request, given in seconds."""
         assert self.request_times is not None
         return self.request_times(log2_bucket(since, self.config.num_time_buckets))
 
     def _mixed_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
-        """Mean cross entropy of each target against all items of the batch, with the weights of `losses`."""
+        """Returns the mean cross entropy of targets against all items of the batch, weighted as in `losses`."""
         order_P = torch.arange(len(targets_P), device=targets_P.device)
         pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
         return info_nce(hidden_PD, items_MD, pairs, negative_log_weights(batch), None, log_sum=self.entropy).mean()
@@ -327,7 +329,7 @@ class SequentialModel(RetrievalModel):
     def _entropy_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
     ) -> torch.Tensor:
-        """Mean cross entropy of each target over all items of the catalogue, or over itself and its own negatives."""
+        """Returns the mean cross entropy of targets, over the catalogue or over each target and its own negatives."""
         loss, negatives_PR = self.config.loss, None
         num_cells = len(items_MD)
         if loss.kind == "sampled":
@@ -343,7 +345,7 @@ class SequentialModel(RetrievalModel):
 
 
 class CrossEntropy(nn.Module):
-    """The cross entropy of each prediction [p]: over all items, or over its target and its own negatives."""
+    """Computes the cross entropy of each prediction [p], over all items or over its target and its own negatives."""
 
     compiles = True
 
@@ -370,7 +372,7 @@ class CrossEntropy(nn.Module):
 
 
 def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives: int) -> torch.Tensor:
-    """Uniform draws with replacement [P, R] from the items that the batch drew, as positions among its items."""
+    """Draws negatives [P, R] uniformly with replacement from the batch's drawn items `sampled_K`."""
     if len(sampled_K) == 0:
         raise ConfigError(
             "model.loss.kind is 'sampled', but no item was drawn for this batch",
@@ -381,6 +383,6 @@ def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives:
 
 
 def _of_next(batch: SequenceBatch, values_T: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-    """For each event the value of the next event in its row [T]; for the last event the value of `last_B`."""
+    """Returns for each event the value of the next event in its row [T], and for the last event its `last_B`."""
     is_filled_B = batch.lengths() > 0
     return values_T.roll(-1).index_copy(0, batch.offsets[1:][is_filled_B] - 1, last_B[is_filled_B])

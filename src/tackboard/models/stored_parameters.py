@@ -1,13 +1,13 @@
-"""Stored parameters, compared with the model that they belong to: files in, tensors out, or an error with the file.
+"""Loads stored parameters and checks that they fit their model; errors name the file.
 
-A config can ask for a table of any size in a few bytes. So the model is first built without memory, on torch's meta
-device, and compared with the stored tensors; the model is built only if both agree exactly. The number of parameters is
-limited meanwhile, because even a model without memory takes time.
+A config of a few bytes can ask for a table of any size. So the model is first built without memory, on torch's meta
+device, and compared with the stored tensors. The real model is built only if both agree exactly. The number of
+parameters is limited during the comparison, because even a model without memory takes time to build.
 
-Decided: the tensors of a file are mapped, not read, and a restored model's tables are these very tensors, in their
-stored type. A table takes no memory of the process: its pages belong to the file, are loaded when rows are looked up,
-and are shared by processes that map the same file. Dense parameters are copied, because the rounding of a matrix
-product may depend on their address.
+Decided: the tensors of a file are mapped into memory, not read. The tables of a restored model are the mapped tensors
+themselves, in their stored type. So a table takes no memory of the process: its pages belong to the file, are loaded
+when rows are looked up, and are shared by processes that map the same file. Dense parameters are copied, because the
+rounding of a matrix product may depend on their address.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tackboard.models.interface import build_model
 from tackboard.models.tables import STORAGES, table_parameter_names, without_rows
 
 SPARE_PARAMETERS = 1000
-"""Parameters that a model may make and drop while it is built, in addition to those that it keeps."""
+"""Number of parameters that a model may make and drop while it is built, besides twice the number of stored tensors."""
 SCANNED_AT_ONCE = 1 << 22
-"""Numbers of a parameter that are checked at once."""
+"""Number of elements of a parameter that are checked at once."""
 Tensors = Mapping[str, torch.Tensor]
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The named tensors of a safetensors file, mapped. CorruptFileError if the header does not fit the bytes.
+    """Maps the named tensors of a safetensors file. Raises CorruptFileError if the file cannot be read.
 
-    The file may later be removed or replaced under its name, but its bytes must not be changed in place.
+    The file may later be removed or replaced by another file, but its bytes must not be changed in place.
     """
     with blaming(path):
         try:
@@ -48,9 +48,9 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path) -> None:
-    """Proves that `stored` are the parameters of the model of `config`, before memory is allocated.
+    """Checks that `stored` are the parameters of the model of `config`, before memory is allocated.
 
-    A difference raises CorruptFileError with `where`, the file of the config. Half and full precision of a parameter
+    Raises CorruptFileError with `where`, the file of the config, if they differ. Half and full precision of a parameter
     count as equal.
     """
     num_made = 0
@@ -71,7 +71,7 @@ def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path)
 
 
 def restore_model(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path) -> nn.Module:
-    """The model of `config` with `stored` as parameters, after `check_fit`: tables are mapped, the rest is copied."""
+    """Returns the model of `config` with the parameters `stored`, after `check_fit`. Tables are mapped, not copied."""
     check_fit(config, vocabulary, stored, where)
     with without_rows():
         model = build_model(config, vocabulary)
@@ -99,7 +99,7 @@ def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:
 
 
 def find_non_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter that holds a number which is not finite, or None."""
+    """Returns the name of the first parameter with a number that is not finite, or None."""
     for name, parameter in model.named_parameters():
         for numbers in parameter.detach().flatten().split(SCANNED_AT_ONCE):
             if not bool(torch.isfinite(numbers).all()):

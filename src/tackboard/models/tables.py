@@ -1,18 +1,18 @@
-"""Multi-hash embedding tables: k hash functions, k sub-tables, one vector by concatenation.
+"""Multi-hash embedding tables: k hash functions give k rows of k sub-tables; their concatenation is an item's vector.
 
-In: row ids [M, k], one per sub-table. Out: fp32 vectors [M, k × dim]. Two items share their whole vector only if they
-collide under all k functions, which is why a table far smaller than the catalogue works. The k sub-tables lie in one
-parameter, sub-table after sub-table. Its gradient is sparse: only looked-up rows move, in memory and in time.
+The module takes row ids [M, k], one per sub-table, and returns fp32 vectors [M, k × dim]. Two items share their whole
+vector only if they collide under all k functions. For this reason a table far smaller than the catalogue works. The k
+sub-tables lie one after another in one parameter. Its gradient is sparse: only looked-up rows cost memory and time.
 
 A table may be stored in half precision (fp16, bf16). Autograd casts a gradient to its parameter's type, and a small
-gradient does not survive fp16. So the gradient of a half table arrives at a separate leaf, an fp32 tensor with the
-table's shape and the memory of one number; the optimiser listens there, computes in fp32 and rounds stochastically
-(`ops.stochastic_rounding`). `gradient_leaf` is the right place for both storages.
+gradient does not survive fp16. So the gradient of a half-precision table arrives at a separate leaf: an fp32 tensor
+with the table's shape and the memory of one number. The optimiser reads the gradient there, computes in fp32 and rounds
+stochastically (`ops.stochastic_rounding`). `gradient_leaf` returns the right tensor for every precision.
 
-Decided: fresh rows are drawn in place, half ones by blocks, so that making a table never needs room for a second table;
-for the same seed a half table begins as the fp32 table rounded to nearest. The type of the rows decides how a table is
-looked up. So a table that was trained in fp32 and stored in fp16 is read as it is stored: `stored` makes the table
-without rows and gives it the rows of the file.
+Decided: fresh rows are drawn in place, half-precision rows by blocks, so that making a table never needs room for a
+second table. With the same seed, a half-precision table begins as the fp32 table rounded to nearest. The type of the
+rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read as it is stored:
+`stored_parameters` makes the table without rows and gives it the rows of the file.
 
 Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.
 """
@@ -35,21 +35,21 @@ from tackboard.core.config import check
 
 STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DRAWN_AT_ONCE = 1 << 22
-"""Numbers of a half table that are drawn at once. A multiple of 16, because torch draws in blocks of 16."""
+"""Number of elements of a half table that are drawn at once: a multiple of 16, because torch draws in blocks of 16."""
 _rows_device: ContextVar[str | None] = ContextVar("rows_device", default=None)
-"""Device of fresh rows; None: torch's default device."""
+"""Device of fresh rows; None means torch's default device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableConfig(HashConfig):
-    """Tables of items: how an id becomes rows, and what the rows are."""
+    """Tables of items: how an id becomes rows, and the width, start and precision of the rows."""
 
     dim: int = 16
     """Width of one sub-table's row; an item's vector is num_hashes times as wide."""
     init_std: float = 0.1
     """Standard deviation of fresh rows."""
     storage: str = "fp32"
-    """Precision of stored rows: fp32, fp16 or bf16; half rows are rounded stochastically when they move."""
+    """Precision of stored rows: fp32, fp16 or bf16. Updates of half-precision rows are rounded stochastically."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +59,7 @@ class TableConfig(HashConfig):
 
 
 class HashedTables(nn.Module):
-    """k sub-tables of `num_rows` × `dim`. The optimiser finds tables by this class and updates them row-wise."""
+    """k sub-tables of `num_rows` × `dim`. The optimiser finds tables by this class and updates them by row."""
 
     def __init__(self, config: TableConfig) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class HashedTables(nn.Module):
     def gradient_leaf(self) -> torch.Tensor:
         """The tensor that gets the table's gradient, fp32 and sparse: the weight itself, or a half table's leaf.
 
-        The leaf of a half table is on the device of the table: ask for the leaf after the model was moved.
+        The leaf of a half table is on the device of the table, so ask for the leaf after moving the model.
         """
         if self.weight.dtype == torch.float32:
             return self.weight
@@ -91,7 +91,7 @@ class HashedTables(nn.Module):
         return self._half_leaf
 
     def forward(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """Vectors [M, D] of items given by their rows [M, k]."""
+        """Returns the vectors [M, D] of items from their rows [M, k]."""
         rows_MK = item_rows_MK + self.first_rows
         if self.weight.dtype == torch.float32:
             vectors_MKd = functional.embedding(rows_MK, self.weight, sparse=True)
@@ -103,7 +103,7 @@ class HashedTables(nn.Module):
 
 
 class _HalfLookup(torch.autograd.Function):
-    """Rows of a half table as fp32; their gradient goes to the fp32 leaf, with one entry per looked-up row."""
+    """Looks up rows of a half table as fp32. Their gradient goes to the fp32 leaf, with one entry per looked-up row."""
 
     @staticmethod
     def forward(ctx: Any, leaf_Rd: torch.Tensor, weight_Rd: torch.Tensor, rows_MK: torch.Tensor) -> torch.Tensor:
@@ -121,9 +121,9 @@ class _HalfLookup(torch.autograd.Function):
 
 @contextmanager
 def without_rows() -> Iterator[None]:
-    """Tables that are made in this block have no memory: their rows are on the meta device until they are replaced.
+    """Makes tables in this block without memory: their rows are on the meta device until they are replaced.
 
-    The rest of a model is made as usual, so buffers that no file holds are real.
+    The rest of a model is made as usual, so buffers that no file stores have their values.
     """
     token = _rows_device.set("meta")
     try:
@@ -133,17 +133,17 @@ def without_rows() -> Iterator[None]:
 
 
 def table_modules(model: nn.Module) -> dict[str, HashedTables]:
-    """The tables a model declares, by module name."""
+    """Returns the tables of a model, by module name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, HashedTables)}
 
 
 def table_parameter_names(model: nn.Module) -> set[str]:
-    """Names of the parameters that are tables; all others are dense."""
+    """Returns the names of the parameters that are tables; all others are dense."""
     return {f"{name}.weight" if name else "weight" for name in table_modules(model)}
 
 
 def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torch.Tensor:
-    """Normal rows with this standard deviation; a half table takes the same draws as an fp32 table."""
+    """Draws normal rows with this standard deviation; a half table takes the same draws as an fp32 table."""
     rows_Rd = torch.empty(num_rows, dim, dtype=dtype, device=_rows_device.get())
     if rows_Rd.is_meta:
         return rows_Rd
@@ -151,7 +151,7 @@ def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torc
         return rows_Rd.normal_().mul_(std)
     flat = rows_Rd.view(-1)
     while len(flat):
-        # A rest of under 16 numbers goes with the last block, because torch draws so few in another way.
+        # Fewer than 16 remaining numbers go with the last block, because torch draws so few in another way.
         size = DRAWN_AT_ONCE if len(flat) >= DRAWN_AT_ONCE + 16 else len(flat)
         flat[:size] = torch.empty(size, dtype=torch.float32, device=flat.device).normal_().mul_(std)
         flat = flat[size:]

@@ -1,7 +1,7 @@
 """The targets of a history's tokens: pairs of a token and a later event.
 
-In: a batch. Out: pairs. A row of n events has n + 1 tokens, a start token and one for each event; the token before an
-event has seen all earlier events and nothing of this event:
+The module takes a batch and returns pairs. A row of n events has n + 1 tokens: a start token and one for each event.
+The token before an event has seen all earlier events and nothing of this event:
 
     events             a    b    c    d
     tokens       ▷    a    b    c    d
@@ -9,10 +9,10 @@ event has seen all earlier events and nothing of this event:
     multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               and from the tokens up to two places further back
     future, 2    a→b  a→c                               here with anchor 1: the token after 1 event, the next 2 events
 
-Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
-are many such pairs, and a share of them is enough. Future-token pairs ask only the token at the length that a
-downstream task will read. Decided: the published multi-token loss counts the next event too; here only the next-token
-loss counts the next event, so that the weights of the two losses do not overlap.
+Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. These
+pairs are many, and a random share of them is enough. Future-token pairs have only one token per row: the token at the
+length that a downstream task will read. Decided: only the next-token loss predicts the next event. The published
+multi-token loss predicts it too; here the weights of the two losses do not overlap.
 
 Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
 """
@@ -28,7 +28,7 @@ from tackboard.batch import SequenceBatch
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """`tokens` predict `items` (positions among the distinct items); `rows` are their histories. All int64 [P]."""
+    """Pairs: `tokens` predict `items` (positions in the distinct items) in the histories `rows`. All are int64 [P]."""
 
     tokens: torch.Tensor
     items: torch.Tensor
@@ -39,14 +39,14 @@ class Pairs:
 
 
 def row_of_event(batch: SequenceBatch) -> torch.Tensor:
-    """The row (history) of each event [N]."""
+    """Returns the row (history) of each event [N]."""
     rows = torch.arange(batch.num_rows, device=batch.offsets.device)
     return torch.repeat_interleave(rows, batch.lengths(), output_size=batch.num_events)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenPlaces:
-    """Positions of tokens: each row's start token [B] and last token [B], and the token before each event [N]."""
+    """Positions of the start token [B] and the last token [B] of each row, and of the token before each event [N]."""
 
     starts: torch.Tensor
     lasts: torch.Tensor
@@ -60,18 +60,18 @@ class TokenPlaces:
 
     @property
     def num_tokens(self) -> int:
-        """T: a token for each event and a start token for each row."""
+        """The number T of tokens: one for each event, and a start token for each row."""
         return len(self.before) + len(self.starts)
 
 
 def next_token_pairs(batch: SequenceBatch) -> Pairs:
-    """Every positive event, from the token before it."""
+    """Pairs every positive event with the token before it."""
     events_P = torch.nonzero(batch.is_positive).squeeze(1)
     return _pairs(batch, events_P, events_P)
 
 
 def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> Pairs:
-    """Every positive event, from the tokens 2 to `window` places before it; a random `share` of these pairs."""
+    """Pairs every positive event with the tokens 2 to `window` places before it; returns a random `share` of them."""
     places_N = torch.arange(batch.num_events, device=batch.items.device)
     positive_P = places_N[batch.is_positive]
     first_P = batch.offsets[:-1].index_select(0, row_of_event(batch)[batch.is_positive])
@@ -84,7 +84,7 @@ def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> 
 
 
 def future_token_pairs(batch: SequenceBatch, anchor: int, window: int) -> Pairs:
-    """The positive events among the `window` events after the first `anchor` of each row, from the token between."""
+    """Pairs the positives among the `window` events after the first `anchor` of a row with the token before these."""
     rows_N = row_of_event(batch)
     places_N = torch.arange(batch.num_events, device=batch.items.device) - batch.offsets[:-1].index_select(0, rows_N)
     chosen_N = batch.is_positive & (places_N >= anchor) & (places_N < anchor + window)
@@ -93,12 +93,12 @@ def future_token_pairs(batch: SequenceBatch, anchor: int, window: int) -> Pairs:
 
 
 def join_pairs(parts: list[Pairs]) -> Pairs:
-    """The pairs of all parts, in their order."""
+    """Joins the pairs of all parts, in their order."""
     return Pairs(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "items", "rows")))
 
 
 def _pairs(batch: SequenceBatch, before_P: torch.Tensor, events_P: torch.Tensor) -> Pairs:
-    """Pairs of the token before event `before_P` and the event `events_P`, of the same row."""
+    """Pairs the token before event `before_P` with the event `events_P` of the same row."""
     rows_P = row_of_event(batch).index_select(0, events_P)
-    # The token before event n is number n + row: one start token for its own row and for each row before.
+    # The token before event n has number n + row, because each row up to its own adds a start token.
     return Pairs(tokens=before_P + rows_P, items=batch.items.index_select(0, events_P), rows=rows_P)

@@ -1,7 +1,8 @@
 """Buckets of elapsed time.
 
-In: elapsed times. Out: the number of a bucket for each. A minute and a year differ a lot, two years and three hardly
-differ: so buckets grow with the time, as powers of two (ours) or of e^0.301 (HSTU's, as in its public code).
+The module takes elapsed times and returns a bucket number for each. A minute and a year differ a lot, two years and
+three hardly differ. So the width of buckets grows with the time, by powers of two (ours) or of e^0.301 (HSTU's, as in
+its public code).
 
 Decided: buckets are found by comparing with boundaries, never by a logarithm, so that a CPU and a GPU agree on every
 bucket. Negative times are in bucket 0.
@@ -18,9 +19,9 @@ MAX_INT64 = (1 << 63) - 1
 
 
 def log2_bucket(elapsed: torch.Tensor, num_buckets: int, *, per_second: int = 1) -> torch.Tensor:
-    """floor(log2(1 + seconds)) of each element, at most `num_buckets` - 1, as int64; below 0 seconds: 0.
+    """Returns floor(log2(1 + seconds)) of each element, at most `num_buckets` - 1, as int64; 0 if time is negative.
 
-    `elapsed` counts `per_second` to the second (1: seconds, 1,000: milliseconds), in whole numbers or floats.
+    `elapsed` has `per_second` units in a second (1: seconds, 1,000: milliseconds), in whole numbers or floats.
     """
     last = min(num_buckets, 63 - per_second.bit_length())
     powers = torch.arange(1, last, device=elapsed.device)
@@ -29,7 +30,7 @@ def log2_bucket(elapsed: torch.Tensor, num_buckets: int, *, per_second: int = 1)
 
 
 def hstu_bucket(elapsed_ms: torch.Tensor, num_buckets: int) -> torch.Tensor:
-    """floor(ln(seconds) / 0.301) of each element, at most `num_buckets` - 1, as int64; below one second: 0."""
+    """Returns floor(ln(seconds) / 0.301) of each element, at most `num_buckets` - 1, as int64; 0 below one second."""
     exact = [math.ceil(1000 * math.exp(HSTU_LOG_STEP * number)) for number in range(1, num_buckets)]
     boundaries = [boundary for boundary in exact if boundary <= MAX_INT64]
     return torch.bucketize(

@@ -1,1 +1,1 @@
-"""Fast operations: each `<op>.py` chooses an implementation, and a plain twin proves it right."""
+"""Fast operations. Tests compare each operation with a plain twin that computes the same."""

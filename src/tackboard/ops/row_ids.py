@@ -1,7 +1,7 @@
-"""Item ids to table rows on the device: the torch twin of `core.hashing.row_ids`, equal to it bit for bit.
+"""Converts item ids to table rows on the device: the torch twin of `core.hashing.row_ids`, equal bit for bit.
 
-torch has no unsigned 64-bit arithmetic. Multiplication and addition wrap the same in two's complement, so int64 does
-for them; a logical shift is an arithmetic one with the smeared sign bits masked off.
+torch has no unsigned 64-bit arithmetic. int64 serves for multiplication and addition, which wrap the same in two's
+complement. A logical shift is an arithmetic shift whose copies of the sign bit are masked off.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from tackboard.core.hashing import MULTIPLIER_1, MULTIPLIER_2, seed_offset, tabl
 
 
 def row_ids(ids: torch.Tensor, num_hashes: int, num_rows: int, seed: int) -> torch.Tensor:
-    """Rows of `ids` (int64 [M]) in each of `num_hashes` tables of `num_rows` rows: int64 [M, num_hashes]."""
+    """Returns the rows of `ids` (int64 [M]) in `num_hashes` tables of `num_rows` rows: int64 [M, num_hashes]."""
     rows = [
-        (_shift_right(mix64(ids, table_seed(seed, table)), 32) * num_rows) >> 32  # below 2^63: no sign to mind
+        (_shift_right(mix64(ids, table_seed(seed, table)), 32) * num_rows) >> 32  # below 2^63, so never negative
         for table in range(num_hashes)
     ]
     return torch.stack(rows, dim=-1)
 
 
 def mix64(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """The bijection of `core.hashing.mix64` on int64 bit patterns."""
+    """Computes `core.hashing.mix64`, a bijection, on int64 bit patterns."""
     x = values + _signed(seed_offset(seed))
     x = (x ^ _shift_right(x, 30)) * _signed(MULTIPLIER_1)
     x = (x ^ _shift_right(x, 27)) * _signed(MULTIPLIER_2)

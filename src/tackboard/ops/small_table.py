@@ -1,10 +1,11 @@
-"""Lookups in a table of a few rows by very many indices, as a bias of attention needs them.
+"""Looks up very many indices in a table of a few rows, as a bias of attention needs it.
 
-In: a table [V, H] and indices of any shape. Out: its rows. Forward is an embedding; the backward is the point. torch's
-own sorts the indices and gives each row to a few threads, which for 128 rows and millions of indices takes longer than
-the attention itself. Here the gradient is added up in many copies of the table, one for each part of the indices, and
-the copies are summed: what would meet on a few hundred addresses is spread over a million. On a CPU nothing runs at the
-same time, so there is one copy, and the order of the sum is fixed.
+It takes a table [V, H] and indices of any shape, and returns rows. The forward pass is an embedding; the reason for
+this module is the backward pass. torch's own backward sorts the indices and gives each row to a few threads. For 128
+rows and millions of indices this takes longer than the attention itself. Here the gradient is added up in many copies
+of the table, one for each part of the indices, and the copies are summed. So additions that would meet on a few hundred
+addresses are spread over a million. On a CPU the additions do not run in parallel, so there is one copy, and the order
+of the sum is fixed.
 
 Shapes: V rows, H numbers per row, L indices in all, G copies.
 """
@@ -17,11 +18,11 @@ import torch
 from torch.nn import functional
 
 COPIES = 4096
-"""Parts of the indices on a GPU."""
+"""Number of copies of the table on a GPU."""
 
 
 def small_table_rows(table_VH: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Row `index` of the table for each index [..., H]."""
+    """Returns the row of the table for each index [..., H]."""
     rows: torch.Tensor = _Lookup.apply(table_VH, index)
     return rows
 

@@ -1,15 +1,15 @@
-"""Stochastic rounding: fp32 numbers in, fp16 or bf16 numbers out that are right on average.
+"""Stochastic rounding of fp32 numbers to fp16 or bf16 numbers that are right on average.
 
-A number between two neighbours of the smaller format becomes the upper one with a probability that is its distance
-from the lower one, in gaps. Many updates that are each far below a gap then still add up, where rounding to the
-nearest would lose every one of them; that is what lets a table be trained in half precision.
+A number between two neighbours of the smaller format becomes the upper neighbour with a probability that is its
+distance from the lower neighbour, divided by the gap between the two. Many updates far below a gap then still add up,
+while rounding to nearest would lose every one of them. So a table can be trained in half precision.
 
 The random bits are `core.keyed_random.bits(seed, step, table, row, column)`: a pure function, never a stream. So an
-update gives the same bits in any order of rows, for any subset of them, on any device and in a resumed run. All of it
-is integer arithmetic on the bit patterns, which no compiler's fast maths and no device's subnormal mode can change.
+update gives the same bits in any order of rows, for any subset of rows, on any device and in a resumed run. Everything
+is integer arithmetic on bit patterns, which no compiler's fast maths and no device's subnormal mode can change.
 
-Decided: what lies beyond the largest finite number becomes that number, so that a long run does not end in an infinity
-that rounding made; what was not finite before stays so, and the guard sees it.
+Decided: a number beyond the largest finite number becomes that number, so that rounding never makes an infinity in a
+long run. A number that was not finite before stays so, and the guard sees it.
 
 Shapes: R rows, D columns.
 """
@@ -25,14 +25,14 @@ from tackboard.core.keyed_random import bits
 from tackboard.ops.row_ids import mix64
 
 KEY_DEPTH = 3
-"""Keys that `rounding_key` has taken in: seed (0), step (1), table (2). Row and column follow."""
+"""Number of keys that `rounding_key` takes in: seed (0), step (1), table (2). Row and column follow."""
 MOST_DROPPED_BITS = 62
-"""Random bits that a number is compared with at most, so that int64 holds the sum."""
+"""Largest number of random bits that are added to a number, so that int64 holds the sum."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """A 16-bit format: bits of its mantissa, how far its exponent's bias lies below fp32's, notable bit patterns."""
+    """A 16-bit format: bits of the mantissa, fp32's exponent bias minus that of the format, special bit patterns."""
 
     mantissa_bits: int
     bias_below: int
@@ -48,12 +48,12 @@ _FORMATS = {
 
 
 def rounding_key(seed: int, step: int, table: int = 0) -> int:
-    """The key of one step's rounding of one table: 64 bits as a signed integer."""
+    """Returns the key of one step's rounding of one table: 64 bits as a signed integer."""
     return int(bits(seed, step, table).view("int64")[0])
 
 
 def random_bits(key: int, rows: torch.Tensor, num_columns: int) -> torch.Tensor:
-    """64 random bits for each of `num_columns` columns of `rows` (int64 [R]), as int64 [R, D]."""
+    """Returns 64 random bits for each of `num_columns` columns of `rows` (int64 [R]), as int64 [R, D]."""
     columns_D = torch.arange(num_columns, device=rows.device)
     state_R = mix64(mix64(rows, KEY_DEPTH) + key, KEY_DEPTH)
     lane_D = mix64(columns_D, KEY_DEPTH + 1)
@@ -61,10 +61,10 @@ def random_bits(key: int, rows: torch.Tensor, num_columns: int) -> torch.Tensor:
 
 
 def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tensor, key: int) -> torch.Tensor:
-    """`values` (float32 [R, D]) as `dtype` (float16 or bfloat16), each one of its two neighbours and right on average.
+    """Rounds `values` (float32 [R, D]) to `dtype` (float16 or bfloat16), each to one of its two neighbours.
 
-    `rows` (int64 [R]) names each row of `values` in its table; with `key` (see `rounding_key`) and the column it
-    decides the random bits. The probability is exact; only what is below 2^-62 of the smallest gap is dropped.
+    `rows` (int64 [R]) holds the position of each row of `values` in its table. The position, the column and `key` (see
+    `rounding_key`) decide the random bits. Probabilities are exact, except for parts below 2^-62 of the smallest gap.
     """
     if dtype not in _FORMATS or values.dtype != torch.float32:
         raise DataError(f"cannot round {values.dtype} to {dtype}", allowed="allowed: float32 to float16 or bfloat16")
@@ -80,15 +80,15 @@ def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tenso
     # A subnormal has the exponent of the smallest normal number and no hidden bit.
     mantissa_RD = (magnitude_RD & 0x7FFFFF) | ((field_RD > 0).to(torch.int64) << 23)
     exponent_RD = field_RD.clamp_min(1) - target.bias_below
-    # Below the target's smallest normal number its gaps stop shrinking: more of the mantissa lies beneath a gap.
+    # Below the target's smallest normal number the gaps stop shrinking, so more bits of the mantissa lie below a gap.
     too_small_RD = (1 - exponent_RD).clamp_min(0)
     dropped_RD = 23 - target.mantissa_bits + too_small_RD
     excess_RD = (dropped_RD - MOST_DROPPED_BITS).clamp_min(0)
     dropped_RD -= excess_RD
     random_RD = random_bits(key, rows, values.shape[1]) & ((1 << MOST_DROPPED_BITS) - 1)
-    # The part beneath a gap is a number of `dropped` bits; as many random ones carry with its share of the gap.
+    # The part below a gap has `dropped` bits. Adding as many random bits carries with that part's share of the gap.
     gaps_RD = ((mantissa_RD >> excess_RD) + (random_RD >> (MOST_DROPPED_BITS - dropped_RD))) >> dropped_RD
-    # A carry out of the mantissa runs into the exponent, which is the next power of two, as it should be.
+    # A carry out of the mantissa raises the exponent by one, which gives the next power of two, as it should.
     rounded_RD = gaps_RD + ((exponent_RD.clamp_min(1) - 1) << target.mantissa_bits)
     rounded_RD = rounded_RD.clamp_max(target.largest)
     rounded_RD = torch.where(magnitude_RD == 0x7F800000, target.infinity, rounded_RD)

@@ -1,4 +1,4 @@
-"""The one config of a run, and its way to JSON and back."""
+"""The config of a run, and its conversion to JSON and back."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from tackboard.train.optimizers import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How long to train, and how often to write."""
+    """The length of training, how often it writes, and the device."""
 
     steps: int = 1000
-    """Optimiser steps."""
+    """Number of optimiser steps."""
     checkpoint_every: int = 200
-    """Steps between checkpoints; one is also written at the end and on SIGTERM."""
+    """Steps between checkpoints. A checkpoint is also written at the end and on SIGTERM."""
     validate_every: int = 0
-    """Steps between judgements by the loss on the users of data.validation_share, each with a checkpoint. The best
-    checkpoint is kept, and `evaluate` and `export` take it. 0: no judgements."""
+    """Steps between judgements. A judgement computes the loss on the users of data.validation_share and writes a
+    checkpoint. The best checkpoint is kept, and `evaluate` and `export` use it. 0 means no judgements."""
     validation_steps: int = 100
-    """Most steps of held-out data that a judgement reads; it reads the same steps each time."""
+    """Largest number of steps of held-out data that a judgement reads. Every judgement reads the same steps."""
     patience: int = 0
-    """Training ends after this many judgements in a row without a better loss; 0: training never ends early."""
+    """Training ends after this many judgements in a row without a better loss. 0 means that it never ends early."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
-    """Threads of tensor work; 0 takes the cores this process may use."""
+    """Number of threads for tensor work; 0 takes all cores that this process may use."""
     device: str = "auto"
-    """`cpu`, `cuda` or `auto`, which takes the GPU where there is one."""
+    """`cpu`, `cuda` or `auto`, which takes the GPU if there is one."""
     precision: str = "fp32"
-    """Precision of the arithmetic: `fp32`, or `bf16` for matrix products while parameters keep their precision. `auto`
-    is bf16 on a GPU, where bf16 is faster, and fp32 on a CPU."""
+    """Precision of the arithmetic: `fp32`, or `bf16` for matrix products, in which case parameters keep their
+    precision. `auto` is bf16 on a GPU, where bf16 is faster, and fp32 on a CPU."""
 
     compile: str = "off"
-    """Whether the parts of a model with `compiles` (layers, sums of the loss) are compiled: `on`, `off`, or `auto`,
-    which compiles on a GPU. The first step then takes half a minute; results of compiled parts differ in rounding, and
+    """Whether to compile the modules with `compiles = True` (layers, sums of the loss): `on`, `off`, or `auto`, which
+    compiles on a GPU. The first step then takes half a minute. Results of compiled parts differ in rounding, and
     dropout draws other numbers."""
 
     def __post_init__(self) -> None:
@@ -74,13 +74,13 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StartConfig:
-    """Parameters that a model begins with, in place of random ones."""
+    """Parameters of another run that a model begins with, instead of random parameters."""
 
     run: str = ""
-    """Run or checkpoint whose parameters are taken by name; empty: all parameters are random."""
+    """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
     prefix: str = ""
-    """Prefix of these parameters in this model: `pinfm.` if this model holds the run's model under that name. The run
-    must have all parameters with this prefix."""
+    """Prefix that the taken parameters have in this model: `pinfm.` if this model contains the run's model under the
+    name `pinfm`. The run must have all parameters of this model with this prefix."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
@@ -91,21 +91,21 @@ class RunConfig:
     """Everything that decides a run's result."""
 
     name: str
-    """Names the run directory."""
+    """Name of the run, part of the name of its directory."""
     data: Any
-    """What it reads: DataConfig for segments of histories, RequestConfig for labelled requests."""
+    """The data of the run: DataConfig for segments of histories, RequestConfig for labelled requests."""
     model: Any
     """The model's config: PinFMConfig, or a dataclass of your own (examples/own_model.py)."""
     start: StartConfig = dataclasses.field(default_factory=StartConfig)
-    """What it begins with."""
+    """The parameters that the model begins with."""
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    """How parameters move."""
+    """The optimisers and their learning rates."""
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
-    """What happens on non-finite or spiking values."""
+    """The handling of non-finite or spiking values."""
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    """How long, and how often to write."""
+    """The length of training, how often it writes, and the device."""
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
-    """How the result is judged."""
+    """The evaluation of the trained model."""
     seed: int = 0
     """Decides initial parameters, order of data and dropout."""
 
@@ -144,12 +144,12 @@ class RunConfig:
             )
 
     def warnings(self) -> list[str]:
-        """Settings that are allowed but probably a mistake."""
+        """Returns warnings about settings that are allowed but probably a mistake."""
         return self.model.warnings(self.data.max_length) if isinstance(self.data, DataConfig) else []
 
 
 def _check_segments(data: DataConfig, model: ModelConfig) -> None:
-    """Raises ConfigError if such segments leave a model without negatives, targets or positions."""
+    """Raises ConfigError if segments of this config leave the model without negatives, targets or positions."""
     if model.needs_drawn_negatives and not data.uniform_negatives:
         raise ConfigError(
             "data.uniform_negatives is 0, but the model has no other negatives",
@@ -173,23 +173,23 @@ def _check_segments(data: DataConfig, model: ModelConfig) -> None:
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:
-    """A run's config as JSON; `model` becomes the description that `restore_config` reads."""
+    """Returns a run's config as JSON; `model` becomes the description that `restore_config` reads."""
     data = {"kind": config.data.kind, **to_dict(config.data)}
     return to_dict(config) | {"data": data, "model": describe_model(config.model)}
 
 
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
-    """The config that `config_to_json` wrote for a run. `code_file` is the file of a user's own model, if named."""
+    """Reads the config that `config_to_json` wrote. `code_file` is the file of a user's own model, if named."""
     return with_model(data, restore_config(data["model"], code_file, of_run=True))
 
 
 def with_model(data: dict[str, Any], model: ModelConfig) -> RunConfig:
-    """The config that `config_to_json` wrote for a run, its model's config being read already."""
+    """Reads the config that `config_to_json` wrote, with a model config that was read before."""
     return from_dict(RunConfig, data | {"data": _read_data(data), "model": model})
 
 
 def _read_data(data: dict[str, Any]) -> StepsConfig:
-    """The data config of a run. Configs of older versions have no kind; they had segments."""
+    """Reads the data config of a run. Configs of older versions have no `kind`; their data is segments."""
     settings = data.get("data")
     kind = settings.get("kind", DataConfig.kind) if isinstance(settings, dict) else DataConfig.kind
     if kind not in DATA_CONFIGS:
@@ -199,7 +199,7 @@ def _read_data(data: dict[str, Any]) -> StepsConfig:
 
 
 def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:
-    """The features that the run's model reads, for a vocabulary: standard ones and those of the user's own file."""
+    """Returns a function from a vocabulary to the features that the model reads, standard ones and the user's own."""
     own = load_features(config.data.features) if config.data.features else None
     model = config.model
     of_requests = model.batch_type is RequestBatch

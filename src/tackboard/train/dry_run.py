@@ -1,6 +1,6 @@
-"""What a run would need, before its first step: parameters, bytes, steps, disk. Nothing is trained.
+"""Estimates what a run needs, without training: parameters, bytes, steps and disk space.
 
-Nothing is written either, except for the index of the data, which the run will need (see data/index.py).
+The only thing written is the index of the data, which the run will need (see data/index.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tackboard.train.config import RunConfig
 from tackboard.train.trainer import choose_device
 
 KEPT_CHECKPOINTS = 3
-"""Two checkpoints are kept, and a third is being written. A run with judgements also keeps its best checkpoint."""
+"""A run keeps two checkpoints while it writes a third. A run with judgements also keeps its best checkpoint."""
 
 
 def estimate_run(
     config: RunConfig, source: SequenceSource, runs: Path, steps: NumberedSteps[Any] | None = None
 ) -> dict[str, Any]:
-    """Sizes of a run, computed without allocating the model. A run that cannot fit raises UsageError.
+    """Returns the sizes of a run, without allocating the model. Raises UsageError if the run cannot fit.
 
     `steps` are the numbered steps of the config's data over `source`, if they exist already.
     """
@@ -41,14 +41,14 @@ def estimate_run(
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
     steps = steps or config.data.steps(source, config.model.tables, config.seed)
-    # Tables as they are stored, and buffers; one Adagrad sum per row; weight, gradient and two AdamW moments per dense
-    # parameter.
+    # Memory holds tables as they are stored, buffers, one Adagrad sum per row, and for each dense parameter the weight,
+    # the gradient and two AdamW moments.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
     memory = kept_bytes + 4 * table_rows + 16 * num_dense
     checkpoint = kept_bytes + 4 * table_rows + 12 * num_dense
     num_kept = KEPT_CHECKPOINTS + bool(config.training.validate_every)
     free_disk = shutil.disk_usage(_existing(runs)).free
-    # A model for a GPU is made in the machine's memory too, and its optimiser's sums on the GPU.
+    # A model for a GPU is first made in the machine's memory; the optimiser's sums are made on the GPU.
     places = {"this machine": (total_memory_bytes(), memory)}
     if device.type == "cuda":
         parameters = kept_bytes + 4 * num_dense
@@ -80,7 +80,7 @@ def estimate_run(
         "dense_parameters": num_dense,
         "state_bytes": memory,
         "checkpoint_bytes": checkpoint,
-        # Of a model that knows nothing: every item is as likely as any other, and a yes as a no.
+        # The loss of an untrained model, for which every item is equally likely, and a label of 1 as likely as 0.
         "first_loss_expected": round(
             math.log(max(2, len(source.catalogue) if config.data.kind == "segments" else 2)), 2
         ),

@@ -1,9 +1,9 @@
-"""What happens when numbers go wrong.
+"""The guard of a run: it detects bad losses and gradients, and remembers the data to skip.
 
-A non-finite loss is caught before `backward`: nothing has moved, and the step's data is skipped. A non-finite or
-spiking dense gradient is caught after `backward`, when the tables have moved already: the run goes back to its last
-checkpoint and skips that step's data. More than `max_bad_steps` bad steps within `window` steps end the run: it has
-diverged.
+A non-finite loss is caught before `backward`. Nothing has moved yet, and the step's data is skipped. A non-finite or
+spiking dense gradient is caught after `backward`, when the tables have moved already. So the run goes back to its last
+checkpoint and skips that step's data. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and
+ends.
 
 A checkpoint carries all of this state, so a resumed run decides as an uninterrupted run would.
 """
@@ -25,11 +25,11 @@ class GuardConfig:
     spike_factor: float = 20.0
     """A dense gradient norm above this multiple of its running mean is a spike."""
     settle_steps: int = 50
-    """Steps before spikes are looked for, because the running mean says little earlier."""
+    """Number of steps before the guard looks for spikes, because the running mean says little before."""
     max_bad_steps: int = 5
-    """Bad steps within the window that are tolerated; one more ends the run with exit code 4."""
+    """Number of bad steps within the window that are tolerated. One more ends the run with exit code 4."""
     window: int = 200
-    """Steps over which bad ones are counted."""
+    """Number of steps within which bad steps are counted."""
 
     def __post_init__(self) -> None:
         check(self.spike_factor > 1, "guard.spike_factor", self.spike_factor, "above 1")
@@ -49,11 +49,11 @@ class Guard:
         """Data steps that are never read again."""
 
     def judge_loss(self, loss: float) -> str | None:
-        """Why a loss is bad, or None."""
+        """Returns why a loss is bad, or None if it is good."""
         return None if math.isfinite(loss) else f"loss is {loss}"
 
     def judge_norm(self, norm: float) -> str | None:
-        """Why a dense gradient norm is bad, or None; a good one enters the running mean."""
+        """Returns why a dense gradient norm is bad, or None. A good norm enters the running mean."""
         if not math.isfinite(norm):
             return f"gradient norm is {norm}"
         limit = self.config.spike_factor * self.mean_norm
@@ -65,7 +65,7 @@ class Guard:
         return None
 
     def skip(self, data_step: int, reason: str) -> None:
-        """Marks a data step that is never read again; DivergedError if there are too many."""
+        """Marks a data step that is never read again. Raises DivergedError if too many steps were bad."""
         self.skipped.append(data_step)
         recent = [step for step in self.skipped if step > data_step - self.config.window]
         if len(recent) > self.config.max_bad_steps:
@@ -79,7 +79,7 @@ class Guard:
         return {"mean_norm": self.mean_norm, "num_norms": self.num_norms, "skipped": self.skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """From a checkpoint. Steps skipped since then stay skipped."""
+        """Loads the state of a checkpoint. Steps that were skipped since then stay skipped."""
         self.mean_norm = float(state["mean_norm"])
         self.num_norms = int(state["num_norms"])
         self.skipped = sorted(set(self.skipped) | set(state["skipped"]))

@@ -1,15 +1,15 @@
-"""How parameters move: row-wise Adagrad for tables inside the backward, AdamW for the rest.
+"""The optimisers: row-wise Adagrad updates tables inside the backward pass, and AdamW updates dense parameters.
 
-A table's gradient touches few rows, so its update is applied the moment autograd has it and the gradient is dropped:
-peak memory never holds a second table. The price is that a table update cannot be taken back when the dense gradient
+A table's gradient touches few rows. Its update is applied as soon as autograd has the gradient, and the gradient is
+dropped, so memory never holds a second table. The price is that a table update cannot be undone if the dense gradient
 turns out bad; guard.py rolls back to a checkpoint instead. Row-wise Adagrad keeps one number per row, the running sum
-of the mean squared gradient, which is what makes its state 1/dim of the table.
+of the mean squared gradient. So its state has only 1/dim of the table's size.
 
-A half-precision table is updated in fp32 and rounded stochastically: its gap is often wider than an update, and
-rounding to nearest would leave it where it is. The random bits are a function of (seed, step, table, row, column), so
-a resumed run repeats them.
+A half-precision table is updated in fp32 and rounded stochastically. The gap between two half-precision numbers is
+often wider than an update, and rounding to nearest would lose the update. The random bits are a function of (seed,
+step, table, row, column), so a resumed run repeats them.
 
-Decided: table gradients are clipped element by element before they are used, on every path; dense ones by global norm.
+Decided: table gradients are always clipped element by element before use, and dense gradients by their global norm.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class OptimizerConfig:
     table_learning_rate: float = 0.1
     """Peak rate of row-wise Adagrad for tables."""
     weight_decay: float = 0.01
-    """AdamW's decay of dense matrices; vectors, scalars and tables are not decayed."""
+    """AdamW's weight decay of dense matrices. Vectors, scalars and tables are not decayed."""
     warmup_steps: int = 50
-    """Steps over which both rates rise linearly from 0."""
+    """Number of steps in which both rates rise linearly from 0."""
     final_share: float = 0.05
-    """Share of the peak rate at the end of the cosine."""
+    """Share of the peak rate that remains at the end of the cosine schedule."""
     schedule_steps: int = 0
-    """Step at which the cosine ends; later the rate stays there. 0 takes training.steps."""
+    """Step at which the cosine ends; the rate is constant afterwards. 0 takes training.steps."""
     multipliers: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Factors of the learning rates by prefix of parameter names: {"pinfm.": 0.1}. The longest prefix counts. 0 freezes
-    parameters, and modules that are completely frozen drop nothing out."""
+    """Factors of the learning rates by prefix of parameter names, such as {"pinfm.": 0.1}. The longest prefix counts. 0
+    freezes parameters. Modules whose parameters are all frozen have no dropout."""
     clip_norm: float = 1.0
     """Largest global norm of the dense gradient."""
     clip_table_element: float = 1.0
@@ -63,15 +63,15 @@ class OptimizerConfig:
             check(0 <= share <= 1000, f"optimizer.multipliers.{prefix}", share, "0 to 1000")
 
     def multiplier(self, name: str) -> float:
-        """The factor of the learning rate of a parameter or module."""
+        """Returns the factor of the learning rate of a parameter or module."""
         prefixes = [prefix for prefix in self.multipliers if name.startswith(prefix)]
         return self.multipliers[max(prefixes, key=len)] if prefixes else 1.0
 
 
 def learning_rate_share(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """Share of the peak rate at `step` (0-based): linear warm-up, then a cosine down to `final_share`.
+    """Returns the share of the peak rate at `step` (0-based): linear warm-up, then a cosine down to `final_share`.
 
-    The cosine ends at `schedule_steps`, or with the run where that is 0.
+    The cosine ends at `schedule_steps`, or at the end of the run if `schedule_steps` is 0.
     """
     last_step = config.schedule_steps or total_steps
     if step < config.warmup_steps:
@@ -82,9 +82,10 @@ def learning_rate_share(step: int, total_steps: int, config: OptimizerConfig) ->
 
 
 class RowWiseAdagrad:
-    """Row-wise Adagrad over one table, applied inside the backward.
+    """Row-wise Adagrad for one table, applied inside the backward pass.
 
-    Its gradient arrives at `leaf`: the weight itself, unless that is half precision (`HashedTables.gradient_leaf`).
+    The gradient arrives at `leaf`: the weight itself, unless the table has half precision
+    (`HashedTables.gradient_leaf`).
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class RowWiseAdagrad:
         self.eps = eps
         self.learning_rate = 0.0
         self.rounding_key = 0
-        """Decides how this step's updates of a half-precision table are rounded; fp32 has no use for it."""
+        """Decides how this step's updates of a half-precision table are rounded; unused in fp32."""
         self.sums = torch.zeros(weight.shape[0], dtype=torch.float32, device=weight.device)
         (weight if leaf is None else leaf).register_post_accumulate_grad_hook(self._update)
 
@@ -104,7 +105,7 @@ class RowWiseAdagrad:
         gradient = leaf.grad
         if gradient is None:
             return
-        # Dropped first: it must not survive an error below and be applied twice.
+        # The gradient is dropped first, so that it cannot survive an error below and be applied twice.
         leaf.grad = None
         gradient = gradient.coalesce() if gradient.is_sparse else gradient.to_sparse(1)
         rows, values = gradient.indices()[0], gradient.values().float()
@@ -121,16 +122,16 @@ class RowWiseAdagrad:
 
 
 def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.Tensor]) -> None:
-    """Raises DataError unless `entries` are the state that AdamW keeps of a parameter."""
+    """Raises DataError unless `entries` has the names and shapes of AdamW's state of a parameter."""
     shapes = {key: value.shape for key, value in entries.items()}
     if shapes != {"step": torch.Size([]), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
         raise DataError(f"the stored optimiser state of {name} has other names or shapes")
 
 
 class Optimizers:
-    """All optimisers of a model: tables move during `backward`, dense parameters on `step`. Frozen ones do not.
+    """All optimisers of a model. Tables move during `backward`, dense parameters on `step`, frozen parameters never.
 
-    `seed` decides, with the step, how updates of half-precision tables are rounded.
+    `seed` and the step decide how updates of half-precision tables are rounded.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, seed: int = 0) -> None:
@@ -152,7 +153,7 @@ class Optimizers:
             for name, module in model.named_modules()
             if name and config.multiplier(f"{name}.") == 0.0 and not any(p.requires_grad for p in module.parameters())
         ]
-        """Modules without a parameter that moves."""
+        """Modules whose parameters are all frozen."""
         self.tables = {
             name: RowWiseAdagrad(module.weight, config.clip_table_element, leaf=module.gradient_leaf)
             for name, module in table_modules(model).items()
@@ -171,12 +172,12 @@ class Optimizers:
             groups,
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
-            # On a GPU one kernel for all parameters; on a CPU the loop, so that resumed runs keep their bits.
+            # On a GPU one kernel updates all parameters; on a CPU a loop does, so that resumed runs keep their bits.
             fused=all(p.is_cuda for p in self.dense.values()),
         )
 
     def prepare(self, step: int) -> float:
-        """Sets the rates and the rounding of `step`, clears dense gradients; returns the share of the peak rate."""
+        """Sets the rates and the rounding key of `step` and clears gradients; returns the share of the peak rate."""
         share = learning_rate_share(step, self.total_steps, self.config)
         for name, table in self.tables.items():
             table.learning_rate = (
@@ -189,7 +190,7 @@ class Optimizers:
         return share
 
     def clip(self) -> float:
-        """Clips the dense gradient to its global norm and returns the norm before clipping."""
+        """Clips the dense gradient to the largest global norm; returns the norm before clipping."""
         return float(torch.nn.utils.clip_grad_norm_(list(self.dense.values()), self.config.clip_norm))
 
     def step(self) -> None:
@@ -197,7 +198,7 @@ class Optimizers:
         self.adamw.step()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything a resumed run needs, as named tensors."""
+        """Returns everything that a resumed run needs, as named tensors."""
         tensors = {f"adagrad.{name}": table.sums for name, table in self.tables.items()}
         for name, parameter in self.dense.items():
             for key, value in self.adamw.state.get(parameter, {}).items():
@@ -205,7 +206,7 @@ class Optimizers:
         return tensors
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Takes over the tensors of `state`."""
+        """Loads the tensors that `state` returned."""
         self.adamw.state.clear()
         for name, table in self.tables.items():
             table.sums.copy_(tensors[f"adagrad.{name}"])
@@ -215,7 +216,7 @@ class Optimizers:
             if entries:
                 _check_moments(name, parameter, entries)
                 self.adamw.state[parameter] = {
-                    # Only a fused optimiser counts steps where the parameter is.
+                    # Only the fused optimiser keeps its step count on the device of the parameter.
                     key: value.clone()
                     if key == "step" and not parameter.is_cuda
                     else value.clone().to(parameter.device)

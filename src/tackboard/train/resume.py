@@ -1,4 +1,4 @@
-"""Which run to take up again, and whether its settings are still the same."""
+"""Finds the run to resume, and compares its settings with the present ones."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tackboard.train.config import RunConfig, config_to_json, with_model
 FREE_SETTINGS = frozenset(
     {"data.num_workers", "data.ray_address", "training.log_every", "training.checkpoint_every", "training.num_threads"}
 )
-"""Settings that change how a run works but not what it computes; threads change only how sums are rounded."""
+"""Settings that do not change the result of a run; the number of threads changes only the rounding of sums."""
 
 
 def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
-    """Names of the settings that differ and decide a run's result, as `--set` takes them.
+    """Returns the names, as `--set` takes them, of settings that differ and decide a run's result.
 
-    `before` is the recorded config of a run, perhaps of an older version. Today's classes read it: moved settings are
-    found at their new place, and a missing setting has its default, because older versions did what the default does.
+    `before` is the recorded config of a run, perhaps of an older version. Today's classes read it, so a moved setting
+    is found in its new place, and a missing setting has its default, because older versions behaved like the default.
     """
     wanted = config_to_json(now)
-    # A config that today's classes cannot read differs, and is compared as it is.
+    # A config that today's classes cannot read has changed; it is compared without conversion.
     with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError):
         before = _in_todays_words(before, wanted, now)
     old, new = _leaves(before), _leaves(wanted)
     changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} - FREE_SETTINGS
-    # A run records a model as its class and its config; nobody sets model.config.width.
+    # A run records a model as its class and its config, but `--set` takes model.width, not model.config.width.
     return sorted(key.replace("model.config.", "model.", 1) for key in changed)
 
 
 def _in_todays_words(before: dict[str, Any], wanted: dict[str, Any], now: RunConfig) -> dict[str, Any]:
-    """`before` as today's version records it. The model's class is that of `now`: no code is loaded for this."""
+    """Returns `before` as today's version records it. The model's class is that of `now`, so no code is loaded."""
     described = before["model"]
     if described["config_class"] != wanted["model"]["config_class"]:
         return before
@@ -44,10 +44,10 @@ def _in_todays_words(before: dict[str, Any], wanted: dict[str, Any], now: RunCon
 
 
 def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None, str]:
-    """The newest unfinished run under `runs` with this config, or None, and a sentence that says what was found."""
+    """Returns the newest unfinished run under `runs` with this config, or None, and a sentence about the result."""
     remove_leftovers(runs)
     passed_over = ""
-    # A digit first: a run that was killed while it was created is a folder with a dot.
+    # Names begin with a digit; the folder of a run that was killed during its creation begins with a dot.
     for path in sorted(runs.glob(f"[0-9]*_{config.name}_*"), reverse=True):
         if not (path / "config.json").is_file():
             continue

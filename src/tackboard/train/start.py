@@ -1,7 +1,7 @@
-"""What a run starts with: a config in; its data, opened for its model, and the parameters of another run out.
+"""Opens the data of a run for its model, and takes the first parameters from another run.
 
 A model that begins with another run's parameters also takes that run's vocabulary, because the rows of its embeddings
-mean the actions and surfaces of that run. Names that only the new data has count as unknown.
+stand for the actions and surfaces of that run. Names that occur only in the new data count as unknown.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from tackboard.train.config import RunConfig, StartConfig, features_for
 
 
 def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> SequenceSource:
-    """The data of a run, opened for its model. A run that resumes from a checkpoint reads the snapshots it began with,
-    and does not need the run that its first parameters came from."""
+    """Opens the data of a run for its model.
+
+    A run that resumes from a checkpoint reads the snapshots that it began with. Such a run does not need the run from
+    which its first parameters came.
+    """
     data: StepsConfig = config.data
     vocabulary, began_with = None, checkpoint.path if checkpoint is not None else None
     if began_with is not None:
@@ -37,10 +40,10 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
 
 @torch.no_grad()
 def take_parameters(model: nn.Module, start: StartConfig) -> int:
-    """Gives `model` the parameters of another run; returns how many numbers were taken.
+    """Gives `model` the parameters of another run; returns the number of parameters (single numbers) taken.
 
-    UsageError if the run lacks a parameter or has it in another shape; then no parameter was taken. Other parameters of
-    the run are ignored.
+    Raises UsageError if the run lacks a parameter or has it in another shape; then no parameter was taken. Other
+    parameters of the run are ignored.
     """
     if not start.run:
         return 0

@@ -1,12 +1,12 @@
-"""The training loop: a config, a run directory and a source of data in, checkpoints and metrics out.
+"""The training loop: it takes a config, a run directory and a source of data, and writes checkpoints and metrics.
 
 The trainer knows numbered steps, `model.loss(batch)` and the number of tokens of a batch; only the data config and the
-model know what a batch holds. A step reads the batch of a numbered data step; computes the loss; stops here if the loss
-is not finite; runs backward, in which the tables move; looks at the dense gradient and rolls back if it is bad; moves
-the dense parameters.
-The state of a run is (step, next data step, parameters, optimiser sums, the guard's state, the judgements) and nothing
-else: order and dropout are functions of the seed and the step. So a killed and resumed run ends in the same bits. A
-judgement is made before the checkpoint of its step, which stores it, so that it is never lost or made twice.
+model know what a batch contains. A step reads the batch of a numbered data step and computes the loss. If the loss is
+not finite, the step ends there. Otherwise backward runs and moves the tables. If the dense gradient is bad, then the
+run rolls back; otherwise the dense parameters move. The state of a run is (step, next data step, parameters, optimiser
+sums, the guard's state, the judgements) and nothing else: order and dropout are functions of the seed and the step. So
+a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint
+of its step. The checkpoint stores it, so a judgement is never lost or made twice.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from tackboard.train.start import take_parameters
 from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
-"""Version of the order of data. Version 1 had no windows, which matters only for datasets of several windows."""
+"""Version of the order of data. Version 1 had no windows, so it differs only for datasets of several windows."""
 
 
 class _StopNow(BaseException):
-    """A signal came with nothing to save. Not an Exception, because code in compilation must not catch it."""
+    """A stop signal came while there was nothing to save. A BaseException, because compilation must not catch it."""
 
 
 class Trainer:
-    """One run of one config on one device."""
+    """Trains one run of one config on one device."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Trainer:
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
-        """`source` is the open data of the config, `steps` its numbered steps, if they exist already.
+        """`source` is the opened data of the config. `steps` are its numbered steps, if they exist already.
 
         `checkpoint` is the run's newest checkpoint, if it was verified. `on_checkpoint` is called after each
         checkpoint, for example to evaluate the model.
@@ -92,7 +92,7 @@ class Trainer:
             compile_parts(self.model)
         self.tables = table_parameter_names(self.model)
         self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(1 for _ in self.model.named_parameters())
-        """Whether the model has state besides its parameters, for example streaming frequencies."""
+        """Whether the model has state other than its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard)
@@ -113,13 +113,13 @@ class Trainer:
         self.data_step = 0
         self.num_tokens = 0
         self.is_compiling = False
-        """Whether the first step, in which the model is compiled, is running: it takes a minute."""
+        """Whether the first step of a compiled model is running. Compiling in this step takes a minute."""
         self.last_loss = float("nan")
         self.tokens_per_s = 0.0
-        """Tokens per second of this process, with loading, checkpoints and steps that were rolled back."""
+        """Tokens per second of this process. The time includes loading, checkpoints and steps that were rolled back."""
 
     def train(self, *, quiet: bool = False) -> None:
-        """Trains to the last step, or raises: DivergedError, Preempted (state saved), or what went wrong."""
+        """Trains to the last step. Raises DivergedError, Preempted (with the state saved), or any other error."""
         with _only_process(self.run), _stop_signals(lambda: self.is_compiling) as stop:
             self.run.clean()
             self.store.clean()
@@ -132,7 +132,7 @@ class Trainer:
             except BaseException as caught:
                 error = self._preempted(stop[0]) if isinstance(caught, _StopNow) else caught
                 reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
-                with suppress(OSError):  # A full disk must not hide what went wrong first.
+                with suppress(OSError):  # An error of a full disk must not hide the first error.
                     self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
                     self.run.log_event("stopped", step=self.step, reason=reason)
                 if error is not caught:
@@ -155,7 +155,7 @@ class Trainer:
                     self.batches.iterate(self._upcoming(), self.config.data.num_workers), self.device
                 ):
                     if not self._one_step(data_step, batch):
-                        break  # Data is skipped, or the state went back: other steps lie ahead now.
+                        break  # Data was skipped or the state went back, so the upcoming steps have changed.
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
                     is_judged = self._validate()
                     if is_judged or self.step % every == 0 or self.step == total:
@@ -173,7 +173,7 @@ class Trainer:
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
 
     def _validate(self) -> bool:
-        """Judges the model if a judgement is due; returns whether it was."""
+        """Computes the validation loss if it is due; returns whether it was due."""
         every = self.config.training.validate_every
         if self.judges is None or self.step % every:
             return False
@@ -191,14 +191,14 @@ class Trainer:
         )
 
     def uncompiled(self) -> AbstractContextManager[Any]:
-        """A context without compilation: the model is compiled for training, and compiling it again does not pay."""
+        """Returns a context without compilation: compiling the training model again for another use does not pay."""
         stance: AbstractContextManager[Any] = nullcontext()
         if self.is_compiled:
             stance = torch.compiler.set_stance("force_eager")
         return stance
 
     def _upcoming(self) -> list[int]:
-        """The next data steps, one for each remaining step."""
+        """Returns the next data steps, one for each remaining step."""
         skipped = set(self.guard.skipped)
         numbers: list[int] = []
         number = self.data_step
@@ -209,11 +209,11 @@ class Trainer:
         return numbers
 
     def _one_step(self, data_step: int, batch: Batch) -> bool:
-        """Does one step; False where the run must look at `_upcoming` again."""
+        """Does one step. Returns False if the step did not count and the caller must call `_upcoming` again."""
         started = time.perf_counter()
-        # Dropout is a function of (seed, step): a resumed run draws what the killed one drew.
+        # Dropout is a function of (seed, step), so a resumed run draws the same numbers as the killed run.
         seed = int(mix64(self.config.seed * 1_000_003 + self.step, 17)[0] >> 1)
-        # Not torch.manual_seed: without a GPU it keeps a traceback of every call, in case one appears.
+        # Not torch.manual_seed: on a machine without a GPU it stores a traceback of every call, in case a GPU appears.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -266,9 +266,9 @@ class Trainer:
 
     def _resume_or_start(self) -> None:
         checkpoint = self.store.find_latest(self._verified)
-        self._verified = None  # Its mapped files take disk space for as long as somebody holds them.
+        self._verified = None  # Mapped files take disk space as long as an object refers to them.
         if checkpoint is None:
-            self.run.cut_metrics_after(self.step)  # Metrics exist if every checkpoint was damaged.
+            self.run.cut_metrics_after(self.step)  # There are metrics if every checkpoint was damaged.
             num_taken = take_parameters(self.model, self.config.start)
             self.run.log_event(
                 "start",
@@ -281,18 +281,18 @@ class Trainer:
         else:
             before = self._load(checkpoint).get("num_threads", self.num_threads)
             if before != self.num_threads:
-                # Sums over several threads are rounded differently; everything else stays the same.
+                # Sums over another number of threads are rounded differently; everything else stays the same.
                 say(f"warning: the run had {before} threads and has {self.num_threads} now: results differ in rounding")
-            # A kill between the two renames of a save, or a damaged checkpoint, leaves `latest` at another checkpoint.
+            # After a kill between the two renames of a save, or with a damaged checkpoint, `latest` points elsewhere.
             self.store.point_latest(checkpoint.path)
             self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)
             self.run.log_event("resume", step=self.step)
 
     def save(self) -> None:
-        """Writes a checkpoint of the present state, after looking for non-finite parameters."""
+        """Writes a checkpoint of the present state. Raises DivergedError if a parameter is not finite."""
         if name := find_non_finite(self.model):
-            # A non-finite row spreads slowly and shows late: a table that holds one is never published.
+            # A non-finite row spreads slowly and shows late. So a table with such a row is never published.
             raise DivergedError(
                 f"{name} holds non-finite values at step {self.step}",
                 allowed="the last checkpoint is intact",
@@ -335,7 +335,7 @@ class Trainer:
         }
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Takes over a checkpoint; returns its state."""
+        """Loads a checkpoint into this trainer; returns its state."""
         load_trained(checkpoint, ("dense", "tables", "optimizer"))
         path = checkpoint.path
         now = self.source.lineage()
@@ -375,7 +375,7 @@ class Trainer:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a config's `device`; UsageError if it names a GPU that is not there."""
+    """Returns the device that a config's `device` names. Raises UsageError if that GPU is not there."""
     if name == "auto":
         is_there = torch.cuda.is_available()
         if not is_there and has_nvidia_driver():
@@ -387,7 +387,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def shall_compile(wanted: str, device: torch.device) -> bool:
-    """Whether to compile on this device; UsageError if `training.compile` is on and there is no compiler."""
+    """Returns whether to compile on this device. UsageError if `training.compile` is on without a compiler."""
     if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
         return False
     names = (os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc"))
@@ -404,7 +404,7 @@ def shall_compile(wanted: str, device: torch.device) -> bool:
 
 
 def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
-    """A warning if items of a plain table share rows."""
+    """Returns a warning if items of a plain table share rows."""
     if hashing.method != "modulo":
         return []
     num_rows = len(torch.unique(item_rows(source.catalogue, hashing)))
@@ -417,9 +417,9 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
 
 @contextmanager
 def _only_process(run: RunDirectory) -> Iterator[None]:
-    """Holds the run's lock; a second process on the same run would damage its files.
+    """Holds the run's lock, because a second process on the same run would damage its files.
 
-    A trainer that died on another host looks alive until its lease is over: wait for that.
+    A trainer that died on another host looks alive until its lease ends, so this function waits for that.
     """
     path = run.path / "lock"
     patience_s = silence_to_wait_for(path)
@@ -433,7 +433,7 @@ def _only_process(run: RunDirectory) -> Iterator[None]:
 
 @contextmanager
 def _stop_signals(has_nothing_to_save: Callable[[], bool]) -> Iterator[list[int]]:
-    """A list that receives the signal number when the run is asked to stop (SIGTERM, SIGINT)."""
+    """Yields a list that receives the signal number when the run is asked to stop (SIGTERM, SIGINT)."""
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:

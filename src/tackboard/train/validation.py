@@ -1,8 +1,8 @@
-"""Judging during training: held-out batches in, one loss out; which step was best, and whether to go on.
+"""Judgements during training: the loss on held-out batches, the best step so far, and whether to continue.
 
-The loss is the model's own loss on the users of `data.validation_share`, without dropout, as the mean over positives or
-known labels. Batches are numbered steps as in training, and the random numbers of a loss begin at the same place at
-every judgement, so two judgements of the same parameters give the same number.
+A judgement is the model's own loss on the users of `data.validation_share`, without dropout, as the mean over positives
+or known labels. Batches are numbered steps as in training, and every judgement starts with the same random seed. So two
+judgements of the same parameters give the same number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Validation:
     """The judgements of a run so far."""
 
     def __init__(self, patience: int = 0) -> None:
-        """`patience` is the number of judgements in a row that may be no better; 0: any number."""
+        """Training ends after `patience` judgements in a row that are no better; 0 means that it never ends early."""
         self.patience = patience
         self.best_loss = math.inf
         self.best_step: int | None = None
@@ -29,11 +29,11 @@ class Validation:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience has come to its end."""
+        """Whether training should end, because the last `patience` judgements were no better."""
         return bool(self.patience) and self.num_worse >= self.patience
 
     def note(self, step: int, loss: float) -> bool:
-        """Takes in a judgement; returns whether it is the best. NaN is never the best."""
+        """Records a judgement; returns whether it is the best so far. NaN is never the best."""
         is_better = loss < self.best_loss
         self.num_worse = 0 if is_better else self.num_worse + 1
         if is_better:
@@ -41,12 +41,12 @@ class Validation:
         return is_better
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns the state that a checkpoint stores."""
         best = self.best_loss if self.best_step is not None else None
         return {"best_loss": best, "best_step": self.best_step, "num_worse": self.num_worse}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes over the result of `state`, which is empty in a checkpoint without judgements."""
+        """Loads a result of `state`, or an empty one from a checkpoint without judgements."""
         best = state.get("best_loss")
         self.best_loss = math.inf if best is None else float(best)
         self.best_step = state.get("best_step")
@@ -55,7 +55,7 @@ class Validation:
 
 @torch.no_grad()
 def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int) -> float:
-    """The mean loss of a model over one pass of `judges`, or over the first `max_steps` of it."""
+    """Returns the mean loss of a model over one pass of `judges`, or over its first `max_steps` steps."""
     model.eval()
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
