@@ -133,7 +133,8 @@ class CheckpointStore:
         return sorted(path for path in self.folder.glob("step-*") if (path / MANIFEST).is_file())
 
     def _prune(self, newest: Path) -> None:
-        # Checkpoints of later steps are damaged and were skipped. If they counted, `newest` itself could be removed.
+        # A checkpoint of a later step than `newest` is damaged: the run skipped it. Damaged checkpoints do not count
+        # among the `keep` newest, because otherwise `newest` itself could be removed.
         best = (self.folder / BEST).resolve().name
         for path in [path for path in self.complete() if path.name <= newest.name][: -self.keep]:
             if path.name != best:

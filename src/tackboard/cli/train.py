@@ -19,7 +19,7 @@ def train(
     overrides: list[str] = typer.Option([], "--set", help="Change a setting: --set training.steps=200. Repeatable."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Write the run into this folder of runs."),
     resume: str = typer.Option(
-        "never", "--resume", help="Resume this run, or `auto`: the newest unfinished run; `never` starts a new run."
+        "never", "--resume", help="Resume this run; `auto` resumes the newest unfinished run; `never` starts a new run."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check config, data and sizes; train nothing."),
     fast_dev_run: bool = typer.Option(False, "--fast-dev-run", help="Train two steps, then evaluate and export."),
@@ -65,7 +65,8 @@ def train(
     run = run or RunDirectory.new(runs, config.name)
     # Impossible settings fail here, before a run directory is written.
     trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
-    del checkpoint  # Its files are memory-mapped: deleted files would take disk space while this name refers to them.
+    # The checkpoint's files are memory-mapped. The disk frees deleted files only when this variable is gone.
+    del checkpoint
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)
@@ -163,7 +164,7 @@ def _report(result: dict[str, Any], json_output: bool) -> None:
         return
     if "trimming" in result:
         trimming, left = result["trimming"], ", ".join(result["trimming"]["skipped"]) or "nothing"
-        saved = f"{left} not read, {trimming['bytes_saved'] / 1e6:.1f} MB saved"
+        saved = f"not read: {left}; {trimming['bytes_saved'] / 1e6:.1f} MB saved"
         result = result | {"features": ", ".join(result["features"]), "trimming": saved}
     for key, value in result.items():
         shown = round(value, 4) if isinstance(value, float) else value

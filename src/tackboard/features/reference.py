@@ -226,7 +226,10 @@ def types_of(operator: Operator) -> str:
 
 
 def _calls(operator: Operator) -> Iterable[tuple[int, dict[str, Any]]]:
-    """Returns (number of inputs, parameters) to ask a rule about: those of the examples, and some with CONSTANTS."""
+    """Returns the calls that a type rule is tried on, as (number of inputs, parameters).
+
+    They are the calls in the examples, and copies of the first call with each of CONSTANTS as its value.
+    """
     seen = []
     for example in operator.examples:
         plan: Plan = compile_features({"result": read_example(example)})

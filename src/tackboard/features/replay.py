@@ -76,7 +76,7 @@ class FeatureResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LateRequest:
-    """A request that arrived before earlier events had been received."""
+    """A request with late events: they happened before the request and were received after it."""
 
     user: str
     request_ms: int
@@ -146,7 +146,7 @@ class ReplayReport:
 def replay(
     log: Path, dataset: Dataset, key: bytes, *, max_requests: int | None = None, num_examples: int = 3
 ) -> ReplayReport:
-    """Compares the log, a folder or one file, with the features that the batch executor computes from `dataset`.
+    """Compares the served features in `log`, which is a folder or a file, with those computed from `dataset`.
 
     The report lists at most `num_examples` late requests, and as many examples per feature. Raises DataError if a log
     file is damaged or has another key, or if nothing could be compared.
@@ -175,7 +175,10 @@ def replay(
 
 
 class _Users:
-    """Finds users of the dataset by their keyed hash. Keeps the sorted first 8 bytes of each hash, beside the ids."""
+    """Finds users of the dataset by their keyed hash.
+
+    Keeps the first 8 bytes of every hash, sorted by value, and the user ids in the same order.
+    """
 
     def __init__(self, dataset: Dataset, key: bytes) -> None:
         ids = np.asarray(dataset.read_users(["user_id"])["user_id"].to_numpy(), dtype=np.int64)
@@ -315,7 +318,7 @@ class _Replayer:
         return result
 
     def _note_late(self, group: _Group, events: EventTable) -> None:
-        """Lists the requests that arrived before an earlier event had been received."""
+        """Lists the requests that have late events."""
         owners = events.owners_of(group.rows.user_ids)
         for request, owner in zip(group.requests, owners.tolist(), strict=True):
             if owner < 0:
@@ -383,7 +386,7 @@ def _groups(
 
 
 def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
-    """Maps each feature that reads a column which the dataset lacks to the name of that column."""
+    """Finds features that read a column that is not in the dataset. Returns feature → column."""
     stored: dict[str, set[str]] = {"event": {*EVENT_COLUMNS, *dataset.fields}}
     for entity in ("user", "item"):
         history, newest = dataset.path / f"{entity}_history.parquet", dataset.path / f"{entity}s.parquet"

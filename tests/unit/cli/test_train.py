@@ -102,7 +102,7 @@ def test_what_is_read_and_what_is_left_on_disk_is_said(tackboard: Program, setti
     assert list(read_bundle(Path(result["bundle"])).reads) == result["features"]
     text = tackboard("train", "demo", *plain, "--runs", tmp_path / "runs").out
     assert "history.item, history.action, history.surface" in text
-    assert "time, received not read" in text
+    assert "not read: time, received;" in text
     loss = next(line.split()[1] for line in text.splitlines() if "final_loss" in line)
     assert 0 < len(loss.partition(".")[2]) <= 4
 

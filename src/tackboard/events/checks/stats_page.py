@@ -104,7 +104,7 @@ def _add_time(section: Section, profile: Mapping[str, Any]) -> None:
         height=240,
     )
     lateness = profile["lateness_s"]
-    caption = f"Time from an event to its receipt.{_negative(lateness, ' ')} {_quantiles(lateness)} seconds."
+    caption = f"Time from an event to its receipt.{_negative(lateness, ' ')} Seconds: {_quantiles(lateness)}."
     _bins(section, caption, lateness["bins"], "Lateness: received − happened", "events")
 
 
@@ -114,7 +114,7 @@ def _add_users(section: Section, profile: Mapping[str, Any]) -> None:
         f"Users by number of events. Mean {per_user['mean']:.1f}, {_quantiles(per_user)}, maximum {per_user['max']:,}."
     )
     _bins(section, caption, per_user["bins"], "Events per user", "users")
-    caption = f"Time between one event of a user and the next. {_quantiles(gap)} seconds."
+    caption = f"Time between one event of a user and the next. Seconds: {_quantiles(gap)}."
     _bins(section, caption, gap["bins"], "Gaps between a user's events", "gaps")
 
 
@@ -254,7 +254,7 @@ def _estimated(spread: Mapping[str, Any]) -> str:
 
 def _negative(lateness: Mapping[str, Any], before: str = ", ") -> str:
     count = lateness["num_negative"]
-    return f"{before}{counted(count, 'event')} received before the time of the event." if count else ""
+    return f"{before}Events received before they happened: {count:,}." if count else ""
 
 
 def _named(shares: Mapping[str, float]) -> str:

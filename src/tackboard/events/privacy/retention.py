@@ -2,8 +2,8 @@
 
 A forgotten user disappears from every file: events and their features, users and the versions of their attributes,
 impressions and requests. Items stay. Events are read and written one bucket at a time. Small buckets are joined, and a
-user is never split. Decided: a user who keeps no event, no impression and no request is removed completely, but a user
-who appears only in the file of attributes stays. The features of a remaining event keep their values.
+user is never split. Decided: a user whose last event, impression or request is removed is removed completely. A user who
+had none of these before, and appears only in the file of attributes, stays. The features of a remaining event keep their values.
 
 Older snapshots still hold the removed data until they are removed too. `prune` removes the snapshots that no unfinished
 run needs. It refuses to remove any if it cannot find out what a run needs.
@@ -208,7 +208,10 @@ class _Writer:
                 self._items.append(_spans_of(numpy_column(table, "item_id"), times))
 
     def _note_gone(self, events: pa.Table, kept: NDArray[np.bool_]) -> None:
-        """Remembers requests that lose all their events. Impressions without a user can be found only by request."""
+        """Remembers requests that lose all their events.
+
+        If impressions have no user column, only their request says whose they are.
+        """
         if "request" in events.column_names and self._has(IMPRESSIONS) and not kept.all():
             gone = pc.unique(events["request"].filter(pa.array(~kept))).drop_null()
             # All events of a request lie in this bucket, because a request belongs to one user; some events may stay.

@@ -2,8 +2,8 @@
 
 The store takes events of users, one at a time or in bulk, and returns columns of one or many users. An engine is a
 key-value store: it fetches bytes, and it writes an `Update` all or nothing. Everything else is the same for all
-engines. This module does seals (checksums), names, notes and retries; `merging` and `selection` do order, duplicates,
-the cap on events per user, and ranges.
+engines. This module handles checksums (seals), names of actions and surfaces, notes (such as the progress of a job) and
+retries. `merging` and `selection` handle order, duplicates, the cap on events per user, and ranges.
 
 Decided: after a user was forgotten, the store refuses all events of this user that were received before that moment.
 A late event or an old snapshot does not bring the user back; events received afterwards begin a new history. For this
@@ -61,11 +61,11 @@ from tackboard.events.sequence_store.values import (
 NAMED = tuple(name for name, kind in BUILT_IN.items() if kind == "name")
 """Columns whose values are names from a list that the whole store shares."""
 UNKNOWN_CODE = 1 << 31
-"""Codes from this number on stand for names that only the present call knows."""
+"""Codes from this number on are temporary: only the last call of `coded` knows the names behind them."""
 USERS_PER_CALL = 256
 """Number of users whose events are fetched at once."""
 STEP_S = 0.02
-"""Work on many users is committed at least this often, so that other writers wait no longer."""
+"""Work on many users is committed at least this often, so another writer never waits longer than this."""
 DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
 Edit = Callable[[int, State], Change | None]
@@ -239,7 +239,7 @@ class SequenceStore(Engine):
         return self._read(list(user_ids), Query(tuple(self.config.columns)))
 
     def named(self, columns: Columns) -> dict[str, Values]:
-        """Returns the columns with the store's names as the dictionaries of actions and surfaces."""
+        """Returns the columns. Those of actions and surfaces get the list of names that their codes stand for."""
         changed = dict(columns)
         for kind in NAMED:
             if kind in changed:
@@ -286,7 +286,7 @@ class SequenceStore(Engine):
                     is_done = True
 
     def check_engine(self) -> int:
-        """Checks that no user is lost, and the list of forgotten users; returns the number of forgotten users.
+        """Checks that no user is lost and that the list of forgotten users is intact. Returns its length.
 
         Damage raises CorruptFileError.
         """
@@ -462,7 +462,7 @@ def _advance(
     open_readings: dict[int, tuple[Reading, Request]],
     results: dict[int, dict[str, Values]],
 ) -> None:
-    """Sends a reading the bytes that it asked for, and stores its next request or its result."""
+    """Sends the requested bytes to the generator `reading`. Stores the generator's next request or result."""
     try:
         request = next(reading) if blobs is None else reading.send(blobs)
     except StopIteration as end:
