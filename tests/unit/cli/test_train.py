@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_forgotten_users_that_are_still_there_are_told(
     answer = tackboard("train", "demo", *again)
     assert answer.code == 0
     assert "holds 2 forgotten users; remove them: tackboard data retain" in answer.err
-    assert "103" not in answer.err
+    assert not re.search(r"\b10[35]\b", answer.err)
 
 
 def test_fast_dev_run_goes_the_whole_way(tackboard: Program, settings: list[str], tmp_path: Path) -> None:

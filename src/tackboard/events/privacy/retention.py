@@ -2,8 +2,9 @@
 
 A forgotten user disappears from every file: events and their features, users and the versions of their attributes,
 impressions and requests. Items stay. Events are read and written one bucket at a time. Small buckets are joined, and a
-user is never split. Decided: a user whose last event, impression or request is removed is removed completely. A user who
-had none of these before, and appears only in the file of attributes, stays. The features of a remaining event keep their values.
+user is never split. Decided: a user whose last event, impression or request is removed is removed completely. A user
+who had none of these before, and appears only in the file of attributes, stays. The features of a remaining event keep
+their values.
 
 Older snapshots still hold the removed data until they are removed too. `prune` removes the snapshots that no unfinished
 run needs. It refuses to remove any if it cannot find out what a run needs.

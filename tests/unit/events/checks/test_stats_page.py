@@ -51,7 +51,7 @@ def test_a_wrong_unit_does_not_make_a_page_of_a_million_days(found: dict[str, An
 
 def test_a_user_of_one_event_has_no_gaps(found: dict[str, Any]) -> None:
     nothing = {"bins": dict.fromkeys(found["gap_s"]["bins"], 0), "num_negative": 0, "quantiles": {}}
-    assert "none seconds" in render(found | {"gap_s": nothing})
+    assert "Seconds: none" in render(found | {"gap_s": nothing})
     assert any(line.endswith("none") for line in lines(found | {"gap_s": nothing}))
 
 
