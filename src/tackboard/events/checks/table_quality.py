@@ -1,4 +1,4 @@
-"""Checks items, users, their histories, impressions and requests of a snapshot. findings.py has the rules."""
+"""Checks the items, users, attribute versions, impressions and requests of a snapshot. findings.py has the rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True)
 class KnownIds:
-    """Sorted ids of items and users, or None if the file is unreadable. Unknown births (ms) are the least int64."""
+    """Sorted ids of items and users, or None if the file is unreadable. An unknown birth (ms) is the smallest int64."""
 
     items: Ints | None
     users: Ints | None
@@ -169,7 +169,7 @@ class ImpressionCheck(TableCheck):
 
 
 class RequestCheck(TableCheck):
-    """Checks requests.parquet, which has one row per request, with its candidates in lists of the same length."""
+    """Checks requests.parquet, which has one row per request. All lists of a row have one value per candidate."""
 
     def __init__(self, known: KnownIds, findings: Findings, now_ms: int) -> None:
         wanted = {"request": None, "user_id": pa.int64(), "time_ms": pa.int64(), "item_id": pa.list_(pa.int64())}
