@@ -30,8 +30,7 @@ def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None
     in the events. All other columns of `attributes` are added.
     """
     id_column, time_ms = numpy_column(events, f"{kind}_id"), numpy_column(events, "time_ms")
-    # The sort need not be stable, because all rows of an id have the same raw value. An unstable sort is several times
-    # faster.
+    # The sort is unstable, because all rows of an id have the same raw value, and this sort is several times faster.
     order = np.argsort(id_column)
     ids = id_column[order]
     start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)

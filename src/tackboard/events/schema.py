@@ -1,7 +1,7 @@
 """The canonical event table: every log is converted to this table before anything else reads the log.
 
-The table is an Arrow table with the columns below. `complete_events` adds int64 ids and sorts the events as they are
-stored on disk, by (user_id, time_ms, order). Decided: an int64 id is used as it is, and a string id becomes its 8-byte
+The table is an Arrow table with the columns below. `complete_events` adds int64 ids and sorts the events by (user_id,
+time_ms, order), as they are stored on disk. Decided: an int64 id is used as it is, and a string id becomes its 8-byte
 BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same hash are refused, never merged.
 Further columns of a log are called fields. They follow the canonical columns under their own names.
 """
@@ -112,7 +112,7 @@ def is_field_name(name: str) -> bool:
 
 
 def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
-    """Returns int64 ids. Integers stay as they are, strings are hashed. Two strings with one id raise DataError."""
+    """Returns int64 ids. Integers are kept, and strings are hashed. Two strings with one hash raise DataError."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     array = encode(column)

@@ -2,9 +2,9 @@
 
 The new snapshot is made beside the old one under a temporary name, with hard links to the files that stay. It becomes
 `latest` in one rename at the very end, so a kill at any instant leaves the old snapshot or the complete new one. If a
-run is killed after its snapshot was complete but before it became `latest`, the next run uses that snapshot instead of
-making it again. Forgotten users are never copied: if the old snapshot holds forgotten users, only a writer that
-replaces users.parquet may continue.
+run is killed after its snapshot was complete but before the snapshot became `latest`, the next run uses this snapshot
+instead of making a new one. Forgotten users are never copied: if the old snapshot holds forgotten users, only a writer
+that replaces users.parquet may continue.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
 def _repeats(
     per_user: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_], known_items: NDArray[Any]
 ) -> dict[str, float]:
-    """Returns two shares of events: the item repeats any earlier item of the user, or the item just before.
+    """Returns the share of events that repeat any earlier item of the user, and the share that repeat the last item.
 
     `known_items` holds the ids of the items, sorted.
     """

@@ -296,7 +296,7 @@ def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> Fi
 
 @contextlib.contextmanager
 def _undecodable_rows(source: TableFile) -> Iterator[None]:
-    """Raises DataError if a row with the wrong number of fields is not UTF-8 either.
+    """Raises DataError if a row with the wrong number of fields is also not UTF-8.
 
     Arrow fails before it can hand this row to `invalid_row_handler`, in a place from which no exception can be raised.
     Python then calls `sys.unraisablehook`, which would print a traceback. So this context manager replaces the hook.

@@ -1,4 +1,4 @@
-"""Vectors among attributes: converts lists of floats to float32 vectors of fixed width, and stores them in Parquet.
+"""Vectors among attributes: converts lists of floats to float32 vectors of fixed width, and prepares these for Parquet.
 
 Decided: on disk a vector is a list, and the column's metadata holds the width of the vectors. Parquet has no lists of
 fixed width, and pyarrow cannot read back a fixed-width column with nulls. Nulls are common, because an item without

@@ -25,7 +25,7 @@ USUAL_EVENTS = 50
 """A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this many times the average number of events. In a small log, every share is large."""
+"""A heavy user also has more than this many times the average number of events, as shares are large in small logs."""
 
 
 class EventCheck(TableCheck):

@@ -28,7 +28,7 @@ TOLERANCE_MS = DAY_MS
 """A time up to this far in the future is accepted, because some clocks run fast and some logs mix up time zones."""
 SAMPLE_SIZE = 65_536
 MAX_NAMES = 100_000
-"""If a column has more different names than this, only the most frequent names are kept, half as many."""
+"""If a column has more different names than this, only the MAX_NAMES // 2 most frequent names are kept."""
 MERGE_AT = 1 << 22
 """When more ids than this have been collected, their counts are merged."""
 MISSING = "(missing)"
@@ -86,7 +86,7 @@ def columns_of(dataset: Dataset) -> list[str]:
 
 
 def name_columns(dataset: Dataset) -> list[str]:
-    """Returns the measures that are names: action, surface, hour of day, and the fields of text and booleans."""
+    """Returns the measures whose values are names: action, surface, hour of day, and fields of text and booleans."""
     return ["action", "surface", "hour", *(name for name, kind in dataset.fields.items() if kind in ("string", "bool"))]
 
 
@@ -214,7 +214,7 @@ class IdCounts:
 def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> tuple[int, int]:
     """Returns the newest time in `column` that is not in the future, and the number of events in the future.
 
-    The future begins a day after `now_ms` (by default the clock's time). If all times lie in the future, raises
+    The future begins a day after `now_ms` (default: the clock's time). If all times are in the future, raises
     DataError.
     """
     last = (int(time.time() * 1000) if now_ms is None else now_ms) + TOLERANCE_MS

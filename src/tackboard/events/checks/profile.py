@@ -166,7 +166,7 @@ def _popularity(dataset: Dataset, item_ids: NDArray[np.int64], per_item: NDArray
 
 
 def _growth(dataset: Dataset) -> dict[str, Any]:
-    """Counts the items after each day with a new item: by birth if the column exists, else by first event."""
+    """Counts all items up to each day with a new item. An item is new at its birth or else at its first event."""
     held = pq.read_schema(dataset.path / "items.parquet").names
     name = "birth_ms" if "birth_ms" in held else "first_ms"
     births = dataset.read_items([name])[name].drop_null().to_numpy()

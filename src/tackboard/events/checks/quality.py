@@ -101,7 +101,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Compares every file with the manifest. Returns False if the folder's kind or version is unknown."""
+    """Compares every file with the manifest. Returns False if the folder is not a dataset of a known version."""
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:

@@ -124,7 +124,7 @@ class EntityCheck(TableCheck):
         return np.sort(_joined(self._ids)) if self.is_whole else None
 
     def births(self) -> Ints | None:
-        """Returns birth_ms in the order of `ids`. None without births, or if part of the file could not be read."""
+        """Returns birth_ms in the order of `ids`, or None if there are no births or part of the file is unreadable."""
         if not self.is_whole or not self._births:
             return None
         return _joined(self._births)[np.argsort(_joined(self._ids), kind="stable")]
@@ -141,7 +141,7 @@ class EntityCheck(TableCheck):
 
 
 class HistoryCheck(TableCheck):
-    """Checks item_history.parquet or user_history.parquet, which hold versions by id and valid_from_ms."""
+    """Checks item_history.parquet or user_history.parquet, which hold attribute versions by id and valid_from_ms."""
 
     def __init__(self, kind: str, known: KnownIds, findings: Findings) -> None:
         super().__init__(f"{kind}_history.parquet", findings, {f"{kind}_id": pa.int64(), VALID_FROM: pa.int64()})

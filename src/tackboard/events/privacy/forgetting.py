@@ -6,8 +6,7 @@ Every writer of a snapshot reads the list first, leaves the listed users out and
 fails if the list has grown meanwhile, so an import cannot bring back a user who was forgotten while the import ran.
 Decided: the list holds 64-bit ids and no names, although an integer id is also the user's name. A user whose name is a
 whole number has two entries, the number and the hash of its text, because the next import may read the user column as
-text. The list only grows. A damaged list stops every writer, because without the list nobody knows which users to leave
-out.
+text. The list only grows. A damaged list stops every writer, because the users to leave out are then unknown.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def refuse_dangling(path: Path) -> None:
 
 
 def read_forgotten(folder: Path) -> Forgotten:
-    """Reads the list in a dataset's folder. Without a file, it is empty. A damaged list raises CorruptFileError."""
+    """Reads the list in a dataset's folder. No file means an empty list. A damaged list raises CorruptFileError."""
     path = folder / FILE_NAME
     try:
         content = unseal(path.read_bytes())
@@ -208,7 +207,7 @@ def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
 
 
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
-    """Returns the forgotten users in a Parquet file, if it has user_id. Skips row groups that cannot hold any."""
+    """Returns the forgotten users in a Parquet file, if the file has user_id. Skips row groups that cannot hold any."""
     found = [np.zeros(0, dtype=np.int64)]
     with reading(path), pq.ParquetFile(path) as file:
         if "user_id" not in file.schema_arrow.names:

@@ -61,7 +61,7 @@ class LatentState:
 
 @dataclass
 class WorldEvents:
-    """Events of whole users, ordered by (user, event index). Items count from 0, and times are ms after the start."""
+    """Events of whole users, ordered by (user, event index). Items are numbered from 0. Times are ms from the start."""
 
     user: Ints
     index: Ints
@@ -225,7 +225,7 @@ class _Walk:
             self.log[name][row, index] = values
 
     def _position(self, index: int, row: slice, item: Ints, draw: Floats) -> Ints:
-        """Draws the position of the engaged item: p with weight 1 / (p + 1) among the distinct items shown."""
+        """Draws the engaged item's position among the distinct items shown. Position p has weight 1 / (p + 1)."""
         shown = keep_distinct(item, self.candidates[row, index]).sum(axis=1) + 1
         places = np.arange(self.config.num_candidates)
         weights = np.where(places < shown[:, None], 1.0 / (places + 1.0), 0.0)

@@ -61,7 +61,7 @@ class WorldItems:
         topic_size = (config.num_items - self.topic + config.num_topics - 1) // config.num_topics
         num_links = min(len(config.link_weights), int(topic_size.min()) - 1)
         place = rank // config.num_topics
-        # Steps around the topic's circle of items must be distinct, so draws are sorted and increased by their index +
+        # Steps around the topic's circle of items must be distinct, so sorted draws are increased by their index plus
         # 1.
         draws = uniform(config.seed, _STREAM_LINK, items[:, None], np.arange(num_links))
         steps = np.sort(_floor(draws * (topic_size[:, None] - num_links)), axis=1) + np.arange(num_links) + 1
