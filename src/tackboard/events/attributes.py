@@ -25,12 +25,12 @@ VALID_FROM = "valid_from_ms"
 def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None) -> pa.Table:
     """Returns one row per `kind` (`item` or `user`), sorted by id.
 
-    The columns are the raw value, the id, num_events, first_ms, last_ms and the attributes. Without events, first_ms
-    and last_ms are null. `attributes` has a column named `kind` with the events' type and distinct values. All its
-    other columns are added.
+    The columns are the raw value, the id, num_events, first_ms, last_ms and the attributes. For an id without events,
+    first_ms and last_ms are null. `attributes` has a column `item` or `user`, with distinct values of the same type as
+    in the events. All other columns of `attributes` are added.
     """
     id_column, time_ms = numpy_column(events, f"{kind}_id"), numpy_column(events, "time_ms")
-    # The sort need not be stable, because any row of an id has its raw value. An unstable sort is several times faster.
+    # The sort is unstable, because all rows of an id have the same raw value, and this sort is several times faster.
     order = np.argsort(id_column)
     ids = id_column[order]
     start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)
@@ -47,9 +47,9 @@ def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None
 def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | None, pa.Table | None]:
     """Returns the newest attributes of each id, and the table of versions (None without valid_from_ms).
 
-    The table of versions has the id column, valid_from_ms and the attributes, sorted by the first two. In both tables,
-    lists of floats that all have the same length become vectors. Raises DataError if two rows have the same id and
-    time, if a row has no time, or if times are not int64.
+    The table of versions has the id column, valid_from_ms and the attributes, sorted by the first two columns. In both
+    tables, lists of floats that all have the same length become vectors. Raises DataError if two rows have the same id
+    and time, if a row has no time, or if times are not int64.
     """
     if attributes is None:
         return None, None

@@ -61,9 +61,9 @@ def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, pla
 
 
 def parse_names(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> tuple[pa.DictionaryArray, int]:
-    """Parses actions or surfaces. Returns the names and the number of rows without a name, which become `unknown`.
+    """Parses actions or surfaces. Returns the names and the number of empty rows. An empty row gets the name `unknown`.
 
-    Columns of lists or structs and text with a NUL byte or a line break raise DataError.
+    Columns of lists or structs raise DataError. So does text with a NUL byte or a line break.
     """
     array = encode(as_text(column, name, place).fill_null(""))
     refuse_control(array, name, place)

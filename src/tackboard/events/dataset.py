@@ -100,12 +100,12 @@ class Dataset:
 
     @property
     def num_items(self) -> int:
-        """Number of rows of items.parquet, which lists items with events and items that only an attribute file has."""
+        """Number of rows of items.parquet. Items that occur only in the attribute file or the impressions count too."""
         return int(self.statistics["num_items_listed"])
 
     @property
     def user_type(self) -> str:
-        """`int64` or `string`, like `item_type`."""
+        """The type of user ids: `int64` or `string`. `item_type` is the type of item ids."""
         return str(self.statistics["user_type"])
 
     @property
@@ -151,7 +151,7 @@ class Dataset:
         return layout
 
     def event_chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields user_id and some columns of the events, in order, one bucket at a time. No user is split."""
+        """Yields user_id and `columns` of the events, in order, one bucket at a time. No user is split."""
         names = list(dict.fromkeys(["user_id", *columns]))
         with contextlib.closing(RowReader(self.events_path)) as reader:
             for bucket in range(self.layout.num_buckets):
@@ -168,7 +168,7 @@ class Dataset:
         return _read(self.path / "users.parquet", columns)
 
     def read_history(self, kind: str) -> pa.Table | None:
-        """Reads every version of the attributes of `kind` (`item` or `user`). None if they do not change with time.
+        """Reads all versions of the attributes of `kind` (`item` or `user`), or returns None if they never change.
 
         The columns are item_id or user_id, valid_from_ms and the attributes. Rows are sorted by the first two columns.
         """
@@ -177,7 +177,7 @@ class Dataset:
         return self._read_if_there(f"{kind}_history.parquet")
 
     def read_impressions(self) -> pa.Table | None:
-        """Reads the impressions: request, position, item_id, perhaps user_id and time_ms. None if there are none."""
+        """Reads the impressions, or returns None if there are none. See events/impressions.py for the columns."""
         return self._read_if_there("impressions.parquet")
 
     def _read_if_there(self, name: str) -> pa.Table | None:
@@ -185,7 +185,7 @@ class Dataset:
         return _read(path, None) if path.exists() else None
 
     def read_truth(self) -> dict[str, Any] | None:
-        """Reads the config of the synthetic world that made the dataset. None for real data."""
+        """Reads the config of the synthetic world that made the dataset. Returns None for real data."""
         path = self.path / TRUTH
         return read_document(path, {}) if path.exists() else None
 
@@ -205,11 +205,12 @@ def write_dataset(
     """Writes root/name/<snapshot> and points root/name/latest at it. Returns the snapshot's path.
 
     `events` has the canonical columns, and its rows may be in any order. This function adds ids, items, users and
-    statistics, and sorts the rows. Attribute tables have a column `item` or `user`. With a column valid_from_ms (int64,
-    ms UTC), an id may have several rows, and each row is valid until the next. `requests` is for callers who know the
-    labels. It holds labelled requests (`requests_schema` of data/labels.py), sorted by (user_id, time_ms). `source`
-    says where the events came from, and goes into the manifest. Users on the dataset's list of forgotten users are left
-    out. The switch of `latest` is atomic: a reader sees the old snapshot or the complete new one.
+    statistics, and sorts the rows. Attribute tables have a column `item` or `user`. If they also have a column
+    valid_from_ms (int64, ms UTC), an id may have several rows, and each row is valid until the next row of this id.
+    `requests` holds labelled requests (`requests_schema` of data/labels.py), sorted by (user_id, time_ms), if the
+    caller knows the labels. `source` says where the events came from, and goes into the manifest. Users on the
+    dataset's list of forgotten users are left out. The switch of `latest` is atomic: a reader sees the old snapshot or
+    the complete new one.
     """
     check_place(root, name)
     if not events.num_rows:
@@ -258,7 +259,7 @@ def write_dataset(
     except UsageError:
         if not (final / MANIFEST).is_file():
             raise
-        # The name contains the second and a hash of the content, so the existing snapshot has the same content.
+        # A snapshot's name holds its time in seconds and a hash of its content, so the existing snapshot is the same.
         say(f"the same events were imported twice in the same second: {final} is the snapshot of both imports")
     promote(final, forgotten)
     return final
@@ -283,7 +284,7 @@ def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
 
 
 def snapshot_folder(path: Path) -> Path:
-    """Returns a snapshot folder as it is, and for a dataset folder its newest snapshot. Other paths raise DataError."""
+    """Returns `path` if it is a snapshot, or the newest snapshot of the dataset `path`. Other paths raise DataError."""
     is_dataset = not (path / MANIFEST).exists() and (path / LATEST).exists()
     folder = (path / LATEST).resolve() if is_dataset else path
     if not (folder / MANIFEST).exists() and not (folder / EVENTS).exists():
@@ -295,8 +296,8 @@ def snapshot_folder(path: Path) -> Path:
 def index_folder(snapshot: Path) -> Path | None:
     """Returns the folder for results that can be computed again from a snapshot.
 
-    It lies beside the snapshot, because a snapshot is sealed. Returns None if the snapshot does not lie in a dataset's
-    folder, or if a link leads out of that folder.
+    The folder lies beside the snapshot, because a snapshot is sealed. Returns None if the snapshot does not lie in a
+    dataset's folder, or if a link leads out of that folder.
     """
     snapshot = snapshot.resolve()
     everything = snapshot.parent / INDEX
@@ -360,7 +361,7 @@ class _HashSink(io.RawIOBase):
 
 
 def _no_dataset(path: Path) -> DataError:
-    from tackboard.events.public.listing import DATASETS  # Imported here because its importers import this module.
+    from tackboard.events.public.listing import DATASETS  # Imported here to avoid a circular import.
 
     folders = path.parent.iterdir() if path.parent.is_dir() else ()
     siblings = sorted(p.name for p in folders if (p / LATEST / EVENTS).exists())

@@ -50,7 +50,7 @@ def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, ty
     """Converts a column to int64, float64, bool or dictionary-encoded text, with nulls. Errors name `name` and `place`.
 
     With `typed` (Parquet), the column keeps its own type. Otherwise the column is text: its values decide the type,
-    surrounding spaces are removed, and empty text means null. Other types, and a column without a value, raise
+    surrounding spaces are removed, and empty text means null. A column of another type or without any value raises
     DataError.
     """
     kind = column.type
@@ -92,7 +92,7 @@ def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) ->
 
 
 def _problem_of(text: str) -> str:
-    """Returns what is wrong with a context, in words, or an empty text."""
+    """Returns what is wrong with a context, in words, or an empty text if nothing is wrong."""
     try:
         # json.loads calls int() for NaN and Infinity, which are not JSON, and int() then raises ValueError.
         content = json.loads(text, parse_constant=int)

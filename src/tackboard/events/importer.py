@@ -1,10 +1,10 @@
 """Imports a user's log: reads its files, writes a dataset, and reports the problems in the log.
 
-Each problem is counted and fixed by a stated rule. If too many rows would be lost, the log is refused and the first bad
-rows are named. Nothing is written unless everything was read and accepted. docs/events.md states the rules.
-Decided: exact duplicates are dropped, because logs are delivered at least once. Rows that differ in any imported column
-are kept, because users do repeat themselves. Each raw column is freed as soon as it is parsed, so the peak memory of an
-import is a few times the size of the canonical columns.
+Each problem is counted and fixed by a stated rule. If too many rows would be lost, the log is refused, and the error
+names the first bad rows. Nothing is written unless everything was read and accepted. docs/events.md states the rules.
+Decided: exact duplicates are dropped, because log pipelines deliver each event at least once. Rows that differ in any
+imported column are kept, because users do repeat themselves. Each raw column is freed as soon as it is parsed, so the
+peak memory of an import is a few times the size of the canonical columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tackboard.events.tabular import FileRows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
-"""Columns of an items file that may hold the item's birth; the first that exists is stored as birth_ms."""
+"""Columns of an items file that may hold an item's birth. The first column that exists is stored as birth_ms."""
 _BLOCK_ROWS = 1 << 20
 """Number of rows that are hashed at a time, so that temporary arrays stay small."""
 
@@ -62,7 +62,7 @@ class ImportConfig:
     position: str | None = None
     """Column of the item's position in its request, from 0. The log, the impressions or both may have this column."""
     received: str | None = None
-    """Column of the time at which the log received the event. If None, this is the event's time."""
+    """Column of the time at which the log received the event. If None, the event's time is used."""
     context: str | None = None
     """Column of contexts. Each value is a JSON object or empty."""
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -174,7 +174,7 @@ def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> Imp
 def _count_forgotten(
     forgotten: Forgotten, events: pa.Table, impressions: pa.Table | None, report: ImportReport
 ) -> None:
-    """Subtracts the rows that `write_dataset` will leave out from the rows that are reported as kept."""
+    """Corrects the report: events and impressions that `write_dataset` will leave out do not count as kept."""
     if not len(forgotten):
         return
     report.forgotten_events = int(forgotten.holds(ids_of(events["user"], "user")).sum())
@@ -266,7 +266,7 @@ def _drop_bad(
 
 
 def _places(log: Log, places: list[str]) -> str:
-    """Joins places into one phrase: only line numbers if the log is one file, because the message names the file."""
+    """Joins places into one phrase. If the log is one file, omits the file's name, which the message has already."""
     if len(log.parts) > 1:
         return ", ".join(places)
     words = [place.rsplit(" ", 2) for place in places]
@@ -274,7 +274,7 @@ def _places(log: Log, places: list[str]) -> str:
 
 
 def _filtered(columns: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Returns the rows of `mask`. Empties `columns` meanwhile, so that at most one column exists twice in memory."""
+    """Returns the rows that `mask` marks. Empties `columns` meanwhile, so that memory holds only one column twice."""
     arrow_mask = pa.array(mask)
     filtered: dict[str, Any] = {}
     same_as_time = columns.get("received_ms") is columns["time_ms"]
@@ -333,10 +333,10 @@ def _codes(column: Any) -> NDArray[np.integer[Any]]:
 
 
 def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_] | None:
-    """Returns a mask of the rows that equal an earlier row in every column except `order`; None if there are none.
+    """Returns a mask of the rows that equal an earlier row in every column except `order`, or None if no row does.
 
-    Rows are grouped by a 64-bit hash and then compared column by column, so a hash collision never drops a row that
-    differs.
+    Rows are grouped by a 64-bit hash and then compared column by column, so a hash collision never drops a row that is
+    not a duplicate.
     """
     codes = [_codes(columns[name]) for name in columns if name != "order" and not _says_nothing(columns, name)]
     hashed = np.zeros(len(codes[0]), dtype=np.uint64)
@@ -352,7 +352,7 @@ def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_
         return None
     suspects = by_hash[np.append(equal, False) | np.append(False, equal)]
     del by_hash, ordered, equal
-    # The sort above is unstable, because that is faster. Here the first of equal rows must come first.
+    # The sort above is unstable, because an unstable sort is faster. Here equal rows must be in file order.
     suspects.sort()
     suspects = suspects[np.argsort(hashed[suspects], kind="stable")]
     same = np.ones(len(suspects) - 1, dtype=bool)
@@ -477,7 +477,7 @@ def _check_attribute_loss(
 
 
 def default_name(source: Path) -> str:
-    """Makes a dataset name from a file, a folder or the folder of a pattern: `My log.csv.gz` becomes `My-log`."""
+    """Makes a dataset name from the path of a file or folder, or from a pattern: `My log.csv.gz` becomes `My-log`."""
     if glob.has_magic(source.name) and not source.exists():
         source = source.parent
     stem = source.resolve().name if source.name in ("", "..") else source.name

@@ -3,9 +3,9 @@
     impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these columns
                           request, position, item_id                      of a synthetic world
 
-If the table has no user and time, each impression gets the user and time of the first event of its request. Without a
-table, the events of one action (`--shown view`) are the impressions. A request belongs to one user: if two users have
-the same request id, these are two requests. Rows without a request or a user are counted, so nothing is lost silently.
+If the file has no user_id and time_ms, each impression gets the user and time of the first event of its request. With
+`--shown view`, the events of the action `view` are the impressions instead. A request belongs to one user: if two users
+have the same request id, these are two requests. Rows without a request or a user are counted, never lost silently.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def parse_impressions(
 ) -> Shown:
     """Reads a user's files of impressions.
 
-    `columns` names the columns of `user`, `item`, `time`, `request` and perhaps `position` in the files. If it names no
-    position that the first file has, a column named `position` is read, if there is one. Ids and requests get the types
-    of `events`. A row without a usable user, item, time or request is dropped. If more than `max_bad_share` of the rows
-    would be dropped, raises DataError.
+    `columns` names the columns of `user`, `item`, `time`, `request` and perhaps `position` in the files. If the first
+    file lacks the named column of positions, or none is named, a column `position` is read if it exists. Ids and
+    requests get the types of `events`. A row without a usable user, item, time or request is dropped. If more than
+    `max_bad_share` of the rows would be dropped, raises DataError.
     """
     if "request" not in columns or "request" not in events.column_names:
         raise UsageError(
@@ -130,7 +130,7 @@ def _check_loss(log: Log, good: NDArray[np.bool_], max_bad_share: float) -> None
 
 @dataclasses.dataclass
 class Impressions:
-    """The impressions of a dataset, by bucket. They are events of the action `shown`, or rows of `table` or `reader`.
+    """The impressions of a dataset, by bucket. These are events of the action `shown`, or rows of `table` or `reader`.
 
     `offsets` holds the first row of each bucket in the table or file, and then the number of rows. `without_request`
     counts the impressions without a request, and `without_user` counts those without a user.
@@ -148,7 +148,7 @@ class Impressions:
 
         `events` are all events of the bucket, and each of them is yielded once. A bucket can have very many
         impressions, because few impressions lead to an action. So impressions come in parts of about ROWS_PER_PART. A
-        part is larger if one user has more, because users are never split.
+        part is larger if one user has more impressions, because users are never split.
         """
         if self.shown is not None:
             rows = events.filter(pc.equal(events["action"], self.shown))
@@ -162,7 +162,7 @@ class Impressions:
         rows = self._read(first, min(first + ROWS_PER_PART, end))
         first += rows.num_rows
         while first < end:
-            # The last user may go on in the next part.
+            # The rows of the last user may continue in the next part.
             of_rows = numpy_column(rows, "user_id")
             num_whole = int(np.searchsorted(of_rows, of_rows[-1]))
             if num_whole:
@@ -191,7 +191,7 @@ class Impressions:
 
 
 def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
-    """Opens the impressions of `dataset`: the events of the action `shown`, or else its impressions.parquet.
+    """Opens the impressions of `dataset`: the events of the action `shown`, or else the rows of impressions.parquet.
 
     Raises DataError if there is neither, or if the events have no requests.
     """
@@ -226,7 +226,7 @@ def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
 
 
 def common_codes(*columns: pa.ChunkedArray | pa.Array) -> list[NDArray[np.int64]]:
-    """Replaces the values of all `columns` together by numbers of the same order. Equal values get equal numbers.
+    """Replaces values by numbers that have the same order. In all `columns`, equal values get equal numbers.
 
     The columns all have the same type, int64 or string. Strings are compared by their UTF-8 bytes. A null becomes -1.
     """
@@ -256,7 +256,7 @@ def check_action(dataset: Dataset, action: str, option: str) -> None:
 
 
 def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
-    """Casts request ids to the type of the events'. If this is int64, text that is not a whole number becomes null."""
+    """Casts request ids to the type in the events. For int64, text that is not a whole number becomes null."""
     if requests.type == wanted:
         return requests
     if pa.types.is_string(wanted):
@@ -279,9 +279,10 @@ def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
 
 
 def _placed(dataset: Dataset) -> tuple[pa.Table, int]:
-    """Returns a world's impressions with user and time of their request's first event, and the number without an event.
+    """Returns a world's impressions with users and times, and the number of left-out rows, whose request has no event.
 
-    Decided: the whole table is in memory, because only synthetic worlds have impressions without users.
+    Each impression gets the user and time of the first event of its request. Decided: the whole table is in memory,
+    because only synthetic worlds have impressions without users.
     """
     table = dataset.read_impressions()
     assert table is not None

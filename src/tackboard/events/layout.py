@@ -1,16 +1,16 @@
-"""The layout of a snapshot: its files are cut into buckets of whole users, with the same users in every file.
+"""The layout of a snapshot: every file is cut into the same buckets, and a bucket holds all rows of some users.
 
     events.parquet    ├── bucket 0 ──┤├──── bucket 1 ────┤├ bucket 2 ┤      one row group each
     requests.parquet  ├ bucket 0 ┤├─ bucket 1 ─┤├──── bucket 2 ──────┤      the requests of the same users
     features.parquet  like events.parquet, row by row
 
 Files are sorted by user_id, so a bucket is a range of users and, in each file, a range of rows. A job that reads the
-same bucket of every file has everything about these users. So joins need no shuffle, and a job needs memory for one
+same bucket of every file has all data of the bucket's users. So joins need no shuffle, and a job needs memory for one
 bucket only. Decided: a user is never split, so one user with many events makes a bucket larger than planned.
 
-This module also reads and checks the Parquet files. A manifest proves that the files are the sealed ones, but not that
-their content makes sense. Later steps rely on the order of the rows: they cut histories at each new user, and find ids
-by bisection. Decided: columns, types and numbers of rows are checked when a snapshot is opened, from the footers alone.
+This module also reads and checks the Parquet files. A manifest proves that the files are unchanged, but not that their
+content makes sense. Later steps rely on the order of the rows: they cut histories at each new user, and find ids by
+bisection. Decided: columns, types and numbers of rows are checked when a snapshot is opened, from the footers alone.
 Nulls and order are checked when rows are read. Both checks cost little compared with hashing and decoding.
 """
 
@@ -41,7 +41,7 @@ ROWS_PER_BUCKET = 65_536
 RISING = ("time_ms", "received_ms", "order")
 """Columns that mostly rise from row to row."""
 LARGE_DICTIONARY = 256
-"""A dictionary with more strings is cut down for each row group, because Parquet writes all its strings every time."""
+"""If a dictionary has more strings than this, each row group stores only the strings that it uses, to save space."""
 Ints = NDArray[np.int64]
 _INT64, _TEXT = (pa.int64(),), (NAMES, pa.string())
 _NUMBER_OR_TEXT = (pa.int64(), *_TEXT)
@@ -71,7 +71,7 @@ SORTED: dict[str, tuple[str, ...]] = {
     "user_history": ("user_id", "valid_from_ms"),
     "requests": ("user_id", "time_ms"),
 }
-"""The columns by which the rows of each file are sorted. If there is one column, its values are distinct."""
+"""The columns by which the rows of each file are sorted. If there is only one, it holds distinct values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Layout:
         return len(self.first_users)
 
     def rows_of(self, file: str, bucket: int) -> tuple[int, int]:
-        """Returns the first row of a bucket in a file (`events` or `requests`), and the row after its last row."""
+        """Returns the first row of a bucket in a file (`events` or `requests`), and the row after the bucket."""
         offsets = self.offsets[file]
         return int(offsets[bucket]), int(offsets[bucket + 1])
 
@@ -119,8 +119,8 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events that are sorted by `user_ids` into buckets. A bucket takes users while they fit, and at least one."""
-    # The first row of each user, then the number of events.
+    """Cuts events that are sorted by `user_ids` into buckets. Each bucket takes users while they fit, at least one."""
+    # `starts` holds the first row of each user, and then the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
     while begin < len(starts) - 1:
@@ -164,7 +164,7 @@ def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Stores rising numbers as differences, which is smaller than Parquet's default and four times as fast to read."""
+    """Stores rising numbers as differences, which are smaller than Parquet's default and load four times as fast."""
     rising = [field.name for field in schema if field.name in RISING and field.type == pa.int64()]
     if not rising or any(pa.types.is_nested(field.type) for field in schema):
         return {}
@@ -175,7 +175,7 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
 
 
 class RowReader:
-    """Reads ranges of rows of one Parquet file; decodes only the row groups and columns that are needed.
+    """Reads ranges of rows of one Parquet file. Decodes only the row groups and columns that are needed.
 
     `bytes_read` counts the compressed bytes that were decoded. Do not share a reader between processes or threads.
     """
@@ -247,7 +247,7 @@ def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.
 
 
 def column_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> Counter[str]:
-    """Counts the compressed bytes of each column in some row groups. The leaves of a nested column are one column."""
+    """Counts the compressed bytes of each column in some row groups. The leaves of a nested column count as one."""
     sizes: Counter[str] = Counter()
     for group in groups:
         row_group = metadata.row_group(group)

@@ -24,13 +24,13 @@ from tackboard.events.tabular import FileRows, TableFile, inspect, read, require
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet", ".pq")
 """Allowed endings of the names of logs in a folder."""
 LONG_BYTES = 32 << 20
-"""Size from which a log gets a progress bar. A smaller log is read too quickly for one."""
+"""Size from which a log gets a progress bar. Smaller logs are read too quickly to need a progress bar."""
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files of `paths`, sorted by path. `paths` are files, folders and patterns such as `logs/*.csv`.
 
-    Raises UsageError without a file or if a file is given twice, and DataError for a folder with other files or no log.
+    Raises UsageError if there is no file or the same file twice, and DataError if a folder holds no log or other files.
     """
     found: list[Path] = []
     for path in paths:
@@ -53,7 +53,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """The wanted columns of all files of a log, one below the other."""
+    """The wanted columns of a log, with the rows of all its files concatenated."""
 
     parts: tuple[FileRows, ...]
     """The files as they were read; their tables are empty, because the rows are in `columns`."""
@@ -89,7 +89,7 @@ class Log:
         return str(first) if len(self.parts) == 1 else f"{first} and {len(self.parts) - 1} more"
 
     def take(self, column: str) -> pa.ChunkedArray:
-        """Returns a column for one of its uses. The last use removes the column from the log, which frees memory."""
+        """Returns a column. The last of the expected calls removes the column from the log, which frees memory."""
         self.uses[column] -= 1
         return self.columns[column] if self.uses[column] > 0 else self.columns.pop(column)
 

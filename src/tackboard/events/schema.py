@@ -1,8 +1,8 @@
 """The canonical event table: every log is converted to this table before anything else reads the log.
 
-The table is an Arrow table with the columns below. `complete_events` adds int64 ids and sorts the events as they are
-stored on disk, by (user_id, time_ms, order). Decided: an int64 id is used as it is, and a string id becomes its 8-byte
-BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same id are refused, never merged.
+The table is an Arrow table with the columns below. `complete_events` adds int64 ids and sorts the events by (user_id,
+time_ms, order), as they are stored on disk. Decided: an int64 id is used as it is, and a string id becomes its 8-byte
+BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same hash are refused, never merged.
 Further columns of a log are called fields. They follow the canonical columns under their own names.
 """
 
@@ -39,7 +39,7 @@ OPTIONAL_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "position": (pa.int32(),),
     "context": (pa.string(),),
 }
-"""Optional columns; nulls are allowed. `position` counts from 0, `context` is JSON."""
+"""Optional columns; nulls are allowed. `position` counts from 0, and `context` is JSON."""
 FIELD_KINDS: dict[pa.DataType, str] = {
     pa.int64(): "int",
     pa.float64(): "float",
@@ -101,18 +101,18 @@ def complete_events(events: pa.Table) -> pa.Table:
 
 
 def field_names(events: pa.Table) -> list[str]:
-    """Returns the columns of `events` that are fields. The events may be completed or not."""
+    """Returns the columns of `events` that are fields. `complete_events` need not have been called."""
     ours = {*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id"}
     return [name for name in events.column_names if name not in ours]
 
 
 def is_field_name(name: str) -> bool:
-    """Returns whether a field may have this name. Reserved names are checked elsewhere."""
+    """Returns whether `name` has the form of a field name. Does not check for reserved names."""
     return bool(_FIELD_NAME.fullmatch(name)) and not keyword.iskeyword(name)
 
 
 def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
-    """Returns int64 ids. Integers stay as they are, strings are hashed. Two strings with one id raise DataError."""
+    """Returns int64 ids. Integers are kept, and strings are hashed. Two strings with one hash raise DataError."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     array = encode(column)

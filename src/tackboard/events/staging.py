@@ -2,9 +2,9 @@
 
 The new snapshot is made beside the old one under a temporary name, with hard links to the files that stay. It becomes
 `latest` in one rename at the very end, so a kill at any instant leaves the old snapshot or the complete new one. If a
-run is killed after its snapshot was complete but before it became `latest`, the next run uses that snapshot instead of
-making it again. Forgotten users are never copied: if the old snapshot holds forgotten users, only a writer that
-replaces users.parquet may continue.
+run is killed after its snapshot was complete but before the snapshot became `latest`, the next run uses this snapshot
+instead of making a new one. Forgotten users are never copied: if the old snapshot holds forgotten users, only a writer
+that replaces users.parquet may continue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN_KEYS = ("kind", "format_version", "files", "sha256_of_the_above")
 
 
 def check_newest(dataset: Dataset) -> None:
-    """Raises UsageError for an older snapshot, because a snapshot made from it would move `latest` to older events."""
+    """Raises UsageError for an older snapshot, because a new snapshot made from it would lack newer events."""
     snapshot = dataset.path.resolve()
     latest = snapshot.parent / LATEST
     if not latest.is_symlink() or latest.resolve() != snapshot:
@@ -46,10 +46,10 @@ def derive_snapshot(
 ) -> Path:
     """Makes a snapshot from the files of `dataset` except `replaced`, and from the files that `fill` writes.
 
-    `dataset` must be the newest snapshot. `fill` writes files into the given folder and returns their names. `what` is
-    JSON. The content of these files must depend only on `what` and on the old snapshot. The digest of both goes into
-    the manifest under `note`. If `fill` raises, the old snapshot stays in use. Returns the path of the new snapshot. If
-    the old snapshot holds forgotten users, raises DataError, unless `replaced` contains users.parquet.
+    `dataset` must be the newest snapshot. `fill` gets a folder, writes files into it and returns their names. The
+    content of these files must depend only on the old snapshot and on `what`, a JSON value. The digest of both goes
+    into the manifest under `note`. If `fill` raises, the old snapshot stays in use. Returns the path of the new
+    snapshot. If the old snapshot holds forgotten users, raises DataError, unless `replaced` contains users.parquet.
     """
     check_newest(dataset)
     source = dataset.path.resolve()
@@ -64,7 +64,7 @@ def derive_snapshot(
         final = source.with_name(f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{identity[:8]}")
         with new_directory(final) as staging:
             meant = {*_link_files(dataset, staging, replaced), *fill(staging)}
-            # All notes of the old manifest are taken over, so that those of another tackboard version stay.
+            # All notes of the old manifest are taken over, so that notes of other tackboard versions stay.
             noted = {key: value for key, value in dataset.manifest.items() if key not in _OWN_KEYS}
             noted |= {note: {"identity": identity, "from": source.name}}
             write_manifest(staging, KIND, noted, meant=meant)

@@ -1,7 +1,7 @@
-"""Counts and distributions of a dataset: computed from completed events and the table of items, as one JSON object.
+"""Computes counts and distributions of a dataset from its events and its table of items, as one JSON object.
 
-`init` prints the statistics, recipes take their sizes from them, and docs/synthetic-world.md uses them to compare
-worlds with real logs. Everything is computed with sorts over NumPy columns.
+`init` prints the statistics, recipes take the numbers of events and items from them, and docs/synthetic-world.md uses
+them to compare worlds with real logs. Everything is computed with sorts over NumPy columns.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FIELDS = {
     **dict.fromkeys(("user_type", "item_type"), Literal["int64", "string"]),
     **dict.fromkeys(("actions", "surfaces"), dict[str, float]),
 }
-"""Fields of statistics.json, with their types, that are needed to read a dataset. Other fields are for people."""
+"""The fields of statistics.json that are needed to read a dataset, and their types. Other fields are for people."""
 OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
-"""The Zipf exponent is fitted to the most popular items, which are this share of all items."""
+"""The Zipf exponent is fitted to this share of the items, the most popular ones."""
 
 
 def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
-    """Returns the statistics of completed events (sorted by user and time) and their items. Shares lie in [0, 1]."""
+    """Returns the statistics of events (as `complete_events` returns them) and of their items. Shares lie in [0, 1]."""
     user_id, item_id = numpy_column(events, "user_id"), numpy_column(events, "item_id")
     time_ms = numpy_column(events, "time_ms")
     same_user = user_id[1:] == user_id[:-1]
@@ -68,7 +68,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
 
 
 def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
-    """Returns the share of the events that have each name, the most frequent name first."""
+    """Returns each name's share of the events, the most frequent name first."""
     array = encode(column)
     counts = np.bincount(array.indices.to_numpy(), minlength=len(array.dictionary))
     pairs = zip(array.dictionary.to_pylist(), counts.tolist(), strict=True)
@@ -105,12 +105,12 @@ def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
 def _repeats(
     per_user: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_], known_items: NDArray[Any]
 ) -> dict[str, float]:
-    """Returns the shares of events whose item the user had in any earlier event, and in the event just before.
+    """Returns the share of events that repeat any earlier item of the user, and the share that repeat the last item.
 
     `known_items` holds the ids of the items, sorted.
     """
     first, last = int(item_id.min()), int(item_id.max())
-    # One int64 key per (user, item). Ids that lie far apart, such as hashed strings, are numbered from 0 first.
+    # Each (user, item) gets one int64 key. Ids that lie far apart, such as hashed strings, are numbered from 0 first.
     if (last - first + 1) * len(per_user) < 1 << 62:
         keys, span = item_id - first, last - first + 1
     else:
@@ -123,7 +123,7 @@ def _repeats(
 
 
 def _births(items: pa.Table, first_ms: int, last_ms: int) -> dict[str, float]:
-    """Returns when items appear, as shares of the time span: by birth_ms if the column exists, else by first event."""
+    """Describes when items appear (birth_ms or else first event): 0 is the start of the time span, 1 is its end."""
     column = items["birth_ms"] if "birth_ms" in items.column_names else items["first_ms"]
     births = column.drop_null().to_numpy().astype(np.float64)
     if not len(births):

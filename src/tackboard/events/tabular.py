@@ -1,9 +1,9 @@
 """Reads the wanted columns of a user's file, which is CSV, gzipped CSV or Parquet, as a table.
 
-The first bytes of a file decide its format, not its name. Decided: CSV columns are read as text and never as a guessed
+The first bytes of a file, not its name, decide the format. Decided: CSV columns are read as text and never as a guessed
 type, because a guess turns the id `007` into 7, and one stray letter changes the type of a column. Rows with the wrong
-number of fields are left out and their line numbers kept; the caller decides whether there are too many such rows. A
-file that changes while it is read is refused.
+number of fields are left out, and their line numbers are kept. The caller decides whether too many rows were left out.
+A file that changes while it is read is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
 """Matches a name that begins with a letter, or an empty name, because some programs write an unnamed index column."""
 _HEADER_BYTES = 1 << 20
 MAX_COLUMNS = 10_000
-"""Largest number of columns in a file. A file with more is a matrix, or its lines do not end where they should."""
+"""Largest number of columns in a file. A file with more columns is a matrix or has broken line ends."""
 _BLOCK_BYTES = 8 << 20
 
 
@@ -98,7 +98,7 @@ class FileRows:
         return "line" if self.source.format == "csv" else "row"
 
     def line_of(self, row: int) -> int:
-        """Returns the record number of a row of `table`, counted from 1 with the header and the left-out records."""
+        """Returns the record number of a row of `table`, from 1. A CSV header and left-out records count as records."""
         line = row + 1 + (self.source.format == "csv")
         for left_out in np.sort(self.malformed).tolist():
             line += left_out <= line
@@ -169,11 +169,11 @@ def read(
     as_text: list[str] | None = None,
     progress: Progress | None = None,
 ) -> FileRows:
-    """Reads `columns` (by default all). Parquet columns keep their types, CSV columns are strings.
+    """Reads `columns` (by default all). Parquet columns keep their types, and CSV columns are strings.
 
-    With `as_text`, only these CSV columns are strings, and the others get the type that fits all their values.
-    `progress` counts bytes of the file. A file that cannot be read, or that changes meanwhile, raises DataError. The
-    error names the row if the row is known.
+    With `as_text`, only the CSV columns in `as_text` are strings, and the others get the type that fits all their
+    values. `progress` counts bytes of the file. A file that cannot be read, or that changes meanwhile, raises
+    DataError. The error names the row if the row is known.
     """
     names = list(dict.fromkeys(columns if columns is not None else source.columns))
     progress = progress if progress is not None else Progress("", quiet=True)
@@ -183,7 +183,7 @@ def read(
         else:
             rows = _read_csv(source, names, as_text, progress)
     except DataError:
-        source.check_unchanged()  # If the file has changed, this is the better explanation.
+        source.check_unchanged()  # If the file has changed, this error explains more.
         raise
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         source.check_unchanged()
@@ -199,7 +199,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the text of a system or Arrow error. A system error's text omits the path, which our message names."""
+    """Returns the text of a system or Arrow error. Omits the path in a system error, because our message names it."""
     if isinstance(error, OSError) and error.errno and error.strerror:
         return error.strerror
     return str(error)[:200] or type(error).__name__
@@ -222,7 +222,7 @@ def _unreadable(source: TableFile, error: BaseException) -> DataError:
 def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> TableFile:
     header_bytes = start.split(b"\n", 1)[0].rstrip(b"\r")
     try:
-        # A cut line may end in the middle of a character of several bytes.
+        # A cut line may end in the middle of a multi-byte character.
         is_cut = len(start) == _HEADER_BYTES and b"\n" not in start
         header = codecs.getincrementaldecoder("utf-8-sig")().decode(header_bytes, final=not is_cut)
     except UnicodeDecodeError:
@@ -269,7 +269,7 @@ def _check_columns(path: Path, names: tuple[str, ...]) -> None:
 
 
 def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> FileRows:
-    """Reads one row group at a time, so that an error can name its rows and a progress bar can move."""
+    """Reads one row group at a time, so that an error can name the bad rows and a progress bar can move."""
     tables = []
     with pq.ParquetFile(source.path, page_checksum_verification=True) as file:
         start, num_rows = 0, file.metadata.num_rows
@@ -296,10 +296,10 @@ def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> Fi
 
 @contextlib.contextmanager
 def _undecodable_rows(source: TableFile) -> Iterator[None]:
-    """Raises DataError if a row with the wrong number of fields is not UTF-8 either.
+    """Raises DataError if a row with the wrong number of fields is also not UTF-8.
 
-    Arrow fails before it can hand this row to the callback, in a place from which no exception can be raised. Python
-    then calls `sys.unraisablehook`, which would print a traceback. This context manager replaces the hook meanwhile.
+    Arrow fails before it can hand this row to `invalid_row_handler`, in a place from which no exception can be raised.
+    Python then calls `sys.unraisablehook`, which would print a traceback. So this context manager replaces the hook.
     """
     failed: list[object] = []
     usual, sys.unraisablehook = sys.unraisablehook, lambda problem: failed.append(problem.exc_type)
@@ -338,7 +338,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
         return "skip"
 
     texts = dict.fromkeys(names if as_text is None else as_text, pa.string())
-    # One thread, because otherwise pyarrow does not number the records that it cannot parse.
+    # Only one thread reads, because with several threads pyarrow does not number the records that it cannot parse.
     options = {
         "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
         "parse_options": pyarrow.csv.ParseOptions(
@@ -358,7 +358,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" not in str(error):
                 raise
-            table = pa.table({name: pa.array([], pa.string()) for name in names})  # A header without a line break.
+            table = pa.table({name: pa.array([], pa.string()) for name in names})  # No line break after the header.
     if torn:
         # The open quote swallows every line up to the next quote, and all these lines would count as one bad row.
         raise DataError(

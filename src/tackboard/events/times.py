@@ -1,9 +1,10 @@
 """This module takes times in any usual form and returns milliseconds UTC.
 
 The rules are also in docs/events.md. The magnitude of a number decides whether it means seconds, milliseconds,
-microseconds or nanoseconds. Text is ISO 8601; without a zone, it means UTC. A time at or before 1970-01-01 is unusable,
-because logs write zero for a missing time. A time from late 5138 on is unusable, because its number of seconds would be
-read as milliseconds. A column that mixes units is refused, because nobody can know which unit is right.
+microseconds or nanoseconds. Text is ISO 8601, and text without a zone means UTC. A time at or before 1970-01-01 is
+unusable, because logs write zero for a missing time. A time from late 5138 on is unusable, because its number of
+seconds would be read as milliseconds. A column that mixes units is refused, because nobody can know which unit is
+right.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
 
 
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
-    """Parses a column of milliseconds. Whole numbers, even 0 and less, stay as they are, and other text is unusable.
+    """Parses a column of milliseconds. Whole numbers, even 0 and negative ones, are kept. Other text is unusable.
 
-    A column that is neither integers nor text goes to `parse_times`.
+    A column that is neither integers nor text is parsed by `parse_times`.
     """
     column = plain(column)
     if is_text(column.type):
@@ -115,7 +116,7 @@ def _from_text(column: pa.ChunkedArray, name: str, place: Place) -> Times:
 
 
 def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
-    """Returns the function that gives the place of the n-th row of those that `chosen` marks."""
+    """Returns a function from n to the place of the n-th row that `chosen` marks."""
     rows = np.flatnonzero(chosen)
     return lambda row: place(int(rows[row]))
 
@@ -130,7 +131,7 @@ def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
 
 
 def _cast_text(text: pa.Array, type_: pa.DataType) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns the ms of ISO texts, and which of the texts are valid.
+    """Returns the times of ISO texts in ms, and a mask of the valid texts.
 
     One text that looks right but is not a date (31 February) makes Arrow's cast of the whole block fail. A failing
     block is halved until each bad text stands alone.
@@ -164,7 +165,7 @@ def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_], name: str, plac
         raise _mixed(name, place, {UNITS[unit][0]: int(row) for unit, row in zip(found, rows, strict=True)})
     whole = np.issubdtype(values.dtype, np.integer)
     if highest == 0:
-        # Seconds are converted to 64 bits first, because they fit into 32 bits, but their milliseconds do not.
+        # Seconds are converted to 64 bits first, because a column of 32 bits can hold seconds but not milliseconds.
         in_ms = usable.astype(np.int64) * 1000 if whole else np.round(usable * 1000.0)
     else:
         in_ms = usable if highest == 1 and whole else usable // 1000 ** (highest - 1)

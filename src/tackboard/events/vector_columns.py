@@ -1,7 +1,8 @@
-"""Vectors among attributes: converts lists of floats to fixed-width vectors of float32, and to their form in Parquet.
+"""Vectors among attributes: converts lists of floats to float32 vectors of fixed width, and prepares these for Parquet.
 
-Decided: on disk a vector is a list, and the column's metadata holds its width. Parquet has no lists of fixed width, and
-pyarrow cannot read back a fixed-width column with nulls. Such nulls are usual: an item without attributes has one.
+Decided: on disk a vector is a list, and the column's metadata holds the width of the vectors. Parquet has no lists of
+fixed width, and pyarrow cannot read back a fixed-width column with nulls. Nulls are common, because an item without
+attributes has a null.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def with_vectors(table: pa.Table) -> pa.Table:
     """Converts each column of lists of floats to fixed_size_list<float32> if all its lists have the same length.
 
     Other lists stay as they are. Lists of integers always stay, because they are usually ids, and float32 would make
-    large ids equal. Nulls instead of a list stay. A null inside a list of a converted column raises DataError.
+    large ids equal. A null instead of a list stays. A null inside a list of a converted column raises DataError.
     """
     for place, name in enumerate(table.column_names):
         width = _width_of(table[name])

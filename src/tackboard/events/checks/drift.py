@@ -1,11 +1,12 @@
-"""Measures how far two snapshots, or two ranges of time, differ: one distance per column of old and new events.
+"""Measures how far the events of two snapshots, or of two ranges of time, differ in each column.
 
-Every column becomes two lists of shares over the same values. For names (actions, surfaces, hours, items, fields of
-text or booleans) the values are the most frequent names of the old side, and `other`. Numbers (gaps, lateness, events
-per user, fields) are cut into bins at the quantiles of the old side. There are two distances. L∞ is the largest
-difference of a share. The Jensen–Shannon divergence is in bits (logarithm to base 2): 0 for equal shares, 1 if no value
-occurs on both sides. It does not change if the sides are swapped. Decided: names and bins come from the old side alone,
-so that every new snapshot is measured alike.
+Every column becomes two lists of shares over the same values, one for the old side and one for the new side. For names
+(actions, surfaces, hours, items, fields of text or booleans) the values are the most frequent names of the old side,
+and `(other)`. Numbers (gaps, lateness, events per user, fields) are cut into bins at the quantiles of the old side.
+There are two distances. L∞ is the largest difference between the two shares of a value. The Jensen–Shannon divergence
+is in bits (logarithm to base 2): 0 for equal shares, 1 if no value occurs on both sides. This divergence does not
+change if the sides are swapped. Decided: names and bins come from the old side alone, so that all new snapshots are
+measured with the same values.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tackboard.events.checks.measures import (
 from tackboard.events.schema import numpy_column
 
 NUM_NAMES = 100
-"""The number of names of the old side, the most frequent ones, that are counted. All other names are `other`."""
+"""The most frequent names of the old side are counted, at most this many. All other names count as `(other)`."""
 NUM_BINS = 20
 OTHER = "(other)"
 ITEM = "item"

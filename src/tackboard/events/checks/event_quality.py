@@ -22,10 +22,10 @@ SMALL_SHARE = 0.1
 USUAL_SHARE = 0.5
 """A day is a usual day if it has at least this share of the median."""
 USUAL_EVENTS = 50
-"""If the median of its neighbours is below this, a day is never a gap."""
+"""A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this many times the average number of events. In a small log, every share is large."""
+"""A heavy user also has more than this many times the average number of events, as shares are large in small logs."""
 
 
 class EventCheck(TableCheck):
@@ -80,7 +80,7 @@ class EventCheck(TableCheck):
         return list(starts), list(firsts), list(lasts)
 
     def begin(self, table: pa.Table) -> bool:
-        """Checks the columns of `table`, which has no rows. Returns True: rows of good columns are always checked."""
+        """Checks the columns of `table`, which has no rows. Always returns True: bad columns are skipped."""
         wanted = {**EVENT_COLUMNS, "user_id": (pa.int64(),), "item_id": (pa.int64(),)}
         fields = {name: tuple(FIELD_KINDS) for name in field_names(table)}
         for name, types in {**wanted, **OPTIONAL_COLUMNS, **fields}.items():

@@ -1,8 +1,8 @@
 """The rules for a snapshot, and the findings: one finding for all rows that break the same rule in the same place.
 
-RULES holds every rule of `tackboard data check`, with what to do about it. Decided: an error stops training or serving,
-or makes their results wrong. A warning may concern correct data, but somebody should look. A finding names files,
-columns, items, row numbers and counts, never a user.
+RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: an error stops training
+or serving, or makes their results wrong. Data with a warning may be correct, but somebody should look at the data. A
+finding names files, columns, items, row numbers and counts, never a user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Severity = Literal["error", "warning"]
 COUNTED = {"rows": "row", "events": "event", "users": "user", "days": "day"}
-"""If a rule's sentence begins with one of these words, the count is put before it. The second word is the singular."""
+"""If a rule's sentence begins with one of these words, the count is put before the word. The value is the singular."""
 OF_ONE = {"have": "has", "repeat": "repeats", "name": "names", "lie": "lies", "were": "was", "are": "is"}
 OF_ONE |= {"them": "it", "they": "it", "their": "its"}
 """Other words of these sentences, and their form for a count of one."""
@@ -116,7 +116,7 @@ class Finding:
 
 
 class Findings:
-    """Collects problems. Problems of the same rule, file and name become one finding with a count."""
+    """Collects problems. Problems with the same rule, file and `about` become one finding with a count."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], list[Any]] = {}

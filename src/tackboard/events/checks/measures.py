@@ -1,7 +1,7 @@
 """Measures of events: reads names and numbers from a dataset one bucket at a time, and counts them.
 
-`data stats` and `data drift` both use this module, so a gap or an hour means the same in both. They need memory for one
-bucket and for one count per item and per user. Samples and counts of names are bounded.
+`data stats` and `data drift` both use this module, so a gap or an hour means the same in both. Both commands need
+memory for one bucket, and for one count per item and per user. Samples and counts of names are bounded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tackboard.events.schema import encode, numpy_column, starts_of_users
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 TOLERANCE_MS = DAY_MS
-"""A time up to this far in the future is accepted, because clocks run fast and time zones are confused."""
+"""A time up to this far in the future is accepted, because some clocks run fast and some logs mix up time zones."""
 SAMPLE_SIZE = 65_536
 MAX_NAMES = 100_000
-"""If a column has more different names than this, only the most frequent half of this number is kept."""
+"""If a column has more different names than this, only the MAX_NAMES // 2 most frequent names are kept."""
 MERGE_AT = 1 << 22
 """When more ids than this have been collected, their counts are merged."""
 MISSING = "(missing)"
@@ -61,7 +61,7 @@ class Slice:
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """Parses `2026-01-01..2026-01-31` to ms UTC [from, until). Both days are included, and either may be left out."""
+    """Parses `2026-01-01..2026-01-31` to ms UTC [from, until). The last day is included. Either day may be omitted."""
     if text is None:
         return None, None
     found = _RANGE.fullmatch(text.strip())
@@ -86,12 +86,12 @@ def columns_of(dataset: Dataset) -> list[str]:
 
 
 def name_columns(dataset: Dataset) -> list[str]:
-    """Returns the measures that are names: action, surface, hour of day, and the fields of text and booleans."""
+    """Returns the measures whose values are names: action, surface, hour of day, and fields of text and booleans."""
     return ["action", "surface", "hour", *(name for name, kind in dataset.fields.items() if kind in ("string", "bool"))]
 
 
 def number_columns(dataset: Dataset) -> list[str]:
-    """Returns the measures that are numbers: gap_s, lateness_s, events_per_user, and the fields of numbers."""
+    """Returns the measures whose values are numbers: gap_s, lateness_s, events_per_user, and the fields of numbers."""
     numeric = (name for name, kind in dataset.fields.items() if kind in ("int", "float"))
     return ["gap_s", "lateness_s", "events_per_user", *numeric]
 
@@ -182,7 +182,7 @@ class NameCounts:
 
 
 class IdCounts:
-    """Counts int64 ids, with one number per id that occurs."""
+    """Counts how often each int64 id occurs. Keeps one count per id."""
 
     def __init__(self) -> None:
         self._ids: list[Ints] = []
@@ -190,7 +190,7 @@ class IdCounts:
         self._waiting = 0
 
     def add(self, ids: Ints) -> None:
-        """Adds one to each of `ids`, which may repeat."""
+        """Adds one to the count of each of `ids`. An id may occur several times."""
         unique, counts = np.unique(ids, return_counts=True)
         self._ids.append(unique)
         self._counts.append(counts)
@@ -212,9 +212,10 @@ class IdCounts:
 
 
 def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> tuple[int, int]:
-    """Returns the newest time of a column that does not lie in the future, and the number of events in the future.
+    """Returns the newest time in `column` that is not in the future, and the number of events in the future.
 
-    The future begins a day after `now_ms` (by default the clock's time). If all times lie in it, raises DataError.
+    The future begins a day after `now_ms` (default: the clock's time). If all times are in the future, raises
+    DataError.
     """
     last = (int(time.time() * 1000) if now_ms is None else now_ms) + TOLERANCE_MS
     newest, num_future = -1, 0

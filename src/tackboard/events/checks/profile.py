@@ -1,7 +1,7 @@
 """`tackboard data stats`: describes the events of a snapshot, as plain JSON.
 
-Events are read one bucket at a time and counted into fixed bins. Each item and user takes the memory of one number.
-Nothing in the result is about a single user. If there are more than 65,536 values, the quantiles of gaps, lateness and
+Events are read one bucket at a time and counted into fixed bins. Memory holds one number per item and per user. Nothing
+in the result is about a single user. If there are more than 65,536 values, the quantiles of gaps, lateness and
 candidates per request come from a sample, drawn the same way every time, and are marked `estimated`. Everything else is
 exact, unless there are more than 100,000 different actions or surfaces.
 """
@@ -47,7 +47,7 @@ DURATIONS_S: tuple[tuple[str, float], ...] = (
     ("1 to 7 days", 604_800.0),
     ("7 to 30 days", 2_592_000.0),
 )
-"""Bins of gaps and lateness: the name and the largest number of seconds. Longer times are in `over 30 days`."""
+"""Bins of gaps and lateness: the name and the largest number of seconds of each. Longer times are in `over 30 days`."""
 COUNTS: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000)
 """Bins of events per user: the smallest number of each bin."""
 NUM_RANKS = 60
@@ -126,7 +126,7 @@ class _Durations:
 
 
 def _by_share(quantiles: NDArray[np.float64]) -> dict[str, float]:
-    """Returns quantiles at SHARES by name, or nothing if there are no quantiles."""
+    """Returns the quantiles at SHARES by name (`q50`), or an empty dict if there are no quantiles."""
     return {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=False)}
 
 
@@ -166,7 +166,7 @@ def _popularity(dataset: Dataset, item_ids: NDArray[np.int64], per_item: NDArray
 
 
 def _growth(dataset: Dataset) -> dict[str, Any]:
-    """Counts the items after each day with a new item: by birth if the column exists, else by first event."""
+    """Counts all items up to each day with a new item. An item is new at its birth or else at its first event."""
     held = pq.read_schema(dataset.path / "items.parquet").names
     name = "birth_ms" if "birth_ms" in held else "first_ms"
     births = dataset.read_items([name])[name].drop_null().to_numpy()
@@ -179,7 +179,7 @@ def _growth(dataset: Dataset) -> dict[str, Any]:
 
 
 def _requests(path: Path) -> dict[str, Any] | None:
-    """Counts requests, candidates, and the values of each label that are 1, 0 or unknown. None without the file."""
+    """Counts requests, candidates, and positive, negative and unknown labels. Returns None if there is no file."""
     if not path.is_file():
         return None
     num_requests, sizes, sample = 0, 0, Sample()

@@ -2,7 +2,7 @@
 
 The check compares every file with the manifest, then reads each Parquet file one row group at a time. It needs memory
 for one row group and for the ids of items and users, whatever the number of events. A damaged file does not keep the
-other files from being checked. Decided: a check never repairs, and never stops at the first mistake.
+other files from being checked. Decided: a check never repairs anything, and never stops at the first mistake.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
     """Checks a snapshot, or the newest snapshot of a dataset. A path without a dataset raises DataError.
 
     A user is reported as heavy if they have more than `max_user_share` of the events and more than 10 times the
-    average. Events more than a day after `now_ms` (by default the clock's time) lie in the future.
+    average. Events more than a day after `now_ms` (by default the clock's time) are reported.
     """
     folder = snapshot_folder(path)
     findings = Findings()
@@ -101,7 +101,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Compares every file with the manifest. Returns False if its kind or version cannot be checked further."""
+    """Compares every file with the manifest. Returns False if the folder is not a dataset of a known version."""
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:

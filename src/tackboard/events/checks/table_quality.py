@@ -1,4 +1,4 @@
-"""Checks items, users, their histories, impressions and requests of a snapshot. findings.py has the rules."""
+"""Checks the items, users, attribute versions, impressions and requests of a snapshot. findings.py has the rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True)
 class KnownIds:
-    """Sorted ids of items and users, or None if the file is unreadable. Unknown births (ms) are the least int64."""
+    """Sorted ids of items and users, or None if the file is unreadable. An unknown birth (ms) is the smallest int64."""
 
     items: Ints | None
     users: Ints | None
@@ -124,7 +124,7 @@ class EntityCheck(TableCheck):
         return np.sort(_joined(self._ids)) if self.is_whole else None
 
     def births(self) -> Ints | None:
-        """Returns birth_ms in the order of `ids`. None without births, or if part of the file could not be read."""
+        """Returns birth_ms in the order of `ids`, or None if there are no births or part of the file is unreadable."""
         if not self.is_whole or not self._births:
             return None
         return _joined(self._births)[np.argsort(_joined(self._ids), kind="stable")]
@@ -141,7 +141,7 @@ class EntityCheck(TableCheck):
 
 
 class HistoryCheck(TableCheck):
-    """Checks item_history.parquet or user_history.parquet, which hold versions by id and valid_from_ms."""
+    """Checks item_history.parquet or user_history.parquet, which hold attribute versions by id and valid_from_ms."""
 
     def __init__(self, kind: str, known: KnownIds, findings: Findings) -> None:
         super().__init__(f"{kind}_history.parquet", findings, {f"{kind}_id": pa.int64(), VALID_FROM: pa.int64()})
@@ -169,7 +169,7 @@ class ImpressionCheck(TableCheck):
 
 
 class RequestCheck(TableCheck):
-    """Checks requests.parquet, which has one row per request, with its candidates in lists of the same length."""
+    """Checks requests.parquet, which has one row per request. All lists of a row have one value per candidate."""
 
     def __init__(self, known: KnownIds, findings: Findings, now_ms: int) -> None:
         wanted = {"request": None, "user_id": pa.int64(), "time_ms": pa.int64(), "item_id": pa.list_(pa.int64())}

@@ -1,12 +1,12 @@
-"""The list of forgotten users, a sealed file beside the snapshots of a dataset. Removes these users from tables.
+"""Keeps the list of forgotten users in a sealed file beside a dataset's snapshots. Removes these users from tables.
 
     datasets/<name>/forgotten.json    {"kind": "forgotten users", "format_version": 1, "user_ids": [...], seal}
 
 Every writer of a snapshot reads the list first, leaves the listed users out and calls `promote` at the end. `promote`
 fails if the list has grown meanwhile, so an import cannot bring back a user who was forgotten while the import ran.
-Decided: the list holds 64-bit ids and no names, although an integer id is its own name. A user whose name is a whole
-number has two entries, the number and the hash of its text, because the next import may read the user column as text.
-The list only grows. A damaged list stops every writer, because without it nobody knows which users to leave out.
+Decided: the list holds 64-bit ids and no names, although an integer id is also the user's name. A user whose name is a
+whole number has two entries, the number and the hash of its text, because the next import may read the user column as
+text. The list only grows. A damaged list stops every writer, because the users to leave out are then unknown.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Remains:
 
 
 def user_ids_of(name: str) -> list[int]:
-    """Returns the 64-bit ids that a user of this name can have: as text and, if it is a whole number, as an integer."""
+    """Returns the 64-bit ids that a user of this name can have: as text and, for a whole number, as an integer."""
     text = name.strip()
     if not text:
         raise UsageError("the name of a user is empty", allowed="allowed: the user's id as it stands in the log")
@@ -107,7 +107,7 @@ def refuse_dangling(path: Path) -> None:
 
 
 def read_forgotten(folder: Path) -> Forgotten:
-    """Reads the list in a dataset's folder; it is empty without a file. A damaged list raises CorruptFileError."""
+    """Reads the list in a dataset's folder. No file means an empty list. A damaged list raises CorruptFileError."""
     path = folder / FILE_NAME
     try:
         content = unseal(path.read_bytes())
@@ -150,7 +150,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Removes forgotten users' impressions, found by user_id or else by the requests of these users in `events`."""
+    """Removes the impressions of forgotten users. Without user_id, finds them by these users' requests in `events`."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:
@@ -182,7 +182,7 @@ def promote(snapshot: Path, forgotten: Forgotten) -> None:
 
 
 def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
-    """Raises DataError if a snapshot holds forgotten users, because new snapshots made from it would hold them too."""
+    """Raises DataError if a snapshot holds forgotten users, because a snapshot made from it would hold them too."""
     remains = remains_in(snapshot, forgotten)
     if remains.num_users:
         raise DataError(
@@ -207,7 +207,7 @@ def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
 
 
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
-    """Returns the forgotten users in a Parquet file (none without user_id). Skips row groups that cannot hold any."""
+    """Returns the forgotten users in a Parquet file, if the file has user_id. Skips row groups that cannot hold any."""
     found = [np.zeros(0, dtype=np.int64)]
     with reading(path), pq.ParquetFile(path) as file:
         if "user_id" not in file.schema_arrow.names:

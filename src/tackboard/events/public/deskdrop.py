@@ -2,7 +2,7 @@
 
 Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow). Times are seconds. A
 session is not a request, so it becomes a field `session`. The other fields are `user_agent`, `region` and `country`,
-where empty text means missing. Tie rule: the order of the file.
+where empty text means missing. Events of one user at the same time keep the order of the file.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Rules: there is one action, `event`. S3-Rec and TiCoSeRec ship one line per user, `user item item …`, with the items in
 order. SASRec and BERT4Rec ship one line per event, `user item`. Only TiCoSeRec ships times (seconds, whole days), in a
-second file of the same shape. The others ship only an order, and their times are made up. S3-Rec ships item attributes
-as numbers, which become a list `attributes`. Tie rule: the order of the line. Each paper numbered its items in its own
-way, so item 7 of one dataset is not item 7 of another.
+second file of the same shape. The other papers ship only an order, so their times are made up. S3-Rec ships item
+attributes as numbers, which become a list `attributes`. Events at the same time keep the order of the line. Each paper
+numbered its items in its own way, so item 7 of one dataset is not item 7 of another.
 """
 
 from __future__ import annotations

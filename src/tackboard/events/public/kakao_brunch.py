@@ -3,9 +3,9 @@
 Rules: there is one action, `read`. A time is the beginning of the hour, in Korean time (UTC+9). Two forms can be read.
 The competition ships a folder `read` with one file per hour, `2018100100_2018100101`. A line has a user and then the
 articles in the order of reading, and ids are text. The compact form is reads.parquet (user, item, hour since
-2018-10-01) with items.txt.zst, whose n-th line names item n - 1. Its ids are integers, and an item's attributes are
-`article` and `author`. Tie rule: the publisher's order inside the hour. One read in five repeats the read before it.
-All reads are kept.
+2018-10-01) with items.txt.zst, whose n-th line names item n - 1. In the compact form, ids are integers, and an item's
+attributes are `article` and `author`. Reads of one user in the same hour keep the publisher's order. One read in five
+repeats the read before it. All reads are kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """MovieLens 100K and 1M: which users rated which films, and when.
 
 Rules: the action is the rating, `rating_1` to `rating_5`, and a field `rating` holds the rating as a number. Times are
-seconds. Tie rule: ratings of one user in the same second keep the order of the file. The tie rule decides which film is
-a user's last, because in the 1M set three ratings of four have the same user and second as another rating.
+seconds. Ratings of one user in the same second keep the order of the file. This rule decides which film is a user's
+last, because in the 1M set three ratings in four have the same user and second as another rating.
 """
 
 from __future__ import annotations

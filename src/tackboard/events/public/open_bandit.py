@@ -1,12 +1,12 @@
 """Open Bandit, small version: which fashion item a policy showed at which position, and whether it was clicked.
 
 Rules: the publisher gives no user ids, so every impression is a user of its own, with four hashed features as
-attributes. The action is `click` or `impression`. The surface is the campaign (all, men, women). The request is the
-impression. Positions 1 to 3 become 0 to 2. Items are numbered per campaign: item 3 of `men` is `men-3`. The fields are
-`policy` (bts or random), `propensity`, and `affinity`, the user-item affinity of the item shown. Affinities of other
-items are left out. Of the item features, only the numeric one is kept, as `feature_0`. The hashed item features are
-left out, because they differ between the folders of the two policies. Times are those of the impressions, in µs in the
-files. Tie rule: policy, campaign, order of the file.
+attributes. The action is `click` or `impression`. The surface is the campaign (all, men, women). Each impression is
+also a request of its own. Positions 1 to 3 become 0 to 2. Items are numbered per campaign: item 3 of `men` is `men-3`.
+The fields are `policy` (bts or random), `propensity`, and `affinity`, the user-item affinity of the item shown.
+Affinities of other items are left out. Of the item features, only the numeric one is kept, as `feature_0`. The hashed
+item features are left out, because they differ between the folders of the two policies. Times are the times of the
+impressions, which the files give in µs. Rows are ordered by policy, then by campaign, then as in the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What all public datasets share: reads the publisher's files as canonical events, and compares them with known counts.
 
-Decided: every row of the publisher is kept, even exact repeats, because published results count them. The numbers of
-users, items and events are known, and files with other numbers are refused, so that a dataset's name stays true. The
-tie rule is the same for all datasets: rows of the same user and time keep the publisher's order.
+Decided: every row of the publisher is kept, even exact repeats, because published results include them. The numbers of
+users, items and events are known, and files with other numbers are refused, so that a dataset of this name always holds
+the published data. In all datasets, rows of the same user and time keep the publisher's order.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def order_only_times(lengths: Any) -> NDArray[np.int64]:
 
 
 def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *, header: bool = False) -> pa.Table:
-    """Reads a publisher's CSV. `columns` are in file order or, with a header, found by name.
+    """Reads a publisher's CSV. `columns` are given in file order or, with a header, are found by name.
 
-    Other shapes raise ArrowInvalid.
+    A file of another shape raises ArrowInvalid.
     """
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),

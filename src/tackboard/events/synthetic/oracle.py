@@ -34,9 +34,9 @@ def oracle_item_ids(config: WorldConfig) -> Ints:
 def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, *, given_kept: bool = False) -> Floats:
     """Returns P(item of event `event_index` | latent state before the event): float64 [U, num_items], rows sum to 1.
 
-    `event_index` counts a user's events in order of time from 0, including hides. It is one index per user or one for
-    all users. `given_kept` conditions on the event not being a hide, for an evaluation that leaves out hides as
-    targets. A user or event that does not exist raises UsageError.
+    `event_index` counts a user's events in order of time from 0, including hides. It holds one index per user, or one
+    index for all users. `given_kept` conditions on the event not being a hide, for an evaluation that leaves out hides
+    as targets. A user or event that does not exist raises UsageError.
     """
     users = np.atleast_1d(np.asarray(user_ids, dtype=np.int64)) - FIRST_USER_ID
     index = np.broadcast_to(np.asarray(event_index, dtype=np.int64), users.shape)
@@ -118,7 +118,7 @@ def score_state(config: WorldConfig, catalogue: WorldItems, state: LatentState, 
 
 
 def topic_probabilities(config: WorldConfig, state: LatentState) -> Floats:
-    """Returns P(topic of the session at this event | state) [U, num_topics], over drift, switch and slot choice."""
+    """Returns P(topic of the session at this event | state) [U, num_topics], summed over drift, switch and slot."""
     num_rows, rows = len(state.user), np.arange(len(state.user))
     kept = np.zeros((num_rows, config.num_topics))
     drifted = np.zeros((num_rows, config.num_topics))

@@ -4,7 +4,7 @@ Users have interests that drift, a taste for styles and their own pace. Items ha
 and links. docs/synthetic-world.md describes the process, and `oracle.py` computes its exact next-item probabilities.
 Decided: every draw is keyed by (seed, user, event index, purpose). So a user's events depend on no other user, users
 can be generated in any chunks or alone, and the same config gives the same bytes forever. The code loops over event
-indices, and draws each event index for all users at once.
+indices, and draws the events of one index for all users at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Number of uniforms per item: one for the mechanism, one for its choice, two for the topic, which is the fallback."""
+"""Number of uniform draws per item: one picks the mechanism, one its item, and two an item of the topic as fallback."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class LatentState:
     affinity: Floats
     """Affinity to each style."""
     recent: Ints
-    """The last repeat_window items, oldest first. There are fewer columns at the beginning."""
+    """The last repeat_window items, oldest first. The first events of a user have fewer columns."""
     recent_hidden: np.ndarray
     """Which of the recent items were hidden."""
 
@@ -61,7 +61,7 @@ class LatentState:
 
 @dataclass
 class WorldEvents:
-    """Events of whole users, ordered by (user, event index). Items count from 0, and times are ms after the start."""
+    """Events of whole users, ordered by (user, event index). Items are numbered from 0. Times are ms from the start."""
 
     user: Ints
     index: Ints
@@ -110,7 +110,7 @@ def simulate(
     of this index. The state is a view, which the next step changes.
     """
     limit = num_events_of(config, users) if num_events is None else num_events
-    # Users with the most events come first. So the users who still have events are a prefix: a slice and not a copy.
+    # Users with the most events come first. So the users who still have events are a prefix, and a slice needs no copy.
     order = np.argsort(-limit, kind="stable")
     walk = _Walk(config, catalogue, users[order], limit[order])
     for index in range(int(limit.max(initial=0))):
@@ -225,7 +225,7 @@ class _Walk:
             self.log[name][row, index] = values
 
     def _position(self, index: int, row: slice, item: Ints, draw: Floats) -> Ints:
-        """Draws the position of the engaged item: p with weight 1 / (p + 1) among the distinct items shown."""
+        """Draws the engaged item's position among the distinct items shown. Position p has weight 1 / (p + 1)."""
         shown = keep_distinct(item, self.candidates[row, index]).sum(axis=1) + 1
         places = np.arange(self.config.num_candidates)
         weights = np.where(places < shown[:, None], 1.0 / (places + 1.0), 0.0)
@@ -251,8 +251,8 @@ def draw_items(
 ) -> tuple[Ints, Ints]:
     """Draws one item per row. Returns the items and the mechanisms that gave them. `draws` holds uniforms [M, 4].
 
-    A repeat falls back to the session's topic if there is nothing to repeat. A link does so at a session start, after a
-    hide, and if the linked item is not yet born.
+    A repeat falls back to the session's topic if there is nothing to repeat. A link falls back to the topic at a
+    session start, after a hide, and if the linked item is not yet born.
     """
     mechanism = np.full(len(topic), TOPIC, dtype=np.int64)
     wanted = draws[:, 0]
@@ -289,7 +289,7 @@ def repeat_weights(config: WorldConfig, state: LatentState) -> Floats:
 
 
 def link_open(state: LatentState) -> np.ndarray:
-    """Returns whether a link can be followed: inside a session, if the previous item was not hidden."""
+    """Returns whether a link can be followed. It can inside a session, if the previous item was not hidden."""
     if state.recent.shape[1] == 0:
         return np.zeros(len(state.user), dtype=bool)
     return np.asarray(~state.new_session & ~state.recent_hidden[:, -1])
@@ -304,7 +304,7 @@ def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
 
 
 def keep_distinct(item: Ints, candidates: np.ndarray) -> np.ndarray:
-    """Returns a mask of the candidates [M, C] that are shown: not the engaged item, and not an earlier candidate."""
+    """Returns a mask [M, C] of the candidates that differ from the engaged item and from all earlier candidates."""
     keep = candidates != item[:, None]
     for column in range(1, candidates.shape[1]):
         keep[:, column] &= (candidates[:, :column] != candidates[:, column : column + 1]).all(axis=1)

@@ -1,7 +1,7 @@
 """The parameters of a synthetic world, as a checked config that can be read from a JSON file.
 
 `worlds/demo.json` holds the demo's parameters. They were chosen and frozen before any model was compared on that world.
-A change needs an entry in docs/log.md with the old and the new figures.
+A change of these parameters needs an entry in docs/log.md with the old and the new figures.
 """
 
 from __future__ import annotations

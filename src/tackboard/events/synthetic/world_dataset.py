@@ -55,7 +55,7 @@ def event_table(config: WorldConfig, catalogue: WorldItems, events: WorldEvents)
 
 
 def item_table(config: WorldConfig, catalogue: WorldItems) -> pa.Table:
-    """Returns item, topic, style and birth_ms of every item, born or not."""
+    """Returns item, topic, style and birth_ms of every item, even of items that are born after the last event."""
     birth_ms = config.start_ms + catalogue.birth
     return pa.table({"item": catalogue.ids, "topic": catalogue.topic, "style": catalogue.style, "birth_ms": birth_ms})
 

@@ -1,8 +1,9 @@
 """The items of a synthetic world, and exact draws among the items that are alive (already born) at a given time.
 
 A world config decides each item's topic, style, weight, birth and successors. Items are drawn by inverse CDF. Decided:
-items of one (topic, style) cell lie together, sorted by birth, with one cumulative weight. So the items alive at a
-given time are a prefix of their cell, and a draw among them is one binary search, exact and without rejection.
+items of one (topic, style) cell lie together, sorted by birth, and one array holds the cumulative weights. So the items
+alive at a given time are a prefix of their cell, and a draw among them is one binary search, exact and without
+rejection.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class WorldItems:
         topic_size = (config.num_items - self.topic + config.num_topics - 1) // config.num_topics
         num_links = min(len(config.link_weights), int(topic_size.min()) - 1)
         place = rank // config.num_topics
-        # The steps around the topic's circle of items are distinct: sorted draws, each increased by its index plus 1.
+        # Steps around the topic's circle of items must be distinct, so sorted draws are increased by their index plus
+        # 1.
         draws = uniform(config.seed, _STREAM_LINK, items[:, None], np.arange(num_links))
         steps = np.sort(_floor(draws * (topic_size[:, None] - num_links)), axis=1) + np.arange(num_links) + 1
         # After the sort, the strongest link would lead to the nearest item. A keyed rotation changes the links' order.
@@ -92,7 +94,7 @@ def pick(weights: Floats, draws: Floats) -> Ints:
     """Draws one column per row of `weights` [M, K] by inverse CDF. Every row must have a positive sum."""
     cumulative = np.cumsum(weights, axis=1)
     column = (cumulative <= draws[:, None] * cumulative[:, -1:]).sum(axis=1)
-    # A draw can round up to the row's sum. It then goes to the last column with a positive weight.
+    # A draw can round up to the row's sum. The draw then picks the last column with a positive weight.
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
     return np.asarray(np.minimum(column, last), dtype=np.int64)
 
