@@ -365,7 +365,7 @@ def test_forgetting_says_no_name_and_no_import_brings_the_user_back(world: World
         store.append(user_id, [event])
         store.append(5, [event])
     answer = other.run("data", "forget", "--user", other.planted, "--data", "datasets/private", "--store", "store.db")
-    assert "1 event removed" in answer.out
+    assert "removed 1 event" in answer.out
     if other.kind == "string":
         other.watch.see("the list", (tmp_path / "datasets" / "private" / "forgotten.json").read_bytes())
     (tmp_path / "runs").mkdir()
