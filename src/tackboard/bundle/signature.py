@@ -21,7 +21,8 @@ FORMAT_VERSION = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The description of a bundle. `model` is made by `models.description.describe_model`; `tables` names files."""
+    """The description of a bundle. `model` is made by `models.description.describe_model`; `tables` names table
+    files."""
 
     format_version: int
     name: str

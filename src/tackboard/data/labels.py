@@ -207,7 +207,7 @@ def label_bucket(
 
 
 class RequestKeys:
-    """Numbers the requests of impressions and events, sorted by (user, request); -1 is an event without a request."""
+    """Numbers the requests of impressions and events, sorted by (user, request); -1 marks an event without one."""
 
     def __init__(self, impressions: pa.Table, events: pa.Table) -> None:
         of_impressions, of_events = common_codes(impressions["request"], events["request"])

@@ -13,7 +13,7 @@ independent hash functions, and the smallest estimate counts. Without a collisio
 
 Decided, because the publication does not say:
 - The interval is averaged, not its inverse, because the mean interval is unbiased and the loss multiplies by it.
-- The first averages are plain means: the share of a new observation is 1/n until that falls to `rate`. The first
+- The first averages are plain means: the share of a new observation is 1/n until 1/n falls to `rate`. The first
   interval is counted from the beginning of training, because it has the distribution of all others.
 - An item that was not seen for longer than its interval is treated as if it were seen now. So an item that is no longer
   popular fades, and an item that was never seen counts as if it were seen once in all steps.

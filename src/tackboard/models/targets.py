@@ -71,8 +71,7 @@ def next_token_pairs(batch: SequenceBatch) -> Pairs:
 
 
 def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> Pairs:
-    """Pairs every positive event with the tokens 2 to `window` places before it; returns a random `share` of these
-    pairs."""
+    """Pairs positive events with the tokens 2 to `window` places before; returns a random `share` of these pairs."""
     places_N = torch.arange(batch.num_events, device=batch.items.device)
     positive_P = places_N[batch.is_positive]
     first_P = batch.offsets[:-1].index_select(0, row_of_event(batch)[batch.is_positive])

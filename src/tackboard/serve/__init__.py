@@ -1,4 +1,4 @@
-"""The online engine: answers requests over HTTP with scores, within a deadline or not at all.
+"""The online engine: answers each request over HTTP with scores before its deadline, or with a refusal.
 
 `listener` accepts connections, and `connection` limits them. `app` reads a request, and `routes` finds the call that
 its path names. `parsing` turns the body into a score request with `protocol`, `tensors` and `inputs`; large bodies are

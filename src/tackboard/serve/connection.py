@@ -102,7 +102,7 @@ class OpenConnections:
         self._num_inside = 0
 
     def enter(self, connection: BoundedConnection) -> None:
-        """Puts a new connection into the room of its address, else into the reserve, else nowhere; may drop another."""
+        """Puts a new connection into its address's room, else into the reserve, else nowhere; may drop another one."""
         limits, own = self.limits, self._by_address.get(connection.address) or _Room()
         if (own.num_inside < limits.max_connections_per_address or own.drop_one()) and (
             self._num_inside < limits.max_connections or self._drop_one_of_most()

@@ -42,7 +42,7 @@ class ProtocolLimits:
     max_decompressed_bytes: int = 16 << 20
     """Largest body in bytes after decompression; a larger body can be sent uncompressed."""
     max_tensor_bytes: int = 32 << 20
-    """Largest tensor in bytes as binary data."""
+    """Largest tensor, in bytes of binary data."""
     max_tensor_values: int = 8_000_000
     """Largest number of values in one tensor; enough for 10,000 candidates with vectors of 800."""
     max_json_depth: int = 32

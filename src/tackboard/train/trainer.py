@@ -419,7 +419,7 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
 def _only_process(run: RunDirectory) -> Iterator[None]:
     """Holds the run's lock, because a second process on the same run would damage its files.
 
-    A trainer that died on another host looks alive until its lease ends, so this function waits for that.
+    A trainer that died on another host looks alive until its lease ends, so this function waits until then.
     """
     path = run.path / "lock"
     patience_s = silence_to_wait_for(path)
