@@ -21,8 +21,7 @@ FORMAT_VERSION = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The description of a bundle. `model` is made by `models.description.describe_model`; `tables` names table
-    files."""
+    """A bundle's description. `models.description.describe_model` makes `model`; `tables` names the table files."""
 
     format_version: int
     name: str
