@@ -178,7 +178,7 @@ class RequestBatch(Batch):
     `histories.request` features of requests [U]. `of_candidates` returns either kind per candidate.
 
     Only batches for training have `request_ms`, `positions`, `weights` and `labels`, and `users` and `is_positive` of
-    histories. In a batch for scoring they are 0, -1, 1, empty, 0 and False. So scores may depend on features only.
+    histories. In a batch for scoring these six are 0, -1, 1, empty, 0 and False. So scores may depend on features only.
     """
 
     histories: SequenceBatch

@@ -7,9 +7,8 @@
     with_items          a batch of histories with further items, such as drawn negatives
 
 The functions take a sequence column with the column `item`, features as columns, and ids of candidates. They return
-tensors that share no memory with these columns. Every type has its tensor: whole numbers, ids and times are int64,
-other numbers float32, a vector is [rows, width], and a list is `Jagged`. Text has no tensor, and no value may be
-missing.
+tensors that share no memory with these columns. Whole numbers, ids and times become int64, other numbers become
+float32, a vector has the shape [rows, width], and a list is `Jagged`. Text has no tensor, and no value may be missing.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def make_requests(
 
 
 def with_items(batch: SequenceBatch, table: ItemTable) -> SequenceBatch:
-    """Returns the batch with all items of `table`, which include its own, as distinct items."""
+    """Returns the batch with all items of `table`, which include the batch's own, as distinct items."""
     places = torch.from_numpy(table.ids.searchsorted(batch.item_ids.numpy()))
     parts = {**vars(batch), "items": places.take(batch.items), **table.tensors()}
     return SequenceBatch(**parts)
@@ -178,7 +177,7 @@ def features_of(columns: Columns | None) -> dict[str, Feature]:
 
 
 def feature_tensor(column: Column) -> torch.Tensor:
-    """Copies the values of a column into a tensor: int64 for whole numbers, ids and times, bool, else float32.
+    """Copies a column into a tensor: int64 for whole numbers, ids and times, float32 for other numbers, or bool.
 
     A list column gives its elements end to end. Raises DataError if a value is missing or the type has no tensor.
     """

@@ -1,7 +1,7 @@
 """Finds the distinct items of a batch, with the table rows and the share of the training events of each.
 
-`distinct_items`, the slow twin, sorts the items of one batch. A window (buckets in memory) is cut into many batches. It
-finds and hashes its distinct items once, and then finds the distinct items of a batch without sorting its events:
+`distinct_items`, the slow twin, sorts the items of one batch. A window (buckets in memory) is cut into many batches.
+`DistinctItems` hashes the items of a window once, and then finds the distinct items of a batch without sorting:
 
     codes     4 0 4 2 0 2 2     the item of each event of the batch, as a position in the window's distinct items
     scratch   [·]               one cell for each of the window's distinct items; its old content does not matter
@@ -45,7 +45,7 @@ class ItemTable:
 def distinct_items(
     item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns `items`, `item_ids`, `item_rows` and `item_log_q` of a batch whose events and candidates these are."""
+    """Returns `items`, `item_ids`, `item_rows` and `item_log_q` of a batch, given its items by event and candidate."""
     distinct, places = np.unique(item_ids, return_inverse=True)
     return {"items": torch.from_numpy(places), **ItemTable(distinct, hashing, log_q).tensors()}
 

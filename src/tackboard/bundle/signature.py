@@ -21,7 +21,7 @@ FORMAT_VERSION = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The description of a bundle. `model` is made by `models.description.describe_model`; `tables` names files."""
+    """A bundle's description. `models.description.describe_model` makes `model`; `tables` names the table files."""
 
     format_version: int
     name: str
@@ -72,7 +72,7 @@ def read_bundle(folder: Path) -> Signature:
 
 
 def _check_tables(path: Path, tables: dict[str, dict[str, Any]], files: list[str]) -> None:
-    """Raises CorruptFileError unless each table names its own file of the bundle. A name must not lead elsewhere."""
+    """Raises CorruptFileError unless each table names its own file, and this file is part of the bundle."""
     named = [table.get("file") for table in tables.values()]
     for file in named:
         if file not in files or named.count(file) > 1:

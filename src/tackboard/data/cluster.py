@@ -66,7 +66,7 @@ class ClusterSteps:
         return iter(self.split(steps, num_workers, world_size=1)[0])
 
     def split(self, steps: Iterable[int], num_workers: int, world_size: int) -> list[StepShare]:
-        """Returns a share for each of `world_size` trainers, which all iterate at the same time; 0 workers mean one.
+        """Returns a share for each of `world_size` trainers, which all iterate at the same time; 0 workers count as 1.
 
         A share can be sent to the Ray task or actor that trains. The share lives as long as the process that made it.
         """
@@ -141,7 +141,7 @@ class StepWorker:
         self._shares: list[Steps] = []
 
     def __call__(self, task: pa.Table) -> Iterator[pa.Table]:
-        # Opened here, because at the start of the worker the trainer would see an error only as a dead worker.
+        # Opened here and not in `__init__`, where an error would reach the trainer only as a dead worker.
         if not self._shares:
             import ray
 
@@ -217,7 +217,7 @@ def tasks_of(steps: Steps, numbers: list[int]) -> list[list[int]]:
 
 
 def check_same_snapshot(steps: Steps) -> None:
-    """Raises DataError unless the manifest on this machine is that of the snapshot that the trainer has opened."""
+    """Raises DataError unless this machine has the same manifest as the snapshot that the trainer has opened."""
     dataset = steps.source.dataset
     fix = "put the dataset on storage that every machine of the cluster mounts at the same path"
     try:
@@ -292,7 +292,7 @@ def _explain(error: Exception) -> Exception:
     while (cause := getattr(inner, "cause", None) or inner.__cause__) is not None:
         inner = cause
     if isinstance(inner, TackboardError):
-        # A new error, because the message lost its lines on the way between processes.
+        # A new error is made, because the message lost its line breaks on the way between processes.
         return type(inner)(inner.got, allowed=inner.allowed, fix=inner.fix)
     if isinstance(inner, ray.exceptions.RayError) and not isinstance(inner, ray.exceptions.RayTaskError):
         return UsageError(

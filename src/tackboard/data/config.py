@@ -71,7 +71,7 @@ class StepsConfig(abc.ABC):
         dataset: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens and verifies the dataset, or `dataset` in its place; `features` returns the model's features."""
+        """Opens and verifies the config's dataset, or `dataset` if given; `features` returns the model's features."""
 
     @abc.abstractmethod
     def steps(

@@ -42,7 +42,7 @@ KIND = "training index"
 VERSION = 1
 """Version of the counts. Raise it if a change of the code gives other numbers for the same settings."""
 LONG = 4_000_000
-"""Number of events from which on a pass over them shows its progress."""
+"""A pass over at least this many events shows its progress."""
 
 
 class ItemFrequencies:

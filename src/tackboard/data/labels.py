@@ -108,7 +108,7 @@ def parse_label(text: str) -> Label:
 
 @dataclasses.dataclass
 class LabelCounts:
-    """Counts of one label. The first three fields count impressions before negatives are drawn, the others actions.
+    """Counts of a label. The first three fields count impressions before negatives are drawn; the others count actions.
 
     Every action of the label is counted once: in `positives` if it is the first that is joined to its impression, else
     in one of the last five fields.
@@ -207,7 +207,7 @@ def label_bucket(
 
 
 class RequestKeys:
-    """Numbers the requests of impressions and events, sorted by (user, request); -1 is an event without a request."""
+    """Numbers the requests of impressions and events, sorted by (user, request); -1 marks an event without one."""
 
     def __init__(self, impressions: pa.Table, events: pa.Table) -> None:
         of_impressions, of_events = common_codes(impressions["request"], events["request"])
@@ -219,7 +219,7 @@ class RequestKeys:
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """M distinct impressions. `request` holds numbers of `RequestKeys`, `row` rows of the table of impressions."""
+    """M distinct impressions. `request` holds numbers of `RequestKeys`; `row` holds row numbers of `impressions`."""
 
     user: Ints
     request: Ints

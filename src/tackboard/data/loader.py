@@ -1,9 +1,9 @@
 """Pretraining batches: segments of histories, by step number (see steps.py).
 
 `TrainingSteps` streams batches from disk, a window of buckets at a time. Work that costs more than a copy is done once
-per window: the columns of the history are computed, distinct items are found and hashed to rows. A batch is then a
+per window: the columns of the history are computed, and distinct items are found and hashed to rows. A batch is then a
 slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
-memory. Evaluation uses it, and checks compare its slow but simple batches with those of the windows.
+memory. Evaluation uses `stored_batch`, and checks compare its slow but simple batches with the batches of windows.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class DataConfig(StepsConfig):
     positive_actions: tuple[str, ...] = ()
     """Actions that the loss predicts and evaluation holds out; empty means all actions."""
     held_out: int = 1
-    """Which positive event of a user evaluation predicts, counted from the last: 1 for the test, 2 for validation.
-    Later events are not used."""
+    """Which positive event of each user is predicted in evaluation, counted from the last: 1 for the test, 2 for
+    validation. Later events are not used."""
     max_length: int = 64
     """Largest number of events in a training segment."""
     segments: str = "all"
@@ -151,7 +151,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """Reads the segments of a window's buckets, or this rank's share of them, in the order of the epoch."""
         if self.plan.num_windows == 1:
-            # Read and computed once and not in every epoch, because a GPU would wait longer than it trains.
+            # Read and computed once and not in every epoch; otherwise a GPU would wait longer than it trains.
             lengths = np.diff(self._whole.offsets)
             mine, bounds = self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
             prepared = self._whole.in_order(mine)

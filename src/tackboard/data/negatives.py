@@ -48,7 +48,7 @@ class UniformNegatives:
         self._catalogue = ItemTable(catalogue, hashing, frequencies.log_share) if self._all else None
 
     def add(self, batch: SequenceBatch, *key: int) -> SequenceBatch:
-        """Adds the negatives of `key` to `batch`. Its items are then its own and the drawn ones, sorted, each once."""
+        """Returns `batch` with the negatives of `key` added to its items, which stay sorted and distinct."""
         if self._catalogue is not None:
             whole = with_items(batch, self._catalogue)
             kept = {name: getattr(whole, name).clone() for name in ("item_ids", "item_rows", "item_log_q")}

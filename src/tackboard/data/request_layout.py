@@ -61,9 +61,9 @@ class Labelled:
 def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False) -> Labelled:
     """Makes a new snapshot of `dataset` with labelled requests, and points `latest` at the new snapshot.
 
-    `dataset` must be the newest snapshot. If it already has exactly these labels, no snapshot is made. Labels of other
-    rules are replaced. Wrong rules raise UsageError, a dataset without impressions raises DataError. After an error or
-    a kill, the old snapshot stays in use.
+    `dataset` must be the newest snapshot. If it already has exactly these labels, no snapshot is made. Labels that were
+    made by other rules are replaced. Wrong rules raise UsageError, a dataset without impressions raises DataError.
+    After an error or a kill, the old snapshot stays in use.
     """
     check_newest(dataset)
     for label in config.labels:

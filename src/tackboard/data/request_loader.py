@@ -3,8 +3,8 @@
 This module takes a labelled snapshot (requests.parquet beside events.parquet, see request_layout.py) and returns
 numbered `RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history`
 events that had been received strictly before the request. A batch holds the history of a request once, whatever the
-number of candidates, and the table rows of each distinct item once. What the device computes from them is repeated for
-each candidate on the device only. The tokens of a request are the events of its history and its candidates.
+number of candidates, and the table rows of each distinct item once. Results computed from them are repeated for each
+candidate, on the device only. The tokens of a request are the events of its history and its candidates.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RequestConfig(StepsConfig):
     """Share of the users whose requests only `tackboard evaluate` reads."""
     judged_on: str = ""
     """Folder of another labelled dataset. If given, validation and test users come from it, in the shares above, and
-    all users of `dataset` are trained on."""
+    training uses all users of `dataset`."""
     max_requests: int = 0
     """Number of requests to train with, drawn at random by the run's seed; 0 means all requests."""
     tokens_per_step: int = 65_536
@@ -237,7 +237,7 @@ class RequestSource(SequenceSource):
             return RequestTable.from_arrow(table, self.labels)
 
     def compute(self, sequences: Sequences, requests: RequestTable) -> dict[str, Column]:
-        """Computes every feature except the history: a value per request, or per candidate, by the feature's level."""
+        """Computes every feature except the history: a value per request or per candidate, as its level says."""
         if self._plan is None:
             return {}
         rows = RequestRows(
@@ -308,7 +308,7 @@ class RequestWindow:
         hashing: HashConfig,
         choose: Choose,
     ) -> None:
-        """`deal` takes the number of tokens of each request and returns their order and the start of each step."""
+        """`deal` takes the number of tokens of each request and returns the requests' order and each step's start."""
         self._sequences = source.read(buckets)
         found = source.read_requests(buckets)
         self._requests = found.take(choose(found))

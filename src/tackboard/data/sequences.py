@@ -116,8 +116,8 @@ def positive_from_last(
 ) -> NDArray[np.int64]:
     """Returns the index of each user's last positive event [U], or of the positive event `number` - 1 places before.
 
-    A user with fewer than `number` positive events gets the first of them, because -1 would give tested events to
-    training. A user without positive events gets -1.
+    A user with fewer than `number` positive events gets the first of them, because with -1 training would see events
+    that a test predicts. A user without positive events gets -1.
     """
     positions = np.flatnonzero(is_positive)
     begins, ends = np.searchsorted(positions, offsets[:-1]), np.searchsorted(positions, offsets[1:])

@@ -32,7 +32,7 @@ from tackboard.features.column import offsets_of
 ORDER_STREAM = 11
 """Random stream of the order of units, separate from all other uses of the seed."""
 BUCKET_STREAM = 12
-"""The same for the order of buckets."""
+"""Random stream of the order of buckets."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The two baselines that every model must beat: popular items, and items that occur together with recent items.
 
-Both are counted on the training events alone and return scores over the catalogue for chunks of users. Item-to-item
-scores by cosine co-occurrence. Two items co-occur if they are within `WINDOW` events of each other in one history. Each
-item keeps its `NUM_NEIGHBOURS` strongest neighbours. A user's score of an item is a sum over the last `NUM_RECENT`
-items, and each step back multiplies the weight by `DECAY`. Counting is done by sorting, so memory grows with the events
-and never with items × items.
+Both are counted on the training events alone and return scores over the catalogue for some users at a time.
+`ItemToItem` scores items by cosine co-occurrence. Two items co-occur if they are within `WINDOW` events of each other
+in one history. Each item keeps its `NUM_NEIGHBOURS` strongest neighbours. A user's score of an item is a sum over the
+user's last `NUM_RECENT` items, and each step back multiplies the weight by `DECAY`. Counting is done by sorting, so
+memory grows with the events and never with items × items.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Evaluates a model on labelled requests of held-out users: AUC and log-loss, compared with means of items.
+"""Evaluates a model on labelled requests of held-out users: AUC and log-loss, compared with mean labels of items.
 
 Every candidate with a known label in a request of a held-out user is an example; its score is read as log odds. `auc`
 compares any two examples; `auc_within_users` compares only examples of the same user, which is closer to ranking. The
-table also shows a baseline without a model: the item's mean in training, drawn towards the mean of all items if the
-item is rare.
+table also shows a baseline without a model: the item's mean label in training, pulled towards the mean of all items if
+the item is rare.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tackboard.metrics.binary import auc, auc_of_users, log_losses, logit
 
 METRICS = ("auc", "auc_within_users", "log_loss")
 DAMPING = 10.0
-"""Number of additional examples with the mean of all items that each item's mean includes."""
+"""Each item's mean includes this many additional examples, whose label is the mean of all items."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ScoredCandidates:
 
 @torch.no_grad()
 def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> ScoredCandidates:
-    """Returns a model's scores for the requests of `steps`, in one pass or for at most `max_users` users."""
+    """Returns a model's scores for one pass over the requests of `steps`, of at most `max_users` users."""
     model.eval()
     device = next(model.parameters()).device
     parts: list[list[NDArray[Any]]] = []

@@ -1,9 +1,9 @@
 """Leave-last-out ranking of the full catalogue: compares a model and its rivals in one table.
 
-The protocol: each user's last positive event is the target (for validation the event before it; the result says which).
-Everything before the target is the history. Every item of the catalogue is ranked, and ties count against the target. A
-setting decides whether items of the history are removed from the ranking; the result repeats the setting. Users are
-ranked in chunks, so memory does not grow with the number of users.
+The protocol: each user's last positive event is the target (for validation the positive event before it; the result
+says which). Everything before the target is the history. Every item of the catalogue is ranked, and ties count against
+the target. A setting decides whether items of the history are removed from the ranking; the result repeats the setting.
+Users are ranked in chunks, so memory does not grow with the number of users.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class EvaluationConfig:
 def rank_model(
     model: Any, sequences: Sequences, hashing: HashConfig, max_history: int, *, skip_newest: int = 0
 ) -> ScoreUsers:
-    """Returns a function that scores users by their history before the held-out event, less `skip_newest` events."""
+    """Returns a function that scores users by their events before the held-out one, without the newest
+    `skip_newest`."""
     model.eval()
     device = next(model.parameters()).device
     with torch.no_grad():
@@ -132,7 +133,7 @@ def held_out_event(held_out: int) -> str:
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
 
-    Users with fewer than `held_out` positive events are left out: their target belongs to a later test.
+    Users with fewer than `held_out` positive events are left out, because their target belongs to a later test.
     """
     targets = sequences.targets
     counts = np.append(0, np.cumsum(sequences.is_positive))
@@ -159,7 +160,7 @@ def target_ranks(
 ) -> NDArray[np.int64]:
     """Returns the 0-based rank of each user's held-out item in the whole catalogue [U].
 
-    If `score` skips the newest events of a history, the filter must skip them too, because it would reveal them.
+    If `score` skips the newest events of a history, the filter must skip them too; otherwise it reveals them.
     """
     targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
     ranks = np.empty(len(users), dtype=np.int64)
@@ -204,7 +205,7 @@ def _remove_seen(
     targets: NDArray[np.int64],
     skip_newest: int = 0,
 ) -> None:
-    """Moves items of the history to the end, except the target itself, which stays even if it was seen before."""
+    """Ranks items of the history last, except the target itself, which keeps its score even if it was seen before."""
     lengths = np.maximum(0, sequences.train_ends[users] - skip_newest - sequences.offsets[:-1][users])
     history = sequences.item_ids[ranges(sequences.offsets[:-1][users], lengths)]
     rows, seen = np.repeat(np.arange(len(users)), lengths), np.searchsorted(sequences.catalogue, history)

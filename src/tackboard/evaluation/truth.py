@@ -25,7 +25,7 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
     path = dataset.path / TRUTH
     with blaming(path):
         config = from_dict(WorldConfig, truth, "world")
-        # A world lists every item, also items that do not exist yet. The number is compared before memory is allocated.
+        # A world lists all items, even items of the future. Their number is checked before memory is allocated.
         if config.num_items != dataset.num_items:
             raise DataError(f"the world has {config.num_items:,} items, the dataset {dataset.num_items:,}")
         columns = find_ids(oracle_item_ids(config), sequences.catalogue)

@@ -2,7 +2,7 @@
 
 AUC is the chance that an example with a yes scores above one with a no; a tie counts half. AUC says how well examples
 are ordered; log-loss says whether probabilities are right. AUC within users is the mean over users who have both a yes
-and a no, so a model gains nothing from telling generous users from strict ones.
+and a no, so a model gains nothing by separating generous users from strict users.
 
 Examples of one user are alike, so an interval must come from drawing users again, not examples. `UserResamples` draws
 users once and computes the metric of every draw. Two models are compared draw by draw, with the same draws.

@@ -85,7 +85,7 @@ class BackboneConfig:
         check(fits, "model.backbone.num_heads", self.num_heads, f"a divisor of width {width}")
 
     def build(self, **sizes: Any) -> nn.Module:
-        """Makes a backbone with fresh parameters. `sizes` holds width, max_positions, dropout and replaced settings."""
+        """Makes a backbone with fresh parameters. `sizes` holds width, max_positions, dropout and changed settings."""
         backbone = BACKBONES[self.kind]
         names = ("num_layers", "num_heads", "positions", *backbone.settings)
         return backbone.module(**({name: getattr(self, name) for name in names} | sizes))
@@ -94,7 +94,7 @@ class BackboneConfig:
 def without_unread(values: Any, kind: str) -> Any:
     """Removes from an older version's flat settings those that the kind of backbone never reads.
 
-    Older versions allowed such settings. `kind` is the kind if the settings name none. Settings that are not flat stay.
+    Older versions allowed such settings. `kind` applies if the settings name no kind. Nested settings stay as they are.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -124,7 +124,7 @@ def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile
 
 
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
-    """Calls `attend` tile by tile [B, H, S, d]. The backward pass computes each of several tiles again."""
+    """Calls `attend` tile by tile [B, H, S, d]. If there are several, the backward pass computes each tile again."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
     if most >= B * H * S * S:
@@ -321,7 +321,7 @@ class Decoder(LayerStack):
         self._initialise(num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """Initialises as GPT-2: normal with 0.02, divided by √(2 · layers) before the residual sum; biases are 0."""
+        """Initialises as GPT-2: std 0.02, divided by √(2 · layers) in maps that end in a residual sum; biases are 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue

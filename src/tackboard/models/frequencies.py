@@ -12,11 +12,11 @@ A slot that several items share is seen more often than each of the items. So ev
 independent hash functions, and the smallest estimate counts. Without a collision all estimates are equal.
 
 Decided, because the publication does not say:
-- The interval is averaged, not its inverse: its expectation is exact, and the loss multiplies by the interval.
-- The first averages are plain means: the share of a new observation is 1/n until that falls to `rate`. The first
-  interval is counted from the beginning, because it has the distribution of all other intervals.
+- The interval is averaged, not its inverse, because the mean interval is unbiased and the loss multiplies by it.
+- The first averages are plain means: the share of a new observation is 1/n until 1/n falls to `rate`. The first
+  interval is counted from the beginning of training, because it has the distribution of all others.
 - An item that was not seen for longer than its interval is treated as if it were seen now. So an item that is no longer
-  popular fades, and an item that was never seen counts as seen once in all steps.
+  popular fades, and an item that was never seen counts as if it were seen once in all steps.
 
 Shapes: M items, k hash functions, S distinct slots of a step.
 """
@@ -61,7 +61,7 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("last_seen", torch.zeros(num_slots, dtype=torch.int32))
         self.register_buffer("interval", torch.zeros(num_slots, dtype=torch.float32))
         self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
-        # The number is capped at 1 / rate, because only its smaller values matter. So two bytes hold it.
+        # Numbers above 1 / rate make no difference, so the number is capped there and fits into two bytes.
         self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
         self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
 

@@ -8,8 +8,8 @@ Input and output are those of `decoder.LayerStack`. One layer, for a token x:
 
 A softmax would say which keys matter most and lose their number. Here a token reads more if more keys match it. For
 that reason n is a constant, the largest length. The norms have no parameters. The heads share one bias, which is
-learned per layer, per distance in positions and per bucket of time. All of this is as in the public code. There the
-time is measured to the next event; here too if `query_times_T` is given.
+learned per layer, per distance in positions and per bucket of time. All of this is as in the public code. In that code
+the time is measured to the next event, and here too if `query_times_T` is given.
 
 Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys in the future of their
 query get bucket 0 (the public code takes the absolute value). `final_norm` is ours, so that backbones can be exchanged;

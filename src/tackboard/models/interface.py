@@ -57,7 +57,7 @@ class ModelConfig(abc.ABC):
     tables: TableConfig = dataclasses.field(default_factory=TableConfig)
     """The tables of items, and how item ids become their rows."""
     max_history: int = 64
-    """Largest number of events of a history that the model reads, the newest ones."""
+    """Largest number of events that the model reads of a history; it reads the newest."""
 
     @classmethod
     def from_stored(cls, values: Any) -> Self:

@@ -8,12 +8,12 @@ loss per pair.
 The negatives are the batch's own positives, items drawn uniformly from the catalogue, or both. An item that occurs c
 times among n positives is in the sum once, with weight c. Popular items occur more often than in a uniform draw, so the
 weight of each negative is also divided by its expected count. The expected count is n·q among the positives (q is the
-item's share of them, counted or estimated) plus the chance of being drawn: the logQ correction, over the mixture. The
-right item is always in the sum and is not corrected. If the whole catalogue is drawn and there are no other negatives,
-all weights are 1 and the loss is the exact softmax. Items that a user engaged with are taken out of that user's
-negatives, because a user who engaged with an item does not reject it. The right item is one of these items, so all
-pairs of a token share one sum, and further targets of a token cost next to nothing. If only earlier items are taken
-out, the loss also learns that the next item was chosen before the later items, at the price of one sum for each pair.
+item's share of them, counted or estimated) plus the chance of being drawn. This is the logQ correction for both
+sources. The right item is always in the sum and is not corrected. If the whole catalogue is drawn and there are no
+other negatives, all weights are 1 and the loss is the exact softmax. Items that a user engaged with are taken out of
+that user's negatives, because a user who engaged with an item does not reject it. The right item is one of these items,
+so all pairs of a token share one sum, and further targets of a token cost next to nothing. If only earlier items are
+taken out, the loss also learns that the next item was chosen before the later items, at the price of one sum per pair.
 
 Sums are computed over blocks of tokens, and again in the backward pass (`in_blocks`), so memory does not grow with
 tokens × items. The mask of own items does grow: it has a byte for each row and item. On a GPU the items are padded to a
@@ -38,7 +38,7 @@ from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
 EXCLUDED = -1e4
-"""The score of an item that is no negative. It is not -inf, which would give NaN gradients without negatives."""
+"""The score of an item that is no negative. It is not -inf, which gives NaN gradients if there are no negatives."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, on a GPU 512 MiB."""
 ALIGNED_ITEMS = 8
@@ -64,7 +64,7 @@ class LossConfig:
     multi_token_weight: float = 0.0
     """Weight of the multi-token loss, which predicts events beyond the next. The next-token loss has weight 1."""
     multi_token_window: int = 8
-    """Largest distance of the events that the multi-token loss predicts, in events."""
+    """Largest distance, counted in events, from a token to an event that the multi-token loss predicts."""
     multi_token_share: float = 0.25
     """Share of the pairs of token and event in the window that a step uses, chosen at random."""
     future_token_weight: float = 0.0
@@ -144,7 +144,7 @@ def negative_log_weights(
 
 
 class LogSum(nn.Module):
-    """Computes log Σ w e^s over the negatives of each sum [R], without own items and without the item that is left out.
+    """Computes log Σ w e^s over the negatives of each sum [R], without own items and the item of `left_out_R`.
 
     This is a module without parameters so that it can be compiled. Compiled, it makes one or two passes over the
     scores.
@@ -209,9 +209,9 @@ def info_nce(
     """Returns the loss of each pair [P]. `hidden_AD`, divided by the temperature, is indexed by `pairs.tokens`.
 
     `own_items_BM` says which items are no negatives of a row's tokens. Without `seen_A` it is the mask of
-    `same_user_items`, which contains every right item. With `seen_A`, the number of events that each token has seen, it
-    is `first_places`, and items of these events are taken out. The right item of a pair is never its own negative.
-    `log_sum` is a `LogSum`, which may be compiled.
+    `same_user_items`, which contains every right item. With `seen_A`, the number of events that each token has seen,
+    `own_items_BM` comes from `first_places`, and items of the seen events are taken out. The right item of a pair is
+    never its own negative. `log_sum` is a `LogSum`, which may be compiled.
     """
     log_sum = log_sum or LogSum()
     # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.

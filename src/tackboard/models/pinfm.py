@@ -6,7 +6,7 @@ The model takes a batch of histories. It returns a loss, or vectors of histories
     item  = item tables                                ─────────── ψ ───────────────►  z   (a unit vector)
     score = ⟨H, z⟩ / temperature
 
-φ_in, φ_out and ψ are pointwise MLPs, or MLPs with a residual, followed by an L2 norm. Decided, because the publication
+φ_in, φ_out and ψ are pointwise MLPs, or MLPs with a residual, followed by an L2 norm. Decided, because PinFM's paper
 does not say: each history begins with a learned start token, so the first event is predicted too and an empty history
 has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off).
 φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also knows
@@ -72,7 +72,7 @@ RESIDUAL_SCALE = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PinFMConfig(ModelConfig):
-    """The settings of a PinFM. The defaults are for a laptop; the published tables are 8 × 80M rows × 32."""
+    """The settings of a PinFM. The defaults are for a laptop; the published model has 8 tables of 80M rows × 32."""
 
     moved_settings: ClassVar[Mapping[str, str]] = {
         **ModelConfig.moved_settings,
@@ -194,7 +194,7 @@ class PinFM(RetrievalModel):
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """Returns the InfoNCE loss of positive events, predicted from earlier events of their user; see `targets`."""
         if self.training:
-            # The parameter itself is clamped, not its exponential: beyond a clamp no gradient would lead back.
+            # The parameter itself is clamped, because beyond a clamp of its exponential the gradient would be 0.
             with torch.no_grad():
                 self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
         items_ME = self.item_tables(batch.item_rows)
@@ -210,7 +210,7 @@ class PinFM(RetrievalModel):
             own_items_BM = same_user_items(batch)
         elif self.config.loss.later_negatives:
             own_items_BM = first_places(batch)
-            # t - r events of the batch come before token t of row r, or are its own event.
+            # Up to and including token t of row r, the batch has t - r events.
             seen_A = tokens_A - rows_A - batch.offsets[rows_A]
         losses_P = info_nce(
             self._project(hidden_AD) * self._inverse_temperature(),
@@ -325,7 +325,7 @@ class PinFM(RetrievalModel):
         """Returns the times of tokens as keys and as queries [T] in ms. A start token takes its first event's time."""
         times_T = torch.zeros(places.num_tokens, dtype=torch.int64, device=batch.items.device)
         # An event's time is written to the token before the event, then to its own token. So only start tokens keep the
-        # first.
+        # time of a later event.
         times_T[places.before] = batch.times_ms
         times_T[places.before + 1] = batch.times_ms
         if not self.config.request_time:

@@ -8,7 +8,7 @@ It takes requests with candidates and labels. It returns a loss, or for each can
 
 A history is encoded once, however many candidates a request has. With `start.run` and `start.prefix=pinfm.` the PinFM
 starts from the parameters of a pretraining run. `optimizer.multipliers={"pinfm.": 0.1}` gives the PinFM a tenth of the
-head's learning rates; 0 freezes it. With `head.reads = hidden` the head also reads the vectors behind u and z.
+head's learning rates; 0 freezes it. With `head.reads = hidden` the head also reads what u and z are made of.
 
 Shapes: U requests, C candidates, D width, E width of an item's rows.
 """

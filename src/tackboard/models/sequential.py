@@ -57,8 +57,8 @@ class PlainTableConfig(TableConfig):
     num_hashes: int = 1
     """Must be 1, because there is one table."""
     method: str = "modulo"
-    """The way from item ids to rows. If the largest id is below num_rows, `modulo` gives every item its own row; with
-    `mix` some items share a row."""
+    """How item ids become rows. If the largest id is below num_rows, `modulo` gives every item its own row; with `mix`
+    some items share a row."""
     dim: int = 0
     """Must be 0: rows are as wide as the model, because they are its input and its output."""
     init_std: float = SMALL_STD
@@ -111,7 +111,7 @@ class SequentialConfig(ModelConfig):
     dropout: float = 0.2
     """Share of the activations of the events' vectors and of the backbone that training drops, 0 to below 1."""
     max_history: int = 200
-    """Largest number of events of a history that the model reads, the newest ones. Longer training segments are
+    """Largest number of events that the model reads of a history; it reads the newest. Longer training segments are
     refused."""
     use_actions: bool = False
     """Read the action of each event."""
@@ -127,7 +127,7 @@ class SequentialConfig(ModelConfig):
     backbone: BackboneConfig = dataclasses.field(default_factory=lambda: BackboneConfig(kind="sasrec", num_heads=1))
     """The layers between input and output."""
     loss: SoftmaxConfig = dataclasses.field(default_factory=SoftmaxConfig)
-    """The softmax of the loss. With `sampled` scores are cosines."""
+    """The softmax of the loss. With `sampled`, scores are cosines."""
 
     def __post_init__(self) -> None:
         check(isinstance(self.tables, PlainTableConfig), "model.tables", self.tables, "a PlainTableConfig")
@@ -241,7 +241,7 @@ class SequentialModel(RetrievalModel):
         )
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """Returns the softmax loss of all positive events but the first of a row, predicted from the event before."""
+        """Returns the softmax loss of positive events, each predicted from the event before it in its row."""
         items_MD = self.items(batch.item_rows[:, 0])
         hidden_TD = self._hidden(batch, items_MD, None)
         is_first_T = torch.zeros_like(batch.is_positive)
@@ -383,6 +383,6 @@ def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives:
 
 
 def _of_next(batch: SequenceBatch, values_T: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-    """Returns for each event the value of the next event in its row [T], and for the last event its `last_B`."""
+    """Returns for each event the value of the next event in its row [T]; a row's last event gets its `last_B`."""
     is_filled_B = batch.lengths() > 0
     return values_T.roll(-1).index_copy(0, batch.offsets[1:][is_filled_B] - 1, last_B[is_filled_B])

@@ -1,4 +1,4 @@
-"""Multi-hash embedding tables: k hash functions give k rows of k sub-tables; their concatenation is an item's vector.
+"""Multi-hash embedding tables: k hash functions choose one row in each of k sub-tables for an item's vector.
 
 The module takes row ids [M, k], one per sub-table, and returns fp32 vectors [M, k × dim]. Two items share their whole
 vector only if they collide under all k functions. For this reason a table far smaller than the catalogue works. The k

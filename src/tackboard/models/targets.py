@@ -71,7 +71,7 @@ def next_token_pairs(batch: SequenceBatch) -> Pairs:
 
 
 def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> Pairs:
-    """Pairs every positive event with the tokens 2 to `window` places before it; returns a random `share` of them."""
+    """Pairs positive events with the tokens 2 to `window` places before; returns a random `share` of these pairs."""
     places_N = torch.arange(batch.num_events, device=batch.items.device)
     positive_P = places_N[batch.is_positive]
     first_P = batch.offsets[:-1].index_select(0, row_of_event(batch)[batch.is_positive])
@@ -84,7 +84,7 @@ def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> 
 
 
 def future_token_pairs(batch: SequenceBatch, anchor: int, window: int) -> Pairs:
-    """Pairs the positives among the `window` events after the first `anchor` of a row with the token before these."""
+    """Pairs the token after the first `anchor` events of a row with the positives among the next `window` events."""
     rows_N = row_of_event(batch)
     places_N = torch.arange(batch.num_events, device=batch.items.device) - batch.offsets[:-1].index_select(0, rows_N)
     chosen_N = batch.is_positive & (places_N >= anchor) & (places_N < anchor + window)

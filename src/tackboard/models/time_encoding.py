@@ -1,7 +1,7 @@
 """Buckets of elapsed time.
 
-The module takes elapsed times and returns a bucket number for each. A minute and a year differ a lot, two years and
-three hardly differ. So the width of buckets grows with the time, by powers of two (ours) or of e^0.301 (HSTU's, as in
+The module takes elapsed times and returns a bucket number for each. A minute and a year differ a lot, but two and three
+years hardly differ. So the width of buckets grows with the time, by powers of two (ours) or of e^0.301 (HSTU's, as in
 its public code).
 
 Decided: buckets are found by comparing with boundaries, never by a logarithm, so that a CPU and a GPU agree on every

@@ -1,4 +1,4 @@
-"""Looks up very many indices in a table of a few rows, as a bias of attention needs it.
+"""Looks up very many indices in a table of a few rows, as an attention bias requires.
 
 It takes a table [V, H] and indices of any shape, and returns rows. The forward pass is an embedding; the reason for
 this module is the backward pass. torch's own backward sorts the indices and gives each row to a few threads. For 128

@@ -86,7 +86,7 @@ def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tenso
     excess_RD = (dropped_RD - MOST_DROPPED_BITS).clamp_min(0)
     dropped_RD -= excess_RD
     random_RD = random_bits(key, rows, values.shape[1]) & ((1 << MOST_DROPPED_BITS) - 1)
-    # The part below a gap has `dropped` bits. Adding as many random bits carries with that part's share of the gap.
+    # The part below a gap has `dropped` bits. Adding as many random bits carries with probability part / gap.
     gaps_RD = ((mantissa_RD >> excess_RD) + (random_RD >> (MOST_DROPPED_BITS - dropped_RD))) >> dropped_RD
     # A carry out of the mantissa raises the exponent by one, which gives the next power of two, as it should.
     rounded_RD = gaps_RD + ((exponent_RD.clamp_min(1) - 1) << target.mantissa_bits)

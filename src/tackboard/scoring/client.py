@@ -52,8 +52,8 @@ def read_request(text: str | bytes) -> RequestDocument:
     for position, event in enumerate(history):
         if not isinstance(event, dict):
             raise UsageError(f"history event {position} is not an object", allowed=REQUEST_SHAPE)
-        # A field must be given for every event or for none, because half a column of times would have no meaning.
-        # Fields of the user's own may have any name; the server knows the model and refuses unknown names.
+        # A field must be given for every event or for none, because half a column of times would have no meaning. The
+        # user's own fields may have any name; the server knows the model and refuses unknown names.
         known = (*HISTORY_FIELDS, *history[0])
         _check_keys(event, known, f"history event {position}", needed=("item", *history[0]))
     fields = list(history[0]) if history else list(HISTORY_FIELDS)

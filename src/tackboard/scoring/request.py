@@ -30,8 +30,8 @@ from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_js
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
 LEFT_OUT = {"action": DEFAULT_ACTION, "surface": DEFAULT_SURFACE}
-"""Action and surface of all events if a request has no such list, as for a log without that column. An empty name in a
-list means UNKNOWN_NAME."""
+"""Action and surface of all events if a request does not list them, as for a log without that column. An empty name in
+a list means UNKNOWN_NAME."""
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
 """Prefixes of attribute names in a request, as in user_country, candidate_price, context_device."""
 PRESENT_SUFFIX = "_present"
@@ -115,7 +115,7 @@ class RequestReader:
         `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. Without `action` or
         `surface` the names of LEFT_OUT are used; without `time_ms`, which only some models need, all times are 0 and
         events keep their order. `attributes` holds a list for every name, with one value or with one value per
-        candidate; an absent attribute is missing.
+        candidate; an attribute without a list has only missing values.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:

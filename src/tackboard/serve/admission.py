@@ -9,10 +9,10 @@ once, and the result is thrown away.
 Decided: the line is sorted by the instant at which a request is due, some time before its deadline. A request enters
 the line only if this request and all requests behind it are likely to be answered in time, judged by the cost of recent
 computations. A refused client is told at once and can ask another server while there is time. Requests that are due at
-the same instant are served in the order of their arrival. The bound of the line is exact, because the check and the
-entry happen under one lock. An estimate may be wrong, so a request that finds the model idle and the line empty is
-always admitted. The model skips a request that can no longer be done in time while others wait. docs/log.md compares
-other orders.
+the same instant are served in the order of their arrival. The limit on the length of the line is exact, because the
+check and the entry happen under one lock. An estimate may be wrong, so a request that finds the model idle and the line
+empty is always admitted. If other requests wait, the model skips a request that it can no longer finish in time.
+docs/log.md compares other orders of the line.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SMOOTHING = 0.1
 _MOST_SURPRISE = 4.0
 """An observed cost counts as at most this multiple of the expected cost, so that one stall does not cause refusals."""
 _FILL = 0.75
-"""Share of the time until a request's deadline that the requests before it and its own computation may take, by
-estimate. The rest covers the way to the client, which the server does not see, and estimates that are too low."""
+"""Share of the time until a request's deadline that the estimates for this request and the requests before it may fill.
+The rest is for the way to the client, which the server does not see, and for estimates that are too low."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class CostEstimate:
     """Estimates the seconds of the next computation from the sizes and seconds of past computations.
 
     The estimate is a straight line fitted to past computations; each weighs a tenth less than the computation after it.
-    The cost neither falls with the size nor grows faster than the size. If all computations had the same size, the
-    estimate is their mean. Before the first computation every cost is 0.
+    The estimate never falls as the size grows, and never grows faster than the size. If all computations had the same
+    size, the estimate is their mean. Before the first computation every cost is 0.
     """
 
     __slots__ = ("_covariance", "_mean_s", "_mean_size", "_variance")
@@ -121,7 +121,7 @@ class Admission(Generic[Request, Result]):
     """A bounded line in front of `score`, which runs on a thread of its own.
 
     The cost of a request grows with `size(request)`, for example the number of its candidates. `on_expired(stage)` and
-    `on_model_error(error)` are called on the loop, for metrics and the log. Error messages use `name` for `score`.
+    `on_model_error(error)` are called on the loop, for metrics and the log. Error messages call `score` by this `name`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Admission(Generic[Request, Result]):
         return self._thread.is_alive() and not stuck
 
     def check_room(self) -> None:
-        """Refuses a request that could not be admitted now, before its body is read or parsed."""
+        """Refuses a request, before its body is read or parsed, if the request could not be admitted now."""
         if self.draining:
             raise RequestError(503, "the server is draining and takes no new requests", reason="draining", close=True)
         if len(self._line) >= self.config.max_queue:
@@ -210,7 +210,7 @@ class Admission(Generic[Request, Result]):
         return job
 
     def cancel(self, job: Job[Request, Result]) -> None:
-        """Takes the job of a client that went away out of the line. If it is being computed, the result is dropped."""
+        """Removes the job of a client that went away. If the job is being computed, its result is dropped."""
         with self._changed, contextlib.suppress(ValueError):
             self._line.remove(job)
         self._settle(job, error=RequestError(499, "the client went away"))
@@ -226,7 +226,7 @@ class Admission(Generic[Request, Result]):
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size if `submit` would refuse it now, before the body is read further."""
+        """Refuses a request of this size, before more of its body is read, if `submit` would refuse it now."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 
@@ -312,7 +312,7 @@ class Admission(Generic[Request, Result]):
                 job = self._line.pop(0)
                 time_left_s = job.deadline_s - time.monotonic()
                 # The last request in line is started even if it seems too late: otherwise an estimate that is too high
-                # would never be corrected. A request past its deadline is not started; its timer is only late.
+                # would never be corrected. A request past its deadline is not started; its timer is about to fire.
                 if time_left_s <= 0 or (time_left_s <= self._cost.seconds(job.size) and self._line):
                     self._on_loop(self._expire, job)
                     continue

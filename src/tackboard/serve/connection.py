@@ -1,10 +1,10 @@
 """One HTTP connection with limits: uvicorn's httptools protocol plus absolute receive deadlines and size caps.
 
 uvicorn waits for ever for the rest of a request and accepts headers of any size. Here a request's headers must be
-complete within one deadline and its body within another. Both deadlines count from the beginning, so a client cannot
-keep a connection alive with a byte now and then. Header bytes, header lines, tiny chunks, pipelined requests, unread
-answers and the number of connections are bounded too. A connection that passes a limit gets `{"error": …}` after the
-answers to its earlier requests, and is closed.
+complete within one deadline and its body within another. New bytes extend neither deadline, so a client cannot keep a
+connection alive with a byte now and then. Header bytes, header lines, tiny chunks, pipelined requests, unread answers
+and the number of connections are bounded too. A connection that exceeds a limit gets `{"error": …}` after the answers
+to its earlier requests, and is closed.
 
 Decided: when there are too many connections, from one address or in total, the new connection is served and another one
 is dropped. The server drops the connection that has waited longest for its client: among those of the same address or,
@@ -37,9 +37,9 @@ _MAX_PIPELINED = 16
 # A chunked body may start with this many chunks of any size; after that the mean size of its chunks is checked.
 _FREE_CHUNKS = 1024
 _MIN_MEAN_CHUNK_BYTES = 64
-# Seconds that a client has to ask a server with too many connections for its health.
+# Seconds within which a client must ask a server with too many connections for its health.
 _HEALTH_DEADLINE_S = 1.0
-# Seconds that a refused client has to read its answer and close.
+# Seconds within which a refused client must read its answer and close the connection.
 _LINGER_S = 1.0
 _HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
 _CROWDED = "there are too many connections; try again later"
@@ -60,7 +60,7 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Largest number of header lines."""
     max_connections: int = 512
-    """Largest number of connections at a time. One more displaces another that waits for its client, or gets 429."""
+    """Largest number of connections at a time. A further one displaces one that waits for its client, or gets 429."""
     max_connections_per_address: int = 256
     """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
@@ -102,7 +102,7 @@ class OpenConnections:
         self._num_inside = 0
 
     def enter(self, connection: BoundedConnection) -> None:
-        """Puts a new connection into the room of its address, else into the reserve, else nowhere; may drop another."""
+        """Puts a new connection into its address's room, else into the reserve, else nowhere; may drop another one."""
         limits, own = self.limits, self._by_address.get(connection.address) or _Room()
         if (own.num_inside < limits.max_connections_per_address or own.drop_one()) and (
             self._num_inside < limits.max_connections or self._drop_one_of_most()
@@ -333,7 +333,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates `waiting`: a connection joins at the end after an answer and at the first byte of a request."""
+        """Updates `waiting`: after an answer, and at the first byte of a request, a connection goes to the end."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return

@@ -2,16 +2,16 @@
 
     candidate_item [C], history_item [S]        always
     history_time_ms [S]                         always; events are sorted by it
-    history_action, history_surface [S]         if the features read them, as for the next line
+    history_action, history_surface [S]         if the features read them; the next line too
     history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]
     <name>_present                              for each tensor of the line above: false if a value is missing
     request_time_ms [1], user [1]               always accepted; required if the features read them
 
 Decided: a tensor that is left out gets the values that the importer writes if a log leaves the column out
 (`RequestReader`). A tensor that this model does not read is accepted if the protocol or the training feature set knows
-its name, so that one client can ask several models. Such a tensor is skipped before it is decoded. An unknown name is
-refused, because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON text. Names,
-datatypes and shapes are compared with what the model takes before any value is read (`check`).
+its name, so that a client can send one request to several models. Such a tensor is skipped before it is decoded. An
+unknown name is refused, because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON
+text. Names, datatypes and shapes are compared with what the model takes before any value is read (`check`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ OUTPUT_NAME = "score"
 SKIPPABLE = ("history_action", "history_surface")
 """Inputs that every client may send, whether or not the model reads them."""
 MAX_EVENTS = 100_000
-"""Default of the largest number of events in one history; a model reads only the newest of them."""
+"""Default limit on the number of events in one history; a model reads only the newest events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input tensor. Descriptions show the first of `datatypes`; `width` is that of a vector, 0 for plain values."""
+    """One input tensor. Descriptions show the first of `datatypes`; `width` is a vector's width, 0 for plain values."""
 
     datatypes: tuple[str, ...]
     optional: bool = True

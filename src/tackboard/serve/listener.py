@@ -4,9 +4,9 @@ asyncio writes a traceback for every failed `accept` and then does not listen fo
 and logged at most once a second. If descriptors or memory ran out, the least useful connection is dropped. If the
 process itself had run out of descriptors, the drop is sure to help, and the next `accept` follows at once. Otherwise
 listening stops for a moment while established clients are served. Decided: each turn of the event loop accepts one
-connection. So a flood of connections does not delay the answers to others, and `accept` is called only if a client
-waits. That matters because Linux reports a lack of descriptors even if nobody waits, and a connection would be dropped
-for nothing.
+connection. So a flood of connections does not delay the answers to other clients, and `accept` is called only if a
+client waits. That matters because Linux reports a lack of descriptors even if nobody waits, and then a connection would
+be dropped for nothing.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class ServedModel:
                 try:
                     self._compute(self._made_up_request(num_events, num_candidates))
                 except RequestError as error:
-                    # The features may not allow a made-up value. The model itself must not fail.
+                    # The features may refuse a made-up value, but the model itself must not fail.
                     if error.status != 400:
                         raise
 

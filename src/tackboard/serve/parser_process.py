@@ -3,10 +3,11 @@
     python -m tackboard.serve.parser_process FD        `ParserProcess` starts this; FD is its end of the socket
 
 Decided: one process, started with the server, reads one body at a time, so that all bodies together take no more than
-one core and the memory of one body. An `Admission` decides which bodies wait, as for the model. The process imports
-neither torch nor Arrow, ignores the signals that stop a server (the server drains first), and ends when the socket
-closes; the kernel closes the socket even if the server is killed. If the process dies or hangs, one request fails and
-the next request starts another process. Pickle is safe here: only these two processes hold the socket.
+one core and the memory of one body. An `Admission` decides which bodies may wait, as it does for the model. The process
+imports neither torch nor Arrow, ignores the signals that stop a server (the server drains first), and ends when the
+socket closes; the kernel closes the socket even if the server is killed. If the process dies or hangs, one request
+fails and the next request starts another process. Pickle is safe here: only the server and this process hold the
+socket.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ParserProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts the process without waiting until it is ready. If the start fails, the first body tries again."""
+        """Starts the process without waiting until it is ready. If that fails, the first `parse` tries again."""
         with self._in_use, contextlib.suppress(OSError):
             self._connect()
 
@@ -117,7 +118,7 @@ def serve_parser(connection: Connection) -> None:
 
 def _send(connection: Connection, body: Body) -> None:
     connection.send((body.encoding, body.header_length))
-    # The event loop frees the pieces of a body that nobody waits for any more. The answer to the sent part is not read.
+    # If the client went away, the event loop empties `chunks` meanwhile. Then nobody reads the answer to the sent part.
     with contextlib.suppress(IndexError):
         while True:
             if chunk := body.chunks.pop(0):
@@ -135,7 +136,7 @@ def _answer(parser: RequestParser, body: Body) -> Any:
         return parser.parse(body)
     except RequestError as error:
         return error.status, error.message
-    except Exception as error:  # noqa: BLE001 - a bug of ours; the client learns where, and not what it sent
+    except Exception as error:  # noqa: BLE001 - a bug of ours; the answer says where, without the request
         return 500, f"the server failed on this request: {describe_error(error)}"
 
 

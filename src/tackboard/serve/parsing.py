@@ -4,8 +4,8 @@ Work on the event loop delays every other request, health calls included, so no 
 time. `RequestParser.parse_cheap` reads a body only if its estimated cost is far below that. It counts bytes, commas and
 brackets of the JSON, then the declared sizes of the tensors, and returns None for an expensive body. Few clients send
 expensive bodies; these go to `parser_process`, where `parse` reads them. Decided: a thread is not enough, because
-decoding JSON and converting to arrays hold the interpreter's lock for their whole call. Both ways use the same
-functions, so the meaning of a request does not depend on its size.
+decoding JSON and converting to arrays hold the interpreter's lock for their whole call. `parse` and `parse_cheap` use
+the same functions, so the meaning of a request does not depend on its size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tackboard.serve.protocol import (
     open_infer,
 )
 
-# Limits of what one callback reads: bytes, bytes of JSON, and estimated CPU time. The costs of a JSON value, a bracket,
-# a text, an event and a byte of a list were measured on the slowest machine seen; most machines need half the time.
+# Limits on one callback: bytes, bytes of JSON, and estimated CPU time. The costs of a JSON value, a bracket, a text, an
+# event and a byte of a list were measured on the slowest machine seen; most machines need half the time.
 _CHEAP_BODY_BYTES = 256 << 10
 _CHEAP_JSON_BYTES = 64 << 10
 _CHEAP_US = 2000.0
@@ -72,7 +72,7 @@ class RequestParser:
         """Does the same as `parse` in a few ms of CPU time at most; returns None if parsing might take longer.
 
         `admit` gets the number of candidates and the timeout before any value is read, and may raise a refusal. Under
-        overload most requests are refused, and reading their values would take time from the others.
+        overload most requests are refused, and reading their values would take time from the other requests.
         """
         plain = self._small(body)
         if plain is None:

@@ -1,11 +1,12 @@
 """The infer call of the Open Inference Protocol: reads the tensors of a body, and writes the body of an answer.
 
-A body is JSON, or JSON followed by the raw bytes of its tensors; then the header Inference-Header-Content-Length gives
-the length of the JSON. Content-Type is ignored, because the most used client sends none. A hostile body is refused here
-before it costs much. The checks cover the compression ratio, the number and depth of JSON values, the number, ranks and
-shapes of tensors, sizes that do not add up, and names given twice. Decided: `open_infer` reads the declarations of a
-body and no tensor values; `OpenBody.read` reads the values after the caller has compared the declarations with the
-model. Parts of Triton that this server does not offer (shared memory, sequences, classification) get 501.
+A body is JSON, or JSON followed by the raw bytes of its tensors. In the second case the header
+Inference-Header-Content-Length gives the length of the JSON. Content-Type is ignored, because the most used client
+sends none. A hostile body is refused here before it costs much. The checks cover the compression ratio, the number and
+depth of JSON values, the number, ranks and shapes of tensors, sizes that do not add up, and names given twice. Decided:
+`open_infer` reads the declarations of a body and no tensor values; `OpenBody.read` reads the values after the caller
+has compared the declarations with the model. A request for a part of Triton that this server lacks (shared memory,
+sequences, classification) gets 501.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ProtocolLimits:
     max_decompressed_bytes: int = 16 << 20
     """Largest body in bytes after decompression; a larger body can be sent uncompressed."""
     max_tensor_bytes: int = 32 << 20
-    """Largest tensor in bytes as binary data."""
+    """Largest tensor, in bytes of binary data."""
     max_tensor_values: int = 8_000_000
     """Largest number of values in one tensor; enough for 10,000 candidates with vectors of 800."""
     max_json_depth: int = 32
@@ -221,7 +222,7 @@ def _load_json(json_bytes: bytes, limits: ProtocolLimits) -> Any:
     # Separators are counted before parsing, because a parsed empty list takes twenty times the memory of its text.
     num_containers = json_bytes.count(b"[") + json_bytes.count(b"{")
     most = limits.max_json_values
-    # A text with fewer bytes than the limit cannot hold too many values, so it is not counted.
+    # A text with fewer bytes than the limit cannot hold too many values, so its separators are not counted.
     if len(json_bytes) > most and json_bytes.count(b",") + num_containers > most:
         raise bad_request(f"the JSON holds more than {most:,} values")
     try:

@@ -68,7 +68,7 @@ class ServeConfig:
     max_parses: int = 16
     """Largest number of large bodies that wait for the parser's process; further large bodies get 429."""
     drain_timeout_s: float = 25.0
-    """Seconds that admitted requests have after the server was asked to stop."""
+    """Seconds within which admitted requests must finish after the server was asked to stop."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     """The queue and the deadlines."""
     protocol: ProtocolLimits = field(default_factory=ProtocolLimits)

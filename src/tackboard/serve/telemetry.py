@@ -147,7 +147,7 @@ class Telemetry:
         self._expired.labels(stage).inc()
 
     def closed(self, reason: str) -> None:
-        """Counts a connection that was closed by one of its limits; `reason` is one of CLOSED_REASONS."""
+        """Counts a connection that the server closed for a `reason`, one of CLOSED_REASONS."""
         self._closed.labels(reason).inc()
 
     def accept_failed(self) -> None:

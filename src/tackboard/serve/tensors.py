@@ -53,7 +53,7 @@ class Tensor:
 
 
 def check_datatype(name: str, datatype: object) -> str:
-    """Returns the datatype as text; 501 for BF16, which this server does not support; 400 if it is unknown."""
+    """Returns the datatype as text; 501 for BF16, which this server does not support; 400 for an unknown datatype."""
     if isinstance(datatype, str) and datatype in DATATYPES:
         return datatype
     if datatype == "BF16":
@@ -148,7 +148,7 @@ def _check_count(name: str, count: int, shape: tuple[int, ...]) -> None:
 
 
 def _split_bytes(name: str, raw: memoryview, count: int) -> list[str]:
-    """Reads `count` texts that fill `raw` exactly; stops at the first text too many, because millions may follow."""
+    """Reads `count` texts that fill `raw` exactly; stops at the first surplus text, because millions may follow."""
     buffer = bytes(raw)
     texts: list[str] = []
     start, end = 0, len(buffer)

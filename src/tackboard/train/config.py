@@ -26,7 +26,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The length of training, how often it writes, and the device."""
+    """The length of training, how often files are written, and the device."""
 
     steps: int = 1000
     """Number of optimiser steps."""
@@ -80,7 +80,7 @@ class StartConfig:
     """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
     prefix: str = ""
     """Prefix that the taken parameters have in this model: `pinfm.` if this model contains the run's model under the
-    name `pinfm`. The run must have all parameters of this model with this prefix."""
+    name `pinfm`. The run must have all these parameters, without the prefix in their names."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
@@ -103,7 +103,7 @@ class RunConfig:
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     """The handling of non-finite or spiking values."""
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    """The length of training, how often it writes, and the device."""
+    """The length of training, how often files are written, and the device."""
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     """The evaluation of the trained model."""
     seed: int = 0

@@ -1,11 +1,11 @@
 """The guard of a run: it detects bad losses and gradients, and remembers the data to skip.
 
-A non-finite loss is caught before `backward`. Nothing has moved yet, and the step's data is skipped. A non-finite or
-spiking dense gradient is caught after `backward`, when the tables have moved already. So the run goes back to its last
-checkpoint and skips that step's data. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and
-ends.
+A non-finite loss is caught before `backward`. No parameter has moved yet, and the step's data is skipped. A non-finite
+or spiking dense gradient is caught after `backward`, when the tables have moved already. So the run goes back to its
+last checkpoint and skips that step's data. If more than `max_bad_steps` of `window` steps are bad, the run has diverged
+and ends.
 
-A checkpoint carries all of this state, so a resumed run decides as an uninterrupted run would.
+A checkpoint carries the guard's state, so a resumed run decides as an uninterrupted run would.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
     is found in its new place, and a missing setting has its default, because older versions behaved like the default.
     """
     wanted = config_to_json(now)
-    # A config that today's classes cannot read has changed; it is compared without conversion.
+    # A config that today's classes cannot read is compared as it was recorded.
     with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError):
         before = _in_todays_words(before, wanted, now)
     old, new = _leaves(before), _leaves(wanted)

@@ -4,9 +4,9 @@ The trainer knows numbered steps, `model.loss(batch)` and the number of tokens o
 model know what a batch contains. A step reads the batch of a numbered data step and computes the loss. If the loss is
 not finite, the step ends there. Otherwise backward runs and moves the tables. If the dense gradient is bad, then the
 run rolls back; otherwise the dense parameters move. The state of a run is (step, next data step, parameters, optimiser
-sums, the guard's state, the judgements) and nothing else: order and dropout are functions of the seed and the step. So
-a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint
-of its step. The checkpoint stores it, so a judgement is never lost or made twice.
+sums, the guard's state, the judgements) and nothing else: the order of the data and dropout are functions of the seed
+and the step. So a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before
+the checkpoint of its step. The checkpoint stores the judgement, so no judgement is lost or made twice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ORDER_VERSION = 2
 
 
 class _StopNow(BaseException):
-    """A stop signal came while there was nothing to save. A BaseException, because compilation must not catch it."""
+    """A stop signal came while there was nothing to save. A BaseException, so that compilation does not catch it."""
 
 
 class Trainer:
@@ -113,7 +113,7 @@ class Trainer:
         self.data_step = 0
         self.num_tokens = 0
         self.is_compiling = False
-        """Whether the first step of a compiled model is running. Compiling in this step takes a minute."""
+        """Whether the first step of a compiled model is running. Compiling makes this step slow."""
         self.last_loss = float("nan")
         self.tokens_per_s = 0.0
         """Tokens per second of this process. The time includes loading, checkpoints and steps that were rolled back."""
@@ -268,7 +268,7 @@ class Trainer:
         checkpoint = self.store.find_latest(self._verified)
         self._verified = None  # Mapped files take disk space as long as an object refers to them.
         if checkpoint is None:
-            self.run.cut_metrics_after(self.step)  # There are metrics if every checkpoint was damaged.
+            self.run.cut_metrics_after(self.step)  # Old metrics exist if every checkpoint was damaged.
             num_taken = take_parameters(self.model, self.config.start)
             self.run.log_event(
                 "start",
@@ -292,7 +292,7 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint of the present state. Raises DivergedError if a parameter is not finite."""
         if name := find_non_finite(self.model):
-            # A non-finite row spreads slowly and shows late. So a table with such a row is never published.
+            # A non-finite row spreads slowly and shows late. So a table with such a row is never saved.
             raise DivergedError(
                 f"{name} holds non-finite values at step {self.step}",
                 allowed="the last checkpoint is intact",
@@ -419,7 +419,7 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
 def _only_process(run: RunDirectory) -> Iterator[None]:
     """Holds the run's lock, because a second process on the same run would damage its files.
 
-    A trainer that died on another host looks alive until its lease ends, so this function waits for that.
+    A trainer that died on another host looks alive until its lease ends, so this function waits until then.
     """
     path = run.path / "lock"
     patience_s = silence_to_wait_for(path)

@@ -46,7 +46,7 @@ class Validation:
         return {"best_loss": best, "best_step": self.best_step, "num_worse": self.num_worse}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Loads a result of `state`, or an empty one from a checkpoint without judgements."""
+        """Loads a result of `state`, or the empty state of a checkpoint without judgements."""
         best = state.get("best_loss")
         self.best_loss = math.inf if best is None else float(best)
         self.best_step = state.get("best_step")
