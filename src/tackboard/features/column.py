@@ -199,7 +199,7 @@ def join_columns(parts: Sequence[Column]) -> Column:
 
 
 def both_present(*columns: Column) -> Mask | None:
-    """Returns the mask of rows in which all `columns` are present, or None if nothing is missing. Masks broadcast."""
+    """Returns the mask of rows in which all `columns` are present, or None if nothing is missing. Broadcasts masks."""
     masks = [column.present for column in columns if column.present is not None]
     if not masks:
         return None

@@ -106,8 +106,8 @@ class EntityTable:
         return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (attribute, default) that reads the attribute of each id at its time and fills in the
-        default."""
+        """Returns a function (attribute, default) that gives each id's attribute at its time, or the default if
+        missing."""
         places = self.places(ids, times)
         known = places >= 0
         safe, all_known = np.where(known, places, 0), bool(known.all())

@@ -53,7 +53,7 @@ class SpecError(UsageError):
 class Node:
     """One operation of a plan.
 
-    Lists of two nodes with the same `shape` have equal lengths in every row. `shape` is -1 if the values are no lists.
+    Lists of two nodes with the same `shape` have equal lengths in every row. `shape` is -1 for other values.
     """
 
     op: str
@@ -91,7 +91,7 @@ class Plan:
     def needs_event_times(self) -> bool:
         """Whether any feature depends on the age of events.
 
-        This is so if a feature has a window or a decay, or if it combines the times of events and request.
+        A feature does so if it has a window or a decay, or if it combines the time of events with the request's time.
         """
         if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
             return True
@@ -280,8 +280,7 @@ class PlanBuilder:
     def _map_lists(
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: CodePlace
     ) -> Node:
-        """Checks an elementwise operator on a list. Every other input must be a constant or a list of the same
-        events."""
+        """Checks an elementwise operator on a list. Other inputs must be constants or lists of the same events."""
         lists = [node for node in inputs if node.type.kind == "list"]
         for node in inputs:
             if node.type.kind == "list" and node.shape != lists[0].shape:

@@ -356,8 +356,7 @@ class LoggedRequest:
 class LogFile:
     """One file of a log, with its header read and checked. `features` is None if the header line was cut short.
 
-    After the records have been read, `is_torn` tells whether the last line was cut short, usually by a kill of the
-    server.
+    After the records have been read, `is_torn` tells whether the last line was cut short, usually by a killed server.
     """
 
     def __init__(self, path: Path, key: bytes) -> None:

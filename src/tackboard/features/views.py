@@ -10,8 +10,8 @@ The events of all users lie end to end, and the events of each user are in the o
 Filtering computes the new ranges with one cumulative count, a time window needs a binary search, and the newest n
 events need a subtraction. None of these operations loops over the events of each row. `bounds` cuts the index into
 segments (initially one segment per user), and `segments` holds the segment of each row's range, so that events can be
-grouped by a key within a segment. If rows are candidates, `requests` holds the request of each row; if rows are
-requests, it is None.
+grouped by a key within a segment. `requests` holds the request of each row if rows are candidates, and is None if rows
+are requests.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ class View:
         group = np.where(found, group, 0)
         starts = np.where(found, group_bounds[group], 0)
         ends = np.where(found, group_bounds[group + 1], 0)
-        # Within a group the events keep their order, so a row whose range is only a part of its segment needs one more
-        # search for each end. Group and place, combined into one number, ascend along the index, so one call searches
-        # for all rows.
+        # Within a group the events keep their order, so a row that sees only a part of its segment needs one more
+        # search per end. Group and place, combined into one number, ascend along the index, so one call searches for
+        # all rows.
         narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
         narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
         if narrow_start or narrow_end:
@@ -289,8 +289,7 @@ class Visibility:
     def _listed(
         self, starts: Positions, ends: Positions, request_ms: Positions, newest: int | None
     ) -> tuple[Positions, Positions]:
-        """Returns (the events in [start, end) that each request sees, end to end; the number of these events per
-        request)."""
+        """Returns (the events in [start, end) that each request sees, end to end; the number of them per request)."""
         lengths = ends - starts if newest is None else np.minimum(ends - starts, 2 * newest)
         while True:
             events, rows = ranges(ends - lengths, lengths), np.repeat(np.arange(len(ends)), lengths)

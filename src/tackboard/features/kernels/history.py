@@ -200,7 +200,7 @@ def _keys(*columns: Column) -> list[Positions]:
 
 
 def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
-    """Returns (order, groups). `order` sorts stably by (row, key); `groups` holds a number per (row, key), so sorted.
+    """Returns (order, groups). `order` sorts stably by (row, key); `groups` numbers the pairs (row, key) in that order.
 
     `rows` must be ascending. Sorting by one combined number is several times faster than sorting by two keys, because
     the combined numbers of ascending rows are partly sorted already.

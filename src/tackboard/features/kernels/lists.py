@@ -27,8 +27,7 @@ from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, Feature
 LIMIT = 2**31
 """Positions and lengths that a user writes must be below this number."""
 FEW = 12
-"""Values are compared with up to this number of keys one by one, which is faster than a binary search among the
-keys."""
+"""Values are compared with up to this number of keys one by one, which is faster than a binary search."""
 Ints = NDArray[np.int64]
 _register = functools.partial(register, family="lists")
 
