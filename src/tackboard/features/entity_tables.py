@@ -30,7 +30,7 @@ EVENT_COLUMNS = {"item": "item_id", "action": "action", "surface": "surface", "t
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EventTable:
-    """Events of U users end to end, sorted by (time, order) within a user. `columns` has the names of the language."""
+    """Events of U users end to end, sorted by (time, order) within a user. `columns` uses the language's names."""
 
     user_ids: Positions
     offsets: Positions

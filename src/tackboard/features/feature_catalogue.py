@@ -1,4 +1,4 @@
-"""The catalogue of a feature set: source → transform → models that use it, as one static page.
+"""The catalogue of a feature set: one static page with the sources, the transform and the models of every feature.
 
 This module takes a feature set and the folders of models (bundles, checkpoints, runs) and returns an HTML page that
 loads no other file. The features that a model uses come from the model's own files: `reads` in signature.json, and

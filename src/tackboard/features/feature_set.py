@@ -104,7 +104,7 @@ class FeatureSet:
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
     def reads(self) -> list[str]:
-        """Returns the `reads` of a model that reads the whole set: feature names, and sequence columns as
+        """Returns the `reads` of a model that reads the whole set: features, and columns of a sequence as
         `history.item`."""
         return [
             read

@@ -3,8 +3,8 @@
 A title in lower case, the hash of a brand, the logarithm of a price: for an item, these are the same in every request.
 `fold` computes such expressions over the whole table of items (or users). It returns a plan that reads their values
 like columns. The value of a row is computed from that row alone, so computing before or after the lookup gives the same
-bits. An id that is not in the table reads an additional last row, in which attributes are missing or have their
-default.
+bits. For an id that is not in the table, the plan reads an additional last row, in which attributes are missing or have
+their default.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class FoldedTable:
         self.columns = columns
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (column name, default) → the column for each id at its time. Ignores the default, because
-        the columns already contain it."""
+        """Returns a function (column name, default) that gives the column for each id at its time. Ignores the default,
+        because the columns already contain it."""
         places = _places(self._table, ids, times)
         return lambda name, _default: self.columns[name].take(places)
 
@@ -125,7 +125,7 @@ class FoldedRequestTable:
 
 
 def _places(table: EntityTable, ids: Positions, times: Positions | None) -> Positions:
-    """Returns the row of each id at its time; for an unknown id, the additional row after the last row."""
+    """Returns the row of each id at its time; for an unknown id, the additional last row."""
     places = table.places(ids, times)
     return np.where(places >= 0, places, len(table.ids))
 

@@ -78,7 +78,7 @@ class Operator:
     broadcasts: bool = False
 
     def check_call(self, num_inputs: int, params: Params) -> None:
-        """Raises TypeClash unless the kernel takes `num_inputs` inputs and parameters of exactly these names."""
+        """Raises TypeClash unless the kernel takes `num_inputs` inputs and exactly the parameters named in `params`."""
         inputs, takes_more, wanted = _call_shape(self.kernel)
         inputs -= self.family in ABOUT_EVENTS  # The first argument of these kernels is the frame.
         if num_inputs != inputs and not (takes_more and num_inputs >= max(1, inputs)):

@@ -5,9 +5,9 @@ several features contain them. The compiler gives every node its type and its le
 a wrong type or a wrong level as an error that names the feature and the line.
 
 The level of a node says how often the node is computed. A constant is computed once. A node of event level is computed
-once per event of the log. A node of request level reads the user, the request or its context, or aggregates events; it
-is computed once per request. A node of candidate level is computed once per candidate. Therefore the user's side of a
-request with thousands of candidates is computed only once.
+once per event of the log. A node of request level depends on the user, the request, its context or aggregated events,
+and is computed once per request. A node of candidate level depends on the item too, and is computed once per candidate.
+Therefore the user's side of a request with thousands of candidates is computed only once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SpecError(UsageError):
 class Node:
     """One operation of a plan.
 
-    Lists of two nodes with the same `shape` have equal lengths in every row. `shape` is -1 for other values.
+    Lists of two nodes with the same `shape` have equal lengths in every row. `shape` is -1 if the node gives no lists.
     """
 
     op: str
@@ -91,7 +91,7 @@ class Plan:
     def needs_event_times(self) -> bool:
         """Whether any feature depends on the age of events.
 
-        A feature does so if it has a window or a decay, or if it combines the time of events with the request's time.
+        A feature depends on the age if it has a window or a decay, or combines event times with the request's time.
         """
         if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
             return True
@@ -157,7 +157,7 @@ class Plan:
         return [name for name, node in self.features.items() if node in dependent]
 
     def column_readers(self, entity: str, chosen: Callable[[str], bool]) -> set[str]:
-        """Returns the names of the features that depend on a column of `entity` for which `chosen` is true."""
+        """Returns the names of the features that depend on a column of `entity` whose name `chosen` accepts."""
         places = [i for i, node in self.sources() if node.params["entity"] == entity and chosen(node.params["column"])]
         return {name for index in places for name in self.readers(index)}
 

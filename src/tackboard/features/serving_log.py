@@ -4,7 +4,7 @@
 
 The header holds the complete features.json, so a reader needs only the log and the secret key (see `read_key`). A
 record holds the request's time, its user, its candidates (if a feature needs them), its context, and the exact value of
-every feature. Nothing else about the request is kept.
+every feature (some of these as hashes, see below). Nothing else is kept.
 
 Decided: the user, and every feature that is computed from the user's id, is written only as a keyed hash. Anyone who
 has the key and the dataset can compute the hash again and compare. The hash tells nothing to anyone else. Every line

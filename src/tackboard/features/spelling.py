@@ -94,7 +94,7 @@ class _Speller:
         return "\n".join([*lines, self._write(root)[0]])
 
     def _text(self, index: int, binding: int = COMPARISON) -> str:
-        """Returns the node as part of a larger expression, in parentheses if its operator binds less than `binding`."""
+        """Returns the node as part of a larger expression, in parentheses if it binds less tightly than `binding`."""
         if index in self._named:
             return self._named[index]
         if index in self._others:

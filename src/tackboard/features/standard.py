@@ -64,7 +64,7 @@ def features_for_model(
     *,
     of_requests: bool = False,
 ) -> FeatureSet:
-    """Returns the features in `reads`, from `own` and the standard set. Raises ConfigError if one does not fit."""
+    """Returns the features in `reads` from `own` and the standard set. Raises ConfigError if a model cannot use one."""
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())

@@ -232,7 +232,7 @@ def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wan
 
 
 def first_above(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
-    """Returns for each row the first place in [start, end) whose value is greater than `wanted`, or end."""
+    """Returns for each row the first place in [start, end) whose value is greater than `wanted`, or end if none is."""
     largest = wanted == INT64_MAX  # nothing is greater, and adding 1 would wrap around
     return np.where(largest, ends, first_at_least(values, starts, ends, np.where(largest, wanted, wanted + 1)))
 
@@ -243,7 +243,7 @@ class Visibility:
     `received` [events] holds the received time of each event. The events of owner (user) o lie from offsets[o] to
     offsets[o + 1]. If events were received in the order in which they happened, a request sees the first events of its
     owner's range, and a search finds the last of them. If some events before that last one were received after the
-    request, the index lists the events that the request sees one by one. Treated as immutable.
+    request, the index lists, one by one, the events that the request sees. Treated as immutable.
     """
 
     def __init__(self, received: Positions, offsets: Positions) -> None:
@@ -263,8 +263,8 @@ class Visibility:
         """Returns the events that each request sees. `owners` is -1 for users without events.
 
         A caller that gives `newest` promises to read only that number of newest events per request.
-        `view.newest(newest)` is the same with and without the promise. But if a request must list its events one by
-        one, the promise saves listing all events of its user.
+        `view.newest(newest)` is the same with and without the promise. But if the index must list the events of a
+        request one by one, it then lists only some of the newest.
         """
         offsets, received = self._offsets, self._received
         known = owners >= 0
@@ -302,7 +302,7 @@ class Visibility:
 
 
 def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
-    """Returns the events that each request sees. If the same events are used again, keep a `Visibility`."""
+    """Returns the events that each request sees. To call it again for the same events, keep a `Visibility`."""
     return Visibility(received, offsets).view(owners, request_ms)
 
 

@@ -6,8 +6,8 @@ Decided: time zones come only from the package `tzdata`, whose version `database
 /usr/share/zoneinfo is never read, because then two machines could compute different hours for the same row. A zone is
 read once into two arrays, transitions and offsets, and looked up by binary search. The last rule of a zone is valid
 forever. The transitions of this rule are written out for 400 years, because after 400 years the Gregorian calendar
-repeats itself, weekdays included; a later time is looked up a multiple of 400 years earlier. Before its first
-transition a zone keeps its first offset. So every int64 has an hour.
+repeats itself, weekdays included; a later time is moved back by a multiple of 400 years and looked up there. Before its
+first transition a zone keeps its first offset. So every int64 has an hour.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _aggregating = functools.partial(register, family=AGGREGATING)
 
 
 def _gives(result: FeatureType, *column: str) -> TypeRule:
-    """Returns a type rule with type `result`. If `column` is given, it lists the kinds that the column may have."""
+    """Returns a type rule that gives `result`. If `column` is given, it lists the kinds that the column may have."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         if column:

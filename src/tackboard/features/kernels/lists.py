@@ -4,10 +4,10 @@ The kernels take list columns (flat values and offsets); some also take a vector
 value per row, or a list per row.
 
 Decided: no kernel loops over rows; all work is done on the flat values of the jagged lists. Two floats are the same
-element if they are equal as numbers (-0.0 is 0.0), with one exception: a NaN is the same as a NaN, because readers
-expect that a list of three NaNs has one distinct element. Strings are compared by their text and not by their codes.
-In `has` and `overlap`, a column of one row is used for all rows of the other column, so that a user's list need not be
-copied per item.
+element if they are equal as numbers (-0.0 is 0.0), with one exception: a NaN is the same as a NaN, because users expect
+that a list of three NaNs has one distinct element. Strings are compared by their text and not by their codes. In `has`
+and `overlap`, a column of one row is used for all rows of the other column, so that a user's list need not be copied
+per item.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _whole_number(params: Params, name: str, low: int) -> int:
 
 
 def _from_list(result: FeatureType | None, elements: tuple[str, ...], *, missing_if_empty: bool = False) -> TypeRule:
-    """Returns a type rule for one list of `elements`. It gives `result`, or their type if that is None."""
+    """Returns a type rule for one list of `elements`. It gives `result`, or the elements' type if `result` is None."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         given = _need_list(types, 0, elements)
