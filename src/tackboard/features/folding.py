@@ -29,7 +29,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class IdIndex:
-    """Finds ids among sorted, distinct ids with a hash table, which is several times faster than a binary search.
+    """Finds ids among sorted, distinct ids with a hash table. For 1000 ids, this is several times faster than a search.
 
     The slot of an id is given by the upper bits of the id times a constant. A slot holds one id. If several ids share a
     slot, a binary search finds the others.
