@@ -24,7 +24,7 @@ from tackboard.features.types import ID, TIME
 from tackboard.features.views import Positions, no_events, visible_before
 
 EVENTS_PER_CHUNK = 1 << 22
-"""Largest sum, over the requests of a chunk, of the events of their users; a single request may have more."""
+"""Largest number of events in a chunk, summed over its requests. A chunk of a single request may have more."""
 CANDIDATES_PER_CHUNK = 1 << 20
 
 
@@ -96,7 +96,7 @@ class BatchExecutor:
         ]
 
     def _fold(self, entity: str, num_rows: int) -> None:
-        """Folds the entity's table (see folding.py) if it has no more rows than there are rows to compute."""
+        """Folds the entity's table (see folding.py) if it has at most `num_rows` rows (the rows to compute)."""
         table = self.tables[entity]
         if table is None or entity in self._folded or num_rows < len(table.ids):
             return

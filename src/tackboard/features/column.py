@@ -139,7 +139,7 @@ def encode_strings(values: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
-    """Turns parallel scalar columns into one sequence column. `lengths` are the numbers of values of its rows."""
+    """Turns parallel scalar columns into one sequence column. `lengths` holds the number of values per row."""
     offsets = offsets_of(lengths)
     fields = {
         name: Column(column.type.in_list(), column.values, offsets=offsets, dictionary=column.dictionary)
@@ -199,7 +199,7 @@ def join_columns(parts: Sequence[Column]) -> Column:
 
 
 def both_present(*columns: Column) -> Mask | None:
-    """Returns the mask of rows in which all `columns` are present, or None if nothing is missing. Masks broadcast."""
+    """Returns the mask of rows in which all `columns` are present, or None if nothing is missing. Broadcasts masks."""
     masks = [column.present for column in columns if column.present is not None]
     if not masks:
         return None

@@ -86,7 +86,7 @@ def List(element: Declared | Callable[[], Declared]) -> Declared:
 
 
 class Entity:
-    """Columns by attribute (`item.price`) or by name (`item["price"]`)."""
+    """Gives columns by attribute (`item.price`) or by name (`item["price"]`)."""
 
     kind = ""
 

@@ -30,7 +30,7 @@ EVENT_COLUMNS = {"item": "item_id", "action": "action", "surface": "surface", "t
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EventTable:
-    """Events of U users end to end, sorted by (time, order) within a user. `columns` uses names of the language."""
+    """Events of U users end to end, sorted by (time, order) within a user. `columns` uses the language's names."""
 
     user_ids: Positions
     offsets: Positions
@@ -42,7 +42,7 @@ class EventTable:
     def from_arrow(cls, table: pa.Table, plan: Plan) -> EventTable:
         """Reads the events of a dataset, sorted by user_id, time_ms and order, with the columns that `plan` reads.
 
-        If the table has no times, all times are 0. That is enough for plans that need only the order of the events.
+        If the table has no times, all times become 0, which is enough for plans that need only the order of the events.
         """
         users = numpy_column(table, "user_id")
         starts = starts_of_users(users)
@@ -106,7 +106,8 @@ class EntityTable:
         return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (attribute, default) → the attribute for each id at its time, the default, or missing."""
+        """Returns a function (attribute, default) that gives each id's attribute at its time, or the default if
+        missing."""
         places = self.places(ids, times)
         known = places >= 0
         safe, all_known = np.where(known, places, 0), bool(known.all())
@@ -169,7 +170,7 @@ def load_tables(
 ) -> tuple[EventTable | None, EntityTable | None, EntityTable | None]:
     """Loads (events, users, items) of a dataset; a table that `plan` does not read is None.
 
-    Without `timed`, the times of events are not loaded either. Such a table cannot tell which events a request saw.
+    Without `timed`, the times of events are not loaded, so the table cannot tell which events a request saw.
     """
     events = None
     if plan.reads_events:

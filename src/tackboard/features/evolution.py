@@ -1,9 +1,9 @@
 """Schema evolution of feature sets: lists the changes between two versions, and says which need a new version number.
 
-A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Without a new
-version of the set, a feature may be added, described in other words or moved to another line, and a declared range may
-be widened, because everything that was valid stays valid. Removing a feature, changing its type or its computation,
-and narrowing a range need a higher version. Renaming the set needs one too.
+A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Without a new version
+of the set, a feature may be added, described in other words or moved to another line, and a declared range may be
+widened, because everything that was valid stays valid. Removing a feature, changing its type or its computation, and
+narrowing a range need a higher version. Renaming the set needs a higher version too.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str,
 
 
 def _ranges(plan: Plan, name: str) -> dict[str, Range]:
-    """Returns the range of every column that a feature reads. A column declared twice must be in both ranges."""
+    """Returns the range of every column that a feature reads. Two ranges of one column are intersected."""
     found: dict[str, Range] = {}
     for _, node in plan.trimmed([name]).sources():
         column = column_name(node.params)

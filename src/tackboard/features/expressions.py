@@ -35,7 +35,7 @@ NOWHERE = CodePlace("", 0)
 
 
 def caller_place() -> CodePlace:
-    """Returns the innermost line of the call stack that defines features: in the user's code or in standard.py."""
+    """Returns the innermost line of the call stack that is in the user's code or in standard.py."""
     frame = sys._getframe(1)
     while frame is not None and _is_machinery(frame.f_code.co_filename):
         if frame.f_back is None:
@@ -63,7 +63,7 @@ def _unary(op: str, about: str = "") -> Callable[[Expression], Expression]:
 
 
 def _binary(op: str, about: str = "", *, mirrored: bool = False) -> Callable[[Expression, Any], Expression]:
-    """Returns a method that applies an operator to the expression and another value; the value is first if mirrored."""
+    """Returns a method that applies an operator to the expression and another value (in reverse order if mirrored)."""
 
     def method(self: Expression, other: Any) -> Expression:
         return Expression(op, (other, self) if mirrored else (self, other))
@@ -169,7 +169,7 @@ class Expression:
     finite = _unary("finite", "The value; missing where it is NaN or infinite.")
 
     def fill_missing(self, value: Any) -> Expression:
-        """This value, or the constant `value` if it is missing."""
+        """This value or, if this value is missing, the constant `value`."""
         return Expression("fill_missing", (self,), {"value": list(value) if isinstance(value, tuple) else value})
 
     def missing_if(self, value: Any) -> Expression:
@@ -181,11 +181,11 @@ class Expression:
     hash_id = _unary("hash_id", "The id of a value, by the one hash of the project.")
 
     def bucket_hash(self, num_buckets: int, seed: int = 0) -> Expression:
-        """An id as a whole number below `num_buckets`."""
+        """A whole number from 0 to `num_buckets` - 1 for an id."""
         return Expression("bucket_hash", (self,), {"num_buckets": num_buckets, "seed": seed})
 
     def index_in(self, names: Sequence[str]) -> Expression:
-        """The position of a string among `names`, from 1; 0 for any other string."""
+        """The position of a string among `names`, counted from 1; 0 for any other string."""
         return Expression("index_in", (self,), {"names": list(names)})
 
     # Scaling.
@@ -288,7 +288,7 @@ def concat(*values: Any, separator: str = "") -> Expression:
 
 
 def pack(*values: Any) -> Expression:
-    """Numbers as one vector."""
+    """A vector of the given numbers."""
     return Expression("pack", values)
 
 
@@ -310,7 +310,7 @@ class Duration(int):
     """A length of time in ms. It has a type of its own, so that `within(7)` without a unit is refused.
 
     The sum or difference of durations and a duration times a whole number are durations. Every other operation gives a
-    plain number, and JSON holds a plain number.
+    plain number. In JSON, a duration is a plain number too.
     """
 
     __slots__ = ()

@@ -1,9 +1,9 @@
-"""The catalogue of a feature set: source → transform → models that use it, as one static page.
+"""The catalogue of a feature set: one static page with the sources, the transform and the models of every feature.
 
-This module takes a feature set and the folders of models (bundles, checkpoints, runs) and returns HTML that loads
-nothing. The features that a model uses come from the model's own files: `reads` in signature.json, and features.json
-beside it. If a feature was computed differently when the model was made, the page says that the model uses another
-version of the feature. All text that comes from a file is escaped.
+This module takes a feature set and the folders of models (bundles, checkpoints, runs) and returns an HTML page that
+loads no other file. The features that a model uses come from the model's own files: `reads` in signature.json, and
+features.json beside it. If a feature was computed differently when the model was made, the page says that the model
+uses another version of the feature. All text that comes from a file is escaped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Source:
 
 
 def read_model(folder: Path) -> ModelUse:
-    """Returns what the model in a bundle, checkpoint or run reads: nothing if its files do not say. Needs no torch."""
+    """Returns what the model in a bundle, checkpoint or run reads, or nothing if unknown. Does not import torch."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", allowed="allowed: a bundle, a run or a checkpoint")
     places = (folder, folder / "latest", folder / "checkpoints" / "latest")
@@ -83,7 +83,7 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """Maps the position of each model that reads the feature to whether it reads the current version of it."""
+        """Returns, by position of each model that reads the feature, whether the model reads the current version."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:

@@ -1,12 +1,12 @@
-"""A feature set: users define it in Python; it is stored as `features.json` and read back from there.
+"""A feature set is defined in Python, stored as `features.json`, and read back from there.
 
     features = FeatureSet("home", version=1, hour=request.time.hour(), clicks=events.count())
 
 features.json holds the operations of the plan, the names, types and lines of the features, and a content hash. The hash
 covers the computation (operators, parameters, declared columns), the set's name and its version, but not how the code
 is written: two files that differ only in the names of intermediate steps have the same hash. Every feature has a hash
-of its own. A reader compiles the operations again, so an unknown operator or a type clash is an error, and it compares
-the hash, so a changed computation is an error too.
+of its own. A reader compiles the operations again and compares the hash, so an unknown operator, a type clash and a
+changed computation are errors.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FeatureSet:
         self._digests = node_digests(plan)
         own = {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
         self.declared = sorted(own.union(declared))
-        """Columns that the set knows, as entity.column: those it reads, and those of the sets that it was made from."""
+        """Names (entity.column) of the columns that this set reads, and of the columns of the sets it was made from."""
 
     @property
     def hash(self) -> str:
@@ -104,7 +104,8 @@ class FeatureSet:
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
     def reads(self) -> list[str]:
-        """Returns the set as the `reads` of a model: names of features, and of columns as `history.item`."""
+        """Returns the `reads` of a model that reads the whole set: features, and columns of a sequence as
+        `history.item`."""
         return [
             read
             for feature in self.features()
@@ -129,7 +130,7 @@ class FeatureSet:
         return _make(self.name, self.version, plan, texts, self.declared)
 
     def reading(self, reads: Iterable[str]) -> FeatureSet:
-        """Returns the part of the set that a model reads: features by name, columns of a sequence as `history.item`."""
+        """Returns the part of the set that `reads` names: features, and columns of a sequence as `history.item`."""
         builder, places = self._rebuilt(PlanBuilder())
         named: dict[str, int] = {}
         wanted: dict[str, list[str]] = {}
@@ -200,7 +201,7 @@ class FeatureSet:
 
     @classmethod
     def from_json(cls, data: Any, where: str = FILE_NAME) -> FeatureSet:
-        """Returns the set that `to_json` wrote. Raises DataError if this version cannot compile it."""
+        """Returns the set that `to_json` wrote. Raises DataError if this version of tackboard cannot compile it."""
         if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
             raise CorruptFileError(f"{where} is not a feature set")
         if data["format_version"] > FORMAT_VERSION:

@@ -3,7 +3,8 @@
 A title in lower case, the hash of a brand, the logarithm of a price: for an item, these are the same in every request.
 `fold` computes such expressions over the whole table of items (or users). It returns a plan that reads their values
 like columns. The value of a row is computed from that row alone, so computing before or after the lookup gives the same
-bits. For an id that is not in the table, an additional last row is read, in which attributes are missing (or default).
+bits. For an id that is not in the table, the plan reads an additional last row, in which attributes are missing or have
+their default.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class IdIndex:
-    """Finds ids among sorted, distinct ids by a hash table, for a thousand ids several times faster than by a search.
+    """Finds ids among sorted, distinct ids with a hash table. For 1000 ids, this is several times faster than a search.
 
-    The slot of an id is the upper bits of a product. A slot holds one id. If several ids share a slot, the others are
-    found by a binary search.
+    The slot of an id is given by the upper bits of the id times a constant. A slot holds one id. If several ids share a
+    slot, a binary search finds the others.
     """
 
     def __init__(self, ids: Positions) -> None:
@@ -96,8 +97,8 @@ class FoldedTable:
         self.columns = columns
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (column name, default) → the column for each id at its time. Ignores the default, because
-        it is filled in already."""
+        """Returns a function (column name, default) that gives the column for each id at its time. Ignores the default,
+        because the columns already contain it."""
         places = _places(self._table, ids, times)
         return lambda name, _default: self.columns[name].take(places)
 
@@ -124,7 +125,7 @@ class FoldedRequestTable:
 
 
 def _places(table: EntityTable, ids: Positions, times: Positions | None) -> Positions:
-    """Returns the row of each id at its time; for an unknown id, the additional row after the last row."""
+    """Returns the row of each id at its time; for an unknown id, the additional last row."""
     places = table.places(ids, times)
     return np.where(places >= 0, places, len(table.ids))
 
@@ -164,10 +165,10 @@ def _own(plan: Plan, entity: str, table: EntityTable) -> list[bool]:
 
 
 def _with_parts(plan: Plan, own: list[bool]) -> Plan:
-    """Returns the same plan, in which the entity's part of a mixed `cross` or `cosine` is a node of its own.
+    """Returns the plan with the entity's part of each mixed `cross` or `cosine` as a node of its own.
 
-    Mixed means that other inputs do not depend on the entity. The hash of a string and the squared length of a vector
-    can then be computed ahead of time, with the same bits.
+    Mixed means that some inputs depend only on the entity and others do not. The hash of a string and the squared
+    length of a vector can then be computed ahead of time, with the same bits.
     """
     nodes: list[Node] = []
     place: list[int] = []
@@ -189,8 +190,8 @@ def _with_parts(plan: Plan, own: list[bool]) -> Plan:
                 if plan.nodes[argument].type.kind == "string":
                     args[position] = add(_part(plan.nodes[argument], "hash_id", args[position]))
         if node.op == "cosine" and own[node.args[0]] != own[node.args[1]]:
-            # If users were folded before, a third input is there already: the square of the user's vector. The square
-            # of the item's vector replaces it, because that saves more work.
+            # If users were folded before, the node already has a third input, the square of the user's vector. The
+            # square of the item's vector replaces it, because that saves more work.
             other, mine = args[:2] if own[node.args[1]] else args[1::-1]
             args = [other, mine, add(_part(nodes[mine], "dot", mine, mine))]
         shape = place[node.shape] if 0 <= node.shape < index else node.shape
@@ -211,7 +212,7 @@ def _as_source(node: Node, entity: str, name: str) -> Node:
 
 
 def _whole_table(plan: Plan, entity: str, table: EntityTable) -> Frame:
-    """Returns a frame with the table's rows, and one row of missing values, as requests or candidates."""
+    """Returns a frame whose requests or candidates are the table's rows, followed by one row of missing values."""
     num_rows = len(table.ids) + 1
     columns = {}
     for _, node in plan.sources():

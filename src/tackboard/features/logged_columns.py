@@ -54,7 +54,7 @@ def encode_column(column: Column) -> dict[str, Any]:
 
 
 def decode_column(type_: FeatureType, data: Any, num_rows: int) -> Column:
-    """Returns the column of `num_rows` that `encode_column` wrote. Raises CorruptFileError for anything else."""
+    """Returns the column of `num_rows` rows that `encode_column` wrote. Raises CorruptFileError for anything else."""
     if not isinstance(data, dict):
         raise CorruptFileError("a column is not a JSON object")
     present = None

@@ -1,8 +1,9 @@
 """The online executor computes features of one request with thousands of candidates.
 
-The caller gives the user's history, the time and the context with the request, and also the attributes of the user and
-of the candidates, unless they are in a table in memory. The user's side is computed once, and the candidates' side is
-vectorised. The executor runs the same kernels as the batch executor in the same loop, and gives the same bits.
+With each request, the caller gives the user's history, the time and the context. Attributes of the user and of the
+candidates come from a table in memory, or the caller gives them too. The user's side is computed once, and the
+candidates' side is vectorised. The executor runs the same kernels as the batch executor in the same loop, and gives
+equal bits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The operators of the feature language: one registry of types, kernels and examples.
 
 An operator says which types it takes, which type it gives, and how values are computed. Its kernel is the only code
-that computes it: both executors call the kernel, and so do the examples of the reference (docs/features.md). A kernel
-takes columns and keyword parameters and returns a column. It does not change its inputs, and it computes each row from
-that row alone, so a row has the same value in a batch of millions of rows and in a request of one row.
+that computes these values: both executors and the examples of the reference (docs/features.md) call the kernel. A
+kernel takes columns and keyword parameters and returns a column. It does not change its inputs, and it computes each
+row from that row alone, so a row has the same value in a batch of millions of rows and in a request of one row.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Example:
     """One line of the reference, executed by the tests.
 
     `inputs` maps names to (type, values by row). `code` is an expression over these names, as a user would write it;
-    its values must be `result`. If the inputs contain `events`, these are event columns of one user by name, and
-    `request_ms` is the time of the request.
+    its values must be `result`. An input `events` maps names to event columns of one user, and an input `request_ms` is
+    the time of the request.
     """
 
     code: str
@@ -62,9 +62,9 @@ class Example:
 class Operator:
     """An operator; see the module's docstring.
 
-    `spelling` shows how a user writes the operator. `elementwise` operators work value by value: their kernels must be
-    right if NumPy broadcasts a column of one row, and they are applied to the elements of a list. An operator that
-    `broadcasts` also takes a column of one row together with longer columns, but works on whole lists.
+    `spelling` shows how a user writes the operator. `elementwise` operators work value by value: given a list, they are
+    applied to its elements, and their kernels must stay correct if NumPy broadcasts a column of one row. An operator
+    that `broadcasts` also takes a column of one row together with longer columns, but works on whole lists.
     """
 
     name: str
@@ -78,9 +78,9 @@ class Operator:
     broadcasts: bool = False
 
     def check_call(self, num_inputs: int, params: Params) -> None:
-        """Raises TypeClash unless the kernel takes `num_inputs` inputs and parameters of exactly these names."""
+        """Raises TypeClash unless the kernel takes `num_inputs` inputs and exactly the parameters named in `params`."""
         inputs, takes_more, wanted = _call_shape(self.kernel)
-        inputs -= self.family in ABOUT_EVENTS  # Their first argument is the frame, which is not an input.
+        inputs -= self.family in ABOUT_EVENTS  # The first argument of these kernels is the frame.
         if num_inputs != inputs and not (takes_more and num_inputs >= max(1, inputs)):
             raise TypeClash(f"it is given {num_inputs} inputs", allowed=f"{inputs}{' or more' if takes_more else ''}")
         if set(params) != wanted:
@@ -140,7 +140,7 @@ def need(types: tuple[FeatureType, ...], position: int, kinds: tuple[str, ...]) 
 
 
 def gives(result: FeatureType, *kinds: tuple[str, ...], check: Callable[[Params], None] | None = None) -> TypeRule:
-    """Returns a type rule: input i is one of `kinds[i]`; the result has type `result` and is missing if an input is."""
+    """Returns a type rule: input i is one of `kinds[i]`; the result is a `result`, missing if an input is missing."""
 
     def rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
         for position, allowed in enumerate(kinds):

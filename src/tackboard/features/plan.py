@@ -5,9 +5,9 @@ several features contain them. The compiler gives every node its type and its le
 a wrong type or a wrong level as an error that names the feature and the line.
 
 The level of a node says how often the node is computed. A constant is computed once. A node of event level is computed
-once per event of the log. A node of request level (user, request, context, and everything aggregated from events) is
-computed once per request, and a node of candidate level once per candidate. Therefore the user's side of a request
-with thousands of candidates is computed only once.
+once per event of the log. A node of request level depends on the user, the request, its context or aggregated events,
+and is computed once per request. A node of candidate level depends on the item too, and is computed once per candidate.
+Therefore the user's side of a request with thousands of candidates is computed only once.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class SpecError(UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One operation of a plan. Lists of two nodes with equal `shape` have the same length in every row.
+    """One operation of a plan.
 
-    `shape` is -1 if the values of the node are not lists.
+    Lists of two nodes with the same `shape` have equal lengths in every row. `shape` is -1 if the node gives no lists.
     """
 
     op: str
@@ -91,7 +91,7 @@ class Plan:
     def needs_event_times(self) -> bool:
         """Whether any feature depends on the age of events.
 
-        Such a feature has a window or a decay, or it combines the time of events with the time of the request.
+        A feature depends on the age if it has a window or a decay, or combines event times with the request's time.
         """
         if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
             return True
@@ -157,12 +157,12 @@ class Plan:
         return [name for name, node in self.features.items() if node in dependent]
 
     def column_readers(self, entity: str, chosen: Callable[[str], bool]) -> set[str]:
-        """Returns the names of the features that depend on a column of `entity` for which `chosen` is true."""
+        """Returns the names of the features that depend on a column of `entity` whose name `chosen` accepts."""
         places = [i for i, node in self.sources() if node.params["entity"] == entity and chosen(node.params["column"])]
         return {name for index in places for name in self.readers(index)}
 
     def describe_source(self, index: int) -> str:
-        """Describes a source for an error message: the first feature that depends on it, the line and the column."""
+        """Describes a source for an error message by the first feature that reads it, the line and the column."""
         # A column that was computed ahead of time is named feature@number (folding.py).
         node, readers = self.nodes[index], list(dict.fromkeys(name.partition("@")[0] for name in self.readers(index)))
         first = (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
@@ -172,7 +172,7 @@ class Plan:
         """Returns the error for a source that the data lacks. `known` lists the columns that the entity does have."""
         params = self.nodes[index].params
         entity, column = str(params["entity"]), str(params["column"])
-        # The match must be closer than for a typo in a command: `topic` is no sensible suggestion for `price`.
+        # The cutoff is stricter than for a typo in a command, because `topic` is no sensible suggestion for `price`.
         close = next(iter(difflib.get_close_matches(column, list(known), n=1, cutoff=0.75)), None)
         return DataError(
             f"{self.describe_source(index)} is not in the data",
@@ -244,7 +244,7 @@ class PlanBuilder:
         if op == "source":
             node = _source(params, place)
             # Executors know a column by its name, so all declarations of the column must have the same type and the
-            # same default. Their ranges may differ, because every declared range is checked.
+            # same default. The declared ranges may differ, because every one of them is checked.
             declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
             if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
                 raise TypeClash(
@@ -280,7 +280,7 @@ class PlanBuilder:
     def _map_lists(
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: CodePlace
     ) -> Node:
-        """Checks an elementwise operator on lists. Its other inputs must be constants or lists of the same events."""
+        """Checks an elementwise operator on a list. Other inputs must be constants or lists of the same events."""
         lists = [node for node in inputs if node.type.kind == "list"]
         for node in inputs:
             if node.type.kind == "list" and node.shape != lists[0].shape:
@@ -421,7 +421,7 @@ def compile_features(features: Mapping[str, Expression]) -> Plan:
 
 
 def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
-    """Returns the plan of the nodes in features.json, with the checks of a newly written plan. Raises DataError."""
+    """Compiles the nodes of a features.json to a plan, with the same checks as for expressions. Raises DataError."""
     builder = PlanBuilder()
     positions: list[int] = []
     for number, data in enumerate(nodes):
@@ -577,7 +577,7 @@ def column_name(params: Mapping[str, Any]) -> str:
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
-    """Returns the names in one line. If there are more than `limit`, the line ends with the number left out."""
+    """Returns the names in one line. If there are more than `limit`, the line ends with the number of omitted names."""
     every = list(names)
     more = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(every[:limit]) + more

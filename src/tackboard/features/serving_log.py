@@ -2,15 +2,16 @@
 
     FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; a new file begins when this one is full
 
-The header holds the complete features.json, so the key is all that a reader of the log needs. A record holds the
-request's time, its user, its candidates (if a feature needs them), its context, and the exact value of every feature.
-Nothing else about the request is kept.
+The header holds the complete features.json, so a reader needs only the log and the secret key (see `read_key`). A
+record holds the request's time, its user, its candidates (if a feature needs them), its context, and the exact value of
+every feature (some of these as hashes, see below). Nothing else is kept.
 
-Decided: the user, and every feature that is computed from the user's id, is written only as a keyed hash. The hash can
-be compared by anyone who has the key and a dataset, and tells nothing to anyone else. Every line ends with a seal, a
-keyed hash of the line's text, so a changed byte is reported as a damaged log and never as skew. Logging never delays
-serving: a request hands its arrays over and goes on. If the writer cannot keep up or the disk is full, records are
-dropped and counted. Log files are never removed, so when the size limit is reached, the newest records are missing.
+Decided: the user, and every feature that is computed from the user's id, is written only as a keyed hash. Anyone who
+has the key and the dataset can compute the hash again and compare. The hash tells nothing to anyone else. Every line
+ends with a seal, a keyed hash of the line's text, so a changed byte is reported as a damaged log and never as skew.
+Logging never delays serving, because a request only puts its arrays into a queue. If the writer cannot keep up or the
+disk is full, records are dropped and counted. Log files are never removed, so once the size limit is reached, new
+records are dropped.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ def user_digest(key: bytes, user_id: int) -> bytes:
 
 
 def column_digest(key: bytes, column: Column) -> str:
-    """Returns the keyed hash that replaces a column computed from the user's id; equal bits have equal hashes."""
+    """Returns the keyed hash that replaces a column computed from the user's id. Equal columns have equal hashes."""
     text = json.dumps(encode_column(column), sort_keys=True)
     return _keyed(key, b"column", text.encode()).hex()
 
 
 def private_features(plan: Plan) -> set[str]:
-    """Returns the features that depend on the user's id. Their values are therefore never written."""
+    """Returns the features that depend on the user's id. The log never holds the values of these features."""
     return plan.column_readers("user", lambda column: column == "id")
 
 
@@ -94,15 +95,15 @@ class FeatureLogConfig:
     """The share of requests that are logged, and the limits of the queue and of the disk space."""
 
     sample: float = 1.0
-    """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides which requests."""
+    """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides which requests these are."""
     max_waiting: int = 256
     """At most this many requests wait to be written."""
     max_waiting_bytes: int = 64 << 20
     """At most this many bytes of features wait to be written."""
     max_file_bytes: int = 64 << 20
-    """Size in bytes of a file after which a new file begins."""
+    """Largest size of a log file in bytes. When it is reached, a new file begins."""
     max_total_bytes: int = 4 << 30
-    """Size in bytes of all logs in the folder after which nothing more is written."""
+    """Largest size of all log files in the folder in bytes. When it is reached, nothing more is written."""
     flush_every_s: float = 1.0
     """Seconds after which written records are forced to disk."""
 
@@ -316,7 +317,7 @@ class FeatureLog:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
             # Remove a line that was written only in part. If the file cannot be truncated, close it, so that the torn
-            # line stays its last line.
+            # line stays the last line of the file.
             try:
                 os.ftruncate(self._descriptor, self._file_bytes)
             except OSError:
@@ -342,7 +343,7 @@ class FeatureLog:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One record. `features` holds the features with logged values, `digests` the keyed hashes of the private ones."""
+    """One record. `features` holds the logged values by feature, `digests` the keyed hashes of private features."""
 
     request_ms: int
     user: bytes
@@ -355,7 +356,7 @@ class LoggedRequest:
 class LogFile:
     """One file of a log, with its header read and checked. `features` is None if the header line was cut short.
 
-    After the records have been read, `is_torn` tells whether the last line was cut short, as when the server is killed.
+    After the records have been read, `is_torn` tells whether the last line was cut short, usually by a killed server.
     """
 
     def __init__(self, path: Path, key: bytes) -> None:
@@ -486,7 +487,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _own(column: Column) -> Column:
-    """Copies array views: a view would keep the whole request body in memory, or its owner might change the data."""
+    """Copies every array that is a view, because a view keeps the whole request body in memory and may change later."""
     return dataclasses.replace(
         column,
         values=_owned(column.values),
@@ -501,7 +502,7 @@ def _owned(array: NDArray[Any] | None) -> Any:
 
 
 def _size(column: Column) -> int:
-    """Estimates the bytes of a column. The strings of a dictionary are guessed, because measuring them takes time."""
+    """Estimates the bytes of a column. The length of strings is only guessed, because measuring it takes time."""
     if column.fields is not None:
         return sum(_size(field) for field in column.fields.values())
     arrays = (column.values, column.present, column.offsets)

@@ -1,8 +1,8 @@
 """Writes a node of a plan as text in the feature language. `features docs` shows this text as a feature's transform.
 
 If the text is read as Python, it compiles to a node with the same hash. A node that is another feature is written
-`feature("name")`, and a node that is used twice gets a line of its own, so the text never grows faster than the plan.
-The notation of an operator comes from its spelling in the registry, so this module has no second list of operators.
+`feature("name")`, and a node that is used more than once gets a line of its own, so the text never grows faster than
+the plan. The notation of an operator comes from its spelling in the registry, so this module has no list of operators.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CALL = re.compile(r"(?:(\w+)\.)?(\w+)\((.*)\)")
 
 
 def spell(plan: Plan, name: str) -> str:
-    """Returns the transform of one feature: lines that name parts that are used twice, then the expression."""
+    """Returns the transform of one feature: a line for each part that is used repeatedly, then the expression."""
     others: dict[int, str] = {}
     for other, index in plan.features.items():
         if other != name and index != plan.features[name] and plan.nodes[index].op not in ("source", "constant"):
@@ -77,7 +77,7 @@ class _Speller:
 
     def lines(self, root: int) -> str:
         needed, uses = {root}, dict.fromkeys(range(root + 1), 0)
-        for index in range(root, -1, -1):  # A node comes after its inputs, so this sees every node before its inputs.
+        for index in range(root, -1, -1):  # Inputs have lower positions, so the loop sees them later.
             if index in needed and (index == root or index not in self._others):
                 needed.update(self._nodes[index].args)
                 for argument in self._nodes[index].args:
@@ -94,7 +94,7 @@ class _Speller:
         return "\n".join([*lines, self._write(root)[0]])
 
     def _text(self, index: int, binding: int = COMPARISON) -> str:
-        """Returns the node as part of a larger expression, in parentheses if its operator binds less tightly."""
+        """Returns the node as part of a larger expression, in parentheses if it binds less tightly than `binding`."""
         if index in self._named:
             return self._named[index]
         if index in self._others:
@@ -140,7 +140,7 @@ class _Speller:
 
 
 def _params(spelt: str, operator: Operator, params: Mapping[str, Any]) -> list[str]:
-    """Returns the parameters in the kernel's order, as keywords if the spelling has `=`: `count`, `half_life=…`."""
+    """Returns the parameters in the kernel's order; those that the spelling writes with `=` become keywords."""
     keywords = [name.split("=")[0].strip() for name in spelt.split(",") if "=" in name]
     texts = []
     for name in inspect.signature(operator.kernel).parameters:

@@ -1,9 +1,9 @@
 """The standard features, which every sequence model can read. They are defined in the feature language.
 
-`history` is the sequence of the user's newest events. A model chooses from its columns: item; action and surface, as
-positions in the vocabulary; time; and gap, a bucket of the time since the previous event. `since_last` is a feature of
-the request: the seconds since the newest event. A feature set written by a user of tackboard may define another
-`history` and add features.
+`history` is the sequence of the user's newest events. A model chooses from its columns item, time, action and surface
+(both as positions in the vocabulary), and gap (a bucket of the time since the previous event). `since_last` is a
+feature of the request: the seconds since the newest event. A feature set written by a user of tackboard may define
+another `history` and add features.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def features_for_model(
     *,
     of_requests: bool = False,
 ) -> FeatureSet:
-    """Returns the features in `reads`, from `own` and the standard set. Raises ConfigError if one cannot be read."""
+    """Returns the features in `reads` from `own` and the standard set. Raises ConfigError if a model cannot use one."""
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())
@@ -81,12 +81,12 @@ def features_for_model(
 
 
 def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool = False) -> None:
-    """Raises ConfigError unless a model can read the set: a history with items, and features that fit into its batch.
+    """Raises ConfigError unless the set has a history with items and all other features fit into the model's batch.
 
     A model of histories reads plain numbers, one per request. A model of requests reads features of the request or of
     its candidates, of every type but text and sequence. The items of the history must be those of the newest
-    `max_history` events, without a filter: training on histories predicts items from the events before them, and
-    training on requests reads the events received before each request.
+    `max_history` events, without a filter, because training on histories predicts an item from the events before it,
+    and training on requests reads the events received before each request.
     """
     for feature in features.features():
         node = features.plan.nodes[features.plan.features[feature.name]]
@@ -122,7 +122,7 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
 
 
 def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None:
-    """Raises CorruptFileError unless `features` has everything that a model reads; `where` is its file."""
+    """Raises CorruptFileError unless `features`, read from the file `where`, has all that a model reads."""
     known = features.reads()
     if missing := [read for read in reads if read not in known]:
         raise CorruptFileError(
@@ -131,7 +131,7 @@ def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None
 
 
 def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Splits computed `columns` by level: (a value per request, without the history; a value per candidate)."""
+    """Splits computed `columns` into (columns per request, without the history; columns per candidate)."""
     plan = features.plan
     of_candidates = {name for name, index in plan.features.items() if plan.nodes[index].level == CANDIDATE}
     return (

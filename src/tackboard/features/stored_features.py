@@ -54,7 +54,7 @@ def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) ->
 def read_features_rows(
     dataset: Dataset, names: Iterable[str] | None, spans: Sequence[tuple[int, int]]
 ) -> tuple[dict[str, Column], int]:
-    """Reads stored features of the events [first, last) of each span. Also returns the compressed bytes read."""
+    """Returns stored features of the events [first, last) of each span, and the number of compressed bytes read."""
     features = read_features(dataset.path)
     if features is None:
         raise DataError(

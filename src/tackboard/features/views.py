@@ -7,10 +7,11 @@ The events of all users lie end to end, and the events of each user are in the o
     index    0   2   4   6 7            the clicks among them; None stands for all events in order
     row r    index[starts[r]:ends[r]]   the events that row r sees, oldest first
 
-Filtering events moves the ranges with one cumulative count. A time window is a binary search, and the newest n events
-are a subtraction. None of them loops over the events of each row. `bounds` cuts the index into segments (at first one
-per user), and `segments` holds the segment of each row's range, so that events can be grouped by a key within a
-segment. If rows are candidates, `requests` holds the request of each row; if rows are requests, it is None.
+Filtering computes the new ranges with one cumulative count, a time window needs a binary search, and the newest n
+events need a subtraction. None of these operations loops over the events of each row. `bounds` cuts the index into
+segments (initially one segment per user), and `segments` holds the segment of each row's range, so that events can be
+grouped by a key within a segment. `requests` holds the request of each row if rows are candidates, and is None if rows
+are requests.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class View:
         return values if self.index is None else values[self.index]
 
     def expanded(self) -> tuple[Positions, Positions]:
-        """Returns (places in the index, rows) of all events of all rows, end to end. The result is computed once."""
+        """Returns (places in the index, rows) of all events of all rows, end to end. The result is cached."""
         if self._expanded is None:
             lengths = self.lengths
             places = ranges(self.starts, lengths)
@@ -132,8 +133,8 @@ class View:
             return self._group_one(keys, wanted, known)
         code_of, code, num_codes = coded(self.at_index(keys), wanted)
         num_segments = len(self.bounds) - 1
-        # Segment and key become one number, which needs only one sort. If there are few such numbers, they are looked
-        # up in a table and not by a search.
+        # Segment and key are combined into one number, so one sort is enough. If these numbers are small,
+        # `positions_of` uses a table instead of a search.
         group_of = code_of + num_codes * self.segment_of_places() if num_segments > 1 else code_of
         order = np.argsort(group_of, kind="stable")
         sorted_groups = group_of[order]
@@ -148,8 +149,9 @@ class View:
         group = np.where(found, group, 0)
         starts = np.where(found, group_bounds[group], 0)
         ends = np.where(found, group_bounds[group + 1], 0)
-        # Within a group the events keep their order, so a narrower range needs one more search for each end. Group and
-        # place as one number ascend along the whole index, so one search serves all rows.
+        # Within a group the events keep their order, so a row that sees only a part of its segment needs one more
+        # search per end. Group and place, combined into one number, ascend along the index, so one call searches for
+        # all rows.
         narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
         narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
         if narrow_start or narrow_end:
@@ -166,7 +168,7 @@ class View:
         """Does the work of `group` for a view of one row, without repeating that row for every wanted key."""
         events = self.events_of_rows()
         code_of, code, num_codes = coded(keys[events], wanted)
-        # An empty group comes first, for wanted values with code -1.
+        # Group 0 is empty. Wanted values with code -1 get this group.
         bounds = np.zeros(num_codes + 2, dtype=np.int64)
         np.cumsum(np.bincount(code_of, minlength=num_codes), out=bounds[2:])
         group = code + 1 if known is None else (code + 1) * known
@@ -177,17 +179,17 @@ class View:
 
 
 def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
-    """Returns (codes of `keys`, codes of `wanted`, limit of the codes). Codes are small and in the order of the keys.
+    """Returns (codes of `keys`, codes of `wanted`, limit of the codes). Codes are small and sort like the keys.
 
-    A wanted value gets the code of the equal key. The code is -1, or a code that no key has, if there is no equal key.
+    A wanted value gets the code of the key that equals it. If no key equals it, it gets -1 or a code that no key has.
     """
     if not len(keys):
         return keys, np.full(len(wanted), -1, dtype=np.int64), 1
     low, high = int(np.minimum.reduce(keys)), int(np.maximum.reduce(keys))
     if high - low < 2 * len(keys) + 64:
         codes = wanted - low
-        # As an unsigned number, a wanted value below `low` is huge, so one comparison checks both ends, even if the
-        # difference wraps around.
+        # As an unsigned number, a negative code is huge, so one comparison checks both ends, even if the subtraction
+        # wraps around.
         codes[codes.view(np.uint64) > high - low] = -1
         return keys - low, codes, high - low + 1
     distinct, codes_of = np.unique(keys, return_inverse=True)
@@ -230,7 +232,7 @@ def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wan
 
 
 def first_above(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
-    """Returns for each row the first place in [start, end) whose value is greater than `wanted`, or end."""
+    """Returns for each row the first place in [start, end) whose value is greater than `wanted`, or end if none is."""
     largest = wanted == INT64_MAX  # nothing is greater, and adding 1 would wrap around
     return np.where(largest, ends, first_at_least(values, starts, ends, np.where(largest, wanted, wanted + 1)))
 
@@ -238,10 +240,10 @@ def first_above(values: NDArray[Any], starts: Positions, ends: Positions, wanted
 class Visibility:
     """Finds the events that a request sees: those of its user that were received strictly before the request.
 
-    `received` [events] holds received times end to end, those of owner (user) o from offsets[o] to offsets[o + 1]. If
-    events were received in the order in which they happened, a request sees the first events of its owner's range; a
-    search finds where they end. If some of these events were received later, the events that the request sees are
-    listed one by one. Treated as immutable.
+    `received` [events] holds the received time of each event. The events of owner (user) o lie from offsets[o] to
+    offsets[o + 1]. If events were received in the order in which they happened, a request sees the first events of its
+    owner's range, and a search finds the last of them. If some events before that last one were received after the
+    request, the index lists, one by one, the events that the request sees. Treated as immutable.
     """
 
     def __init__(self, received: Positions, offsets: Positions) -> None:
@@ -252,17 +254,17 @@ class Visibility:
         in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
         self._in_order = bool(in_order.all())
         if not self._in_order:
-            # `_earliest` is the smallest received time from an event to the end of its range. It ascends along the
-            # range, so it can be searched.
+            # `_earliest[i]` is the smallest received time of event i and the later events of the same user. It ascends
+            # within a user, so it can be searched.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 
     def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
         """Returns the events that each request sees. `owners` is -1 for users without events.
 
-        `newest` promises that only this number of the newest events will be read. It does not change
-        `view.newest(newest)`, but a request with late events then lists only a few times that number of events, and not
-        all events of its user.
+        A caller that gives `newest` promises to read only that number of newest events per request.
+        `view.newest(newest)` is the same with and without the promise. But if the index must list the events of a
+        request one by one, it then lists only some of the newest.
         """
         offsets, received = self._offsets, self._received
         known = owners >= 0
@@ -287,7 +289,7 @@ class Visibility:
     def _listed(
         self, starts: Positions, ends: Positions, request_ms: Positions, newest: int | None
     ) -> tuple[Positions, Positions]:
-        """Returns (events in [start, end) received before each request, end to end; their number per request)."""
+        """Returns (the events in [start, end) that each request sees, end to end; the number of them per request)."""
         lengths = ends - starts if newest is None else np.minimum(ends - starts, 2 * newest)
         while True:
             events, rows = ranges(ends - lengths, lengths), np.repeat(np.arange(len(ends)), lengths)
@@ -300,12 +302,12 @@ class Visibility:
 
 
 def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
-    """Returns the events that each request sees. For events that are used only once; else keep a `Visibility`."""
+    """Returns the events that each request sees. To call it again for the same events, keep a `Visibility`."""
     return Visibility(received, offsets).view(owners, request_ms)
 
 
 def _running(values: Positions, offsets: Positions, combine: Any, direction: int) -> Positions:
-    """Returns the running minimum or maximum within each range of `offsets`, from its start (1) or its end (-1)."""
+    """Returns running minima or maxima within each range of `offsets`, from its start (direction 1) or its end (-1)."""
     result = values.copy()
     owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     step, longest = 1, int(np.diff(offsets).max(initial=0))

@@ -106,8 +106,8 @@ def add(a: Column, b: Column) -> Column:
     "subtract", "a - b", _promoting, Example("x - y", [4.5, None], {"x": ("int", [5, 5]), "y": ("float?", [0.5, None])})
 )
 def subtract(a: Column, b: Column) -> Column:
-    """The difference of two numbers. Types as for `a + b`; int wraps around. Missing if an input is missing. For two
-    times see `a.seconds_since(b)`."""
+    """The difference of two numbers, with the types of `a + b`. Ints wrap around. Missing if an input is missing. For
+    two times see `a.seconds_since(b)`."""
     values = np.subtract(whole(a), whole(b))
     return joined(INT if values.dtype == np.int64 else FLOAT, values, a, b)
 
@@ -119,7 +119,7 @@ def subtract(a: Column, b: Column) -> Column:
     Example("x * y", [2.5, 0.0], {"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}),
 )
 def multiply(a: Column, b: Column) -> Column:
-    """The product of two numbers. Types as for `a + b`; int wraps around. Missing if an input is missing."""
+    """The product of two numbers, with the types of `a + b`. Ints wrap around. Missing if an input is missing."""
     values = np.multiply(whole(a), whole(b))
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 
@@ -172,7 +172,7 @@ def joined_nonzero(values: NDArray[Any], a: Column, b: Column) -> Column:
 
 @_register("negate", "-a", _promoting, Example("-x", [-3, -(2**63), None], {"x": ("int?", [3, -(2**63), None])}))
 def negate(a: Column) -> Column:
-    """The number with the other sign. The smallest int wraps around to itself; a bool gives 0 or -1. Missing stays
+    """The number with the opposite sign. The smallest int wraps around to itself; a bool gives 0 or -1. Missing stays
     missing."""
     return joined(promoted((a.type,)), np.negative(whole(a)), a)
 

@@ -5,9 +5,9 @@ The kernels take time columns, in ms since 1970 in UTC, and return floats and in
 Decided: time zones come only from the package `tzdata`, whose version `database_version` returns. The machine's own
 /usr/share/zoneinfo is never read, because then two machines could compute different hours for the same row. A zone is
 read once into two arrays, transitions and offsets, and looked up by binary search. The last rule of a zone is valid
-forever. Its transitions are written out for 400 years, because after 400 years the Gregorian calendar repeats itself,
-weekdays included; a later time is looked up a multiple of 400 years earlier. Before its first transition a zone keeps
-its first offset. So every int64 has an hour.
+forever. The transitions of this rule are written out for 400 years, because after 400 years the Gregorian calendar
+repeats itself, weekdays included; a later time is moved back by a multiple of 400 years and looked up there. Before its
+first transition a zone keeps its first offset. So every int64 has an hour.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _register = functools.partial(register, family="time", elementwise=True)
 class Zone:
     """The offsets from UTC of one time zone, in seconds, east positive.
 
-    `offsets_s[i]` is valid from `transitions_s[i - 1]` until just before `transitions_s[i]`, so there is one offset
-    more than transitions. From `cycle_start_s` on, the offsets repeat every `CYCLE_S`. The transitions cover the first
-    of these cycles.
+    `offsets_s[i]` is valid from `transitions_s[i - 1]` until just before `transitions_s[i]`, so there is one more
+    offset than there are transitions. From `cycle_start_s` on, the offsets repeat every `CYCLE_S`. The transitions
+    cover the first of these cycles.
     """
 
     transitions_s: NDArray[np.int64]
@@ -146,7 +146,7 @@ def _block_bytes(counts: list[int], *, time_bytes: int) -> int:
 
 
 def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: str) -> Zone:
-    """Returns the zone of the listed transitions, continued by the rule in `footer`: empty or a POSIX TZ string."""
+    """Returns the zone of the listed transitions, continued by the rule in `footer` (a POSIX TZ string or empty)."""
     # If a file lists no transitions, its rule is valid from 1970 on. tzdata has no such zone with summer time.
     last = times[-1] if len(times) else np.int64(-1)
     year = 1970 + int(last.astype("datetime64[s]").astype("datetime64[Y]").astype(np.int64))
@@ -157,7 +157,7 @@ def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: s
     if rule is None or rule["start"] is None:
         # A rule without summer time adds nothing: the last listed offset is already the offset of that rule.
         return Zone(times, offsets_s, cycle_start_s)
-    # POSIX counts west positive.
+    # In POSIX, offsets to the west are positive.
     standard_s = -_seconds(rule["standard"])
     summer_s = standard_s + 3600 if rule["summer"] is None else -_seconds(rule["summer"])
     start_s, end_s = _seconds(rule["start_time"] or "2"), _seconds(rule["end_time"] or "2")

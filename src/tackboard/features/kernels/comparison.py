@@ -124,7 +124,7 @@ def _comparable(a: Column, b: Column) -> list[NDArray[Any]]:
 )
 def equal(a: Column, b: Column) -> Column:
     """Whether two values are the same. An int is compared with a float as a float. NaN equals nothing, and 0.0 equals
-    -0.0. Strings are compared by code points. An id equals an int of the same number. Missing if an input is
+    -0.0. Strings are compared by code points. An id equals an int with the same value. Missing if an input is
     missing."""
     return joined(BOOL, np.equal(*_comparable(a, b)), a, b)
 
@@ -170,8 +170,8 @@ def greater_equal(a: Column, b: Column) -> Column:
     Example("x & y", [False, None, True], {"x": ("bool?", [None, None, True]), "y": ("bool", [False, True, True])}),
 )
 def logical_and(a: Column, b: Column) -> Column:
-    """Whether both are true. If either is False, the result is False, even if the other is missing. Otherwise missing
-    if an input is missing."""
+    """Whether both are true. If either is False, the result is False, even if the other is missing. Otherwise the
+    result is missing if an input is missing."""
     values = a.values & b.values
     return Column(BOOL, values, present=_decided(a, b, ~a.values, ~b.values, len(values)))
 
@@ -184,7 +184,7 @@ def logical_and(a: Column, b: Column) -> Column:
 )
 def logical_or(a: Column, b: Column) -> Column:
     """Whether at least one of the two is true. If either is True, the result is True, even if the other is missing.
-    Otherwise missing if an input is missing."""
+    Otherwise the result is missing if an input is missing."""
     values = a.values | b.values
     return Column(BOOL, values, present=_decided(a, b, a.values, b.values, len(values)))
 

@@ -38,7 +38,7 @@ _aggregating = functools.partial(register, family=AGGREGATING)
 
 
 def _gives(result: FeatureType, *column: str) -> TypeRule:
-    """Returns a type rule: the result has type `result`. If kinds are given, the column must be of one of them."""
+    """Returns a type rule that gives `result`. If `column` is given, it lists the kinds that the column may have."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         if column:
@@ -128,7 +128,7 @@ def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View
 
 
 def _back(times: Positions, duration_ms: int) -> Positions:
-    """Returns the first ms that is less than `duration_ms` before each time, but not below the smallest int64."""
+    """Returns each time minus (`duration_ms` - 1), but at least the smallest int64."""
     if len(times) == 1:
         return np.array([max(int(times[0]) - (duration_ms - 1), INT64_MIN)], dtype=np.int64)
     with_room = times >= INT64_MIN + duration_ms
@@ -200,10 +200,10 @@ def _keys(*columns: Column) -> list[Positions]:
 
 
 def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
-    """Returns (order, groups). `order` sorts stably by (row, key); `groups` numbers each (row, key) in that order.
+    """Returns (order, groups). `order` sorts stably by (row, key); `groups` numbers the pairs (row, key) in that order.
 
     `rows` must be ascending. Sorting by one combined number is several times faster than sorting by two keys, because
-    ascending rows leave that number partly sorted.
+    the combined numbers of ascending rows are partly sorted already.
     """
     if not len(rows) or rows[0] == rows[-1]:
         order = np.argsort(keys, kind="stable")
@@ -320,8 +320,7 @@ def _extreme_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureTyp
     Example("events.max(events.time).seconds_since(events.min(events.time))", [259200.0], AT),
 )
 def max_(frame: Frame, view: View, column: Column) -> Column:
-    """The largest value of the column; NaN if one value is NaN, and 0.0 instead of -0.0. Missing if no event has a
-    value."""
+    """The largest value of the column; NaN if any value is NaN. -0.0 becomes 0.0. Missing if no event has a value."""
     return _extreme(frame, view, column, np.maximum)
 
 
@@ -332,8 +331,7 @@ def max_(frame: Frame, view: View, column: Column) -> Column:
     Example("request.time.seconds_since(events.min(events.time))", [259200.001], AT),
 )
 def min_(frame: Frame, view: View, column: Column) -> Column:
-    """The smallest value of the column; NaN if one value is NaN, and 0.0 instead of -0.0. Missing if no event has a
-    value."""
+    """The smallest value of the column; NaN if any value is NaN. -0.0 becomes 0.0. Missing if no event has a value."""
     return _extreme(frame, view, column, np.minimum)
 
 
@@ -345,7 +343,7 @@ def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
     if len(values):
         result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
     if result.dtype == np.float64:
-        # Whether -0.0 or 0.0 comes out, and which of several NaNs, depends on the processor.
+        # Which of -0.0 and 0.0 comes out, or which of several NaNs, depends on the processor.
         result = one_nan(result + 0.0)
     return Column(column.type, result, present=some)
 
@@ -416,7 +414,7 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
 
 
 def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int) -> Column:
-    """`top` of one row."""
+    """Does the work of `top` for one row."""
     keys = keys[events_]
     order = np.argsort(keys, kind="stable")
     keys = keys[order]

@@ -1,8 +1,8 @@
 """Ids: the kernels take strings and whole numbers and return ids and small ints.
 
-Decided: an id is an int64. `core.hashing` makes it in the same way for events, features and tables: the id of an int is
-the int itself, and the id of a string is its BLAKE2b hash. The numbers that `cross` and `bucket_hash` give are part of
-every model trained on them, so they must never change. The tests compare them with golden values.
+Decided: an id is an int64. `core.hashing` makes ids in the same way for events, features and tables: the id of an int
+is the int itself, and the id of a string is its BLAKE2b hash. The numbers that `cross` and `bucket_hash` give are part
+of every model trained on them, so they must never change. The tests compare them with golden values.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def hash_id(a: Column) -> Column:
 )
 def cross(*columns: Column) -> Column:
     """One id for a combination of values, each of a kind that `hash_id` takes. The order and the number of values
-    matter. Missing if one of the values is missing; fill it first if missing should count as a value."""
+    matter. Missing if one of the values is missing; to let a missing value count as a value, fill it first."""
     mixed = mix64(_ids(columns[0]), CROSS_SEED)
     for column in columns[1:]:
         mixed = mix64(mixed ^ _ids(column).view(np.uint64), CROSS_SEED)
@@ -128,7 +128,7 @@ def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
 )
 def index_in(a: Column, *, names: list[str]) -> Column:
     """The position of a string in a list of names, counted from 1; 0 for a string that is not in the list. Strings are
-    compared by code points. Missing stays missing; `.fill_missing(0)` treats it like a string that is not in the
-    list."""
+    compared by code points. Missing stays missing; `.fill_missing(0)` then treats a missing string like one that is not
+    in the list."""
     index = {name: position for position, name in enumerate(names, start=1)}
     return joined(INT, per_text(a, lambda text: index.get(text, 0), np.int64), a)

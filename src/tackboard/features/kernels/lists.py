@@ -4,10 +4,10 @@ The kernels take list columns (flat values and offsets); some also take a vector
 value per row, or a list per row.
 
 Decided: no kernel loops over rows; all work is done on the flat values of the jagged lists. Two floats are the same
-element if they are equal as numbers (-0.0 is 0.0), with one exception: a NaN is the same as a NaN, because readers
-expect that a list of three NaNs has one distinct element. Strings are compared by their text and not by their codes.
-In `has` and `overlap`, a column of one row is used for all rows of the other column, so that a user's list need not be
-copied per item.
+element if they are equal as numbers (-0.0 is 0.0), with one exception: a NaN is the same as a NaN, because users expect
+that a list of three NaNs has one distinct element. Strings are compared by their text and not by their codes. In `has`
+and `overlap`, a column of one row is used for all rows of the other column, so that a user's list need not be copied
+per item.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, Feature
 LIMIT = 2**31
 """Positions and lengths that a user writes must be below this number."""
 FEW = 12
-"""Up to this number, keys are compared one after the other, which is faster than a binary search among them."""
+"""Values are compared with up to this number of keys one by one, which is faster than a binary search."""
 Ints = NDArray[np.int64]
 _register = functools.partial(register, family="lists")
 
@@ -115,7 +115,7 @@ def _whole_number(params: Params, name: str, low: int) -> int:
 
 
 def _from_list(result: FeatureType | None, elements: tuple[str, ...], *, missing_if_empty: bool = False) -> TypeRule:
-    """Returns a type rule: takes one list of `elements`; gives `result` or, if it is None, the type of the elements."""
+    """Returns a type rule for one list of `elements`. It gives `result`, or the elements' type if `result` is None."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         given = _need_list(types, 0, elements)
@@ -360,8 +360,8 @@ def _not_empty(column: Column, lengths: Ints) -> Mask | None:
     Example("a.max()", [3, None, None], {"a": ("list[int]?", [[1, 3, 2], [], None])}),
 )
 def list_max(a: Column) -> Column:
-    """The largest element of a list of numbers or times; NaN if one element is NaN, and 0.0 instead of -0.0. Missing if
-    the list is empty or missing.
+    """The largest element of a list of numbers or times; NaN if any element is NaN. -0.0 becomes 0.0. Missing if the
+    list is empty or missing.
     """
     a, offsets = _tight(a)
     lengths = np.diff(offsets)
@@ -371,7 +371,7 @@ def list_max(a: Column) -> Column:
         # Empty rows hold no values, so the values of a non-empty row end where those of the next non-empty row begin.
         largest[filled] = np.maximum.reduceat(a.values, offsets[:-1][filled])
     if largest.dtype == np.float64:
-        # Whether -0.0 or 0.0 comes out of `maximum`, and which of several NaNs, depends on the processor.
+        # Which of -0.0 and 0.0 comes out of `maximum`, or which of several NaNs, depends on the processor.
         largest = one_nan(largest + 0.0)
     return Column(a.type.of_elements(), largest, present=_not_empty(a, lengths))
 

@@ -122,8 +122,8 @@ def clip(a: Column, *, low: float | None = None, high: float | None = None) -> C
     Example("x.normalise(mean=10, std=2)", [2.0, 0.0, None], {"x": ("int?", [14, 10, None])}),
 )
 def normalise(a: Column, *, mean: float, std: float) -> Column:
-    """(a - mean) / std, with a std above 0. Both are constants, because they belong to the feature and are not computed
-    from the data at hand. Missing stays missing."""
+    """(a - mean) / std, with `std` above 0. `mean` and `std` are constants, because they belong to the feature and are
+    not computed from the data at hand. Missing stays missing."""
     return joined(FLOAT, (_floats(a) - np.float64(mean)) / np.float64(std), a)
 
 
@@ -136,7 +136,7 @@ def normalise(a: Column, *, mean: float, std: float) -> Column:
 )
 def bucketize(a: Column, *, boundaries: list[Any]) -> Column:
     """The number of boundaries that are less than or equal to the value: 0 to len(boundaries); len(boundaries) for NaN.
-    The boundaries must increase. Ints are compared with int boundaries exactly; otherwise all are compared as floats.
-    Missing stays missing."""
+    The boundaries must increase. Ints are compared with int boundaries exactly; otherwise all numbers are compared as
+    floats. Missing stays missing."""
     dtype = np.int64 if all(isinstance(boundary, int) for boundary in boundaries) else np.float64
     return joined(INT, np.array(boundaries, dtype=dtype).searchsorted(a.values, side="right"), a)

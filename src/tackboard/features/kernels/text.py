@@ -5,7 +5,7 @@ row.
 
 Decided: work on text is done once per string of the dictionary. If the dictionary is longer than the column, only the
 strings that a row uses are processed, so a request for ten items never goes through the strings of a whole catalogue.
-Python's `str` defines lower case and white space, so a character newer than its Unicode tables stays as it is.
+Python's `str` defines lower case and white space, so a character newer than Python's Unicode tables stays as it is.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def renumber(codes: Codes, size: int) -> tuple[Codes, Codes]:
 
 
 def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArray[Any]:
-    """Returns `compute(string)` for every value, an array of `dtype` [all values]; calls it once per string."""
+    """Returns `compute(string)` for every value, as an array of `dtype`. Calls `compute` only once per string."""
     codes, texts = used_texts(column)
     table: NDArray[Any] = np.fromiter((compute(text) for text in texts), dtype=dtype, count=len(texts))
     return table[codes]
 
 
 def text_keys(*columns: Column) -> list[Codes]:
-    """Returns a number for every value of some string columns. Two numbers are equal if the strings are equal."""
+    """Returns a number for every value of each string column. Two numbers are equal if and only if the strings are."""
     known: dict[str, int] = {}
     return [per_text(column, lambda text: known.setdefault(text, len(known)), np.int64) for column in columns]
 

@@ -5,7 +5,7 @@ row.
 
 Decided: everything is computed in 64 bits and summed in the order of the components. BLAS is never used, because its
 order of summation depends on the shape of the whole array. A column of one row is used for all rows of the other
-column, so that a user's vector meets a thousand items without being copied. All NaNs in results have the same bits.
+column, so that a user's vector is not copied for every item. All NaNs in results have the same bits.
 """
 
 from __future__ import annotations
