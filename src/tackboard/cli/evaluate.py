@@ -198,7 +198,7 @@ def _judge_requests(
     max_users: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Scores the requests of the users in data.test_share; on another dataset, the requests of all users."""
+    """Scores the requests of held-out users (data.test_share) or, on another dataset, of all users."""
     import dataclasses
 
     from tackboard.core.errors import UsageError
