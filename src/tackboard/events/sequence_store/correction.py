@@ -2,8 +2,9 @@
 
 The horizon is the newest received_ms of the snapshot. Events that the store received before the horizon are replaced by
 the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events in
-the snapshot. Each user is changed all or nothing, and few users at a time, so that other writers wait only briefly.
-A second correction changes nothing. After a kill, the next call continues with the users that were not done.
+the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
+briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues with the
+users that were not done.
 
 Decided: events that the store received in the millisecond of the horizon itself stay. A log often ends within this
 millisecond, and an acknowledged event that the log lacks must not be lost. Forgotten users do not come back.

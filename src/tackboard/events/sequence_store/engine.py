@@ -79,7 +79,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """Wraps reads: the engine's errors become ours, and all reads see one state if the engine can do that."""
+        """Wraps reads: the engine's errors become ours, and all reads see one state if the engine supports that."""
 
     @abc.abstractmethod
     def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
