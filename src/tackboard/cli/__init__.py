@@ -1,1 +1,1 @@
-"""The commands `tackboard …`: one module per noun. A command imports what it needs when it runs."""
+"""The commands `tackboard …`, one module per command or group. A command imports what it needs when it runs."""

@@ -129,7 +129,7 @@ def bench_loader(
 def bench_overload(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False
 ) -> None:
-    """Measure the answers within a deadline at 0.5 to 3 times the server's capacity."""
+    """Measure the answers per second within a deadline, under loads of 0.5 to 3 times the server's capacity."""
     from tackboard.bench.overload import measure, report
 
     with _scratch() as scratch:
@@ -167,7 +167,7 @@ def bench_quality(
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
-    """Compare PinFM, SASRec, HSTU and baselines on held-out events of a public dataset, with published figures."""
+    """Compare PinFM, SASRec, HSTU and baselines on held-out events of a public dataset, and with published figures."""
     from tackboard.bench.quality.report import report
     from tackboard.bench.quality.run import measure
     from tackboard.bench.quality.study_plan import Options

@@ -419,7 +419,7 @@ def data_retain(
 
     folder = dataset_folder(dataset)
     if prune:
-        # This raises its errors before anything is written, so that the command does not do only half of the work.
+        # The errors of this call must come before anything is written, so that the command never does half of its work.
         retention.snapshots_in_use(folder, runs)
     result = retention.retain(open_dataset(dataset), days)
     pruned = retention.prune(folder, runs) if prune else retention.Pruned([], {})

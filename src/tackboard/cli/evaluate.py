@@ -34,7 +34,7 @@ def evaluate(
 
     A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, item-to-item and,
     on a synthetic world, the oracle. A ranker gets AUC and log-loss on requests of held-out users, and is compared with
-    the mean of each item.
+    each item's mean label in training.
     """
     from tackboard.evaluation.ranking import better_baseline
 
@@ -198,7 +198,7 @@ def _judge_requests(
     max_users: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Scores the requests of the users in data.test_share; on another dataset, the requests of all users."""
+    """Scores the requests of held-out users (data.test_share) or, on another dataset, of all users."""
     import dataclasses
 
     from tackboard.core.errors import UsageError

@@ -66,7 +66,7 @@ def _verify_store(url: str, *, as_json: bool) -> None:
 
 
 def doctor(json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text.")) -> None:
-    """Report versions, whether they fit together, devices, and repairs. Exit code 2: something is broken."""
+    """Report versions (and whether they fit together), devices and repairs. Exit code 2: something is broken."""
     from tackboard.core.doctor import as_json, collect, examine, exit_code
 
     findings = examine(collect(Path.cwd()))

@@ -58,7 +58,7 @@ def _options(
         False, "--version", help="Print the version and stop.", is_eager=True, callback=_print_version
     ),
 ) -> None:
-    del version  # Its callback has answered before a command runs.
+    del version  # The option's callback prints the version.
     if debug:
         os.environ["TACKBOARD_DEBUG"] = "1"
 
@@ -92,7 +92,7 @@ def _run_command() -> int:
         return _drop_output()
     except OSError as error:
         return _report_os_error(error)
-    except Exception as error:  # noqa: BLE001 - the last catch: whatever it is, a user gets a sentence.
+    except Exception as error:  # noqa: BLE001 - the last handler: a user gets a sentence for any error.
         # typer's own usage errors have classes in a private module, so they are recognised by this method.
         if hasattr(error, "format_message"):
             _print_usage_error(error)
@@ -110,7 +110,7 @@ def _drop_output() -> int:
 
 
 def _print_usage_error(error: Any) -> None:
-    """Prints typer's message about a wrong command line. A group without a command prints its help."""
+    """Prints typer's message about a wrong command line. For a group without a command, prints the group's help."""
     message = error.format_message()
     if message.startswith("Usage:"):
         print(message)
@@ -130,7 +130,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """Reports an unexpected error: it is our bug, unless it came through a user's own file."""
+    """Reports an unexpected error, which is our bug unless the error came through a user's own file."""
     if place := line_of_user_code(error):
         _explain(error, f"{place} raised {type(error).__name__}: {one_line(str(error))[:300]}")
         if not _debugging():

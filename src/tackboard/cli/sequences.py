@@ -144,7 +144,7 @@ def sequences_read(
     from tackboard.events.sequence_store import open_store
 
     names = None if fields is None else [name.strip() for name in fields.split(",") if name.strip()]
-    # The same word has one id in a log with numbers and another id in a log with text; the store has one of them.
+    # A user such as `42` has one id if the log's ids are numbers and another id if they are text, so both are read.
     with open_store(store) as opened:
         found = [
             opened.read(

@@ -88,7 +88,7 @@ def serve(
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
-    # One core is left to the event loop. With a thread on every core, kernels would wait for it and be slower.
+    # One core is left to the event loop. Otherwise kernels would wait for the thread that shares a core with the loop.
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads or max(1, usable_cores() - 1))
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
     _run(scorer, config, log, port_file)
@@ -117,7 +117,7 @@ def _announce(name: str, port_file: Path | None, url: str) -> None:
 
     from tackboard.core.files import write_text_atomic, writing
 
-    # Objects that are loaded now stay for ever. A garbage collection of all of torch would block the loop for 100 ms.
+    # After `freeze` the collector skips these objects. A collection of torch's objects blocks the loop for 100 ms.
     gc.collect()
     gc.freeze()
     if port_file is not None:

@@ -1,1 +1,1 @@
-"""The base of all other folders: errors, strict config, hashing, atomic files, run directories. No torch."""
+"""The base of all other folders: errors, strict config, hashing, atomic files, run directories. It needs no torch."""

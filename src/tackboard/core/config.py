@@ -23,7 +23,7 @@ from tackboard.core.errors import ConfigError
 
 C = TypeVar("C")
 NAMES_SHOWN = 16
-"""An error lists at most this many settings, and suggests the nearest one."""
+"""An error lists at most this many settings, and suggests the one with the nearest name."""
 
 
 def suggest(word: str, choices: Iterable[str]) -> str | None:
@@ -66,7 +66,7 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
 
 
 def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
-    """Moves the settings in `data`, which an older version wrote, to their present places; other settings stay.
+    """Returns `data`, a config that an older version wrote, with the settings in `moved` at their present places.
 
     `moved` maps an old key to its new place `a.b`. If the value is a table, it is merged into the table at its new
     place. If an old key is also the name of a present table, a table under this key stays, because the present version
@@ -89,9 +89,10 @@ def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
 
 
 def apply_overrides(config: C, overrides: Sequence[str]) -> C:
-    """Returns a copy of `config` with every `a.b=c` applied. Values are JSON or bare words; the last repeat counts.
+    """Returns a copy of `config` with every `a.b=c` applied. Values are JSON or bare words.
 
-    All overrides are applied before the result is checked, so settings that depend on each other may have any order.
+    If a setting is repeated, its last value counts. All overrides are applied before the result is checked, so settings
+    that depend on each other may be given in any order.
     """
     wanted: dict[str, str] = {}
     for override in overrides:

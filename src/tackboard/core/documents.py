@@ -47,8 +47,8 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
 def blaming(path: Path) -> Iterator[None]:
     """Wraps the use of a sealed file: an error that its content causes becomes a CorruptFileError with its path.
 
-    A plain UsageError is not changed, because it is about the command; its subclasses are about settings and features.
-    Errors of a user's own code are not changed either.
+    A plain UsageError is not changed, because it is about the command. Errors of its subclasses are changed, because
+    they are about settings and features in the file. Errors of a user's own code are not changed.
     """
     try:
         yield

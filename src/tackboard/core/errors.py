@@ -44,13 +44,13 @@ class ConfigError(UsageError):
 
 
 class StorageError(TackboardError):
-    """The disk or its permissions prevented a write. Everything that was complete before is still complete."""
+    """The disk or its permissions prevented a write. Files that were complete before are still complete."""
 
     exit_code = 2
 
 
 class DataError(TackboardError):
-    """Data breaks the stated rules."""
+    """Data breaks a rule that the error states."""
 
     exit_code = 3
 

@@ -10,8 +10,9 @@ Unfinished work has a unique temporary name:
     .NAME.tmp-TOKEN.lock    lock file, held while that folder is being written (see locks.py)
     .NAME.gone-TOKEN        a folder that is being deleted
 
-Decided: a cleaner never removes a folder whose lock is held, whatever container the writer runs in. A temporary file or
-link needs no lock, because its writer has the content in memory and writes it again if a cleaner removed it.
+Decided: a cleaner (`remove_leftovers`) never removes a folder whose lock is held, even by a writer in another
+container. A temporary file or link needs no lock: if a cleaner removes it, the writer, which still has the content in
+memory, writes it again.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def remove_directory(path: Path) -> None:
 def remove_leftovers(folder: Path, name: str | None = None) -> int:
     """Deletes temporary files and folders that killed writers left in `folder`; returns the number of deleted entries.
 
-    With `name`, only those of this file or folder are deleted.
+    With `name`, only leftovers of the file or folder with this name are deleted.
     """
     stem = "*" if name is None else glob.escape(name)
     removed = 0
@@ -256,7 +257,7 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Wraps the writing of a file that `option` of a command names: a system error becomes an error with its path."""
+    """Wraps the writing of the file that a command's `option` names. System errors become errors with its path."""
     try:
         yield
     except OSError as error:

@@ -3,7 +3,7 @@
 An id is an int64; BLAKE2b turns a string into an int64. A row is computed in two steps, which int64 arithmetic can
 repeat exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the
 upper 32 bits onto [0, rows) by multiply-and-shift. Decided: multiply-and-shift instead of modulo, because torch has no
-unsigned 64-bit division. It needs rows < 2^31, far above the largest published table (160 million).
+unsigned 64-bit division. It needs rows < 2^31, a limit far above the largest published table (160 million).
 """
 
 from __future__ import annotations

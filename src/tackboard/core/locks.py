@@ -1,4 +1,4 @@
-"""Lock files: one process at a time, across containers and, if the file system allows it, across hosts.
+"""Lock files admit one process at a time, across containers and, if the file system allows it, across hosts.
 
 The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, always ends with this process, and is
 visible to every process that opens the same file, in any PID namespace. Child processes do not inherit the lock,
@@ -42,7 +42,7 @@ drop the lock when the process closes either descriptor."""
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
     """Yields whether this process holds the lock file `path` during the block. Does not wait.
 
-    The file is removed at the end. Without `create`, a file that does not exist cannot be locked.
+    The file is removed at the end. Without `create`, a missing file is not created, and False is yielded.
     """
     key, claim = str(path.parent.resolve() / path.name), object()
     if _held.setdefault(key, claim) is not claim:
@@ -120,7 +120,7 @@ def _take(path: Path, *, create: bool) -> int | None:
 
 
 def _claim(descriptor: int, path: Path, *, is_new: bool) -> bool | None:
-    """Returns whether this process holds the lock now; None if `path` has become another file, so try again."""
+    """Returns whether this process holds the lock now; None if `path` is another file now and the caller must retry."""
     has_locks = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +187,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Identifies the running kernel: the same in all its containers, different on other hosts and after a restart."""
+    """Returns an id of the running kernel. All its containers share it; other hosts and a restart have another id."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

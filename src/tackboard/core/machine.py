@@ -26,8 +26,8 @@ def set_thread_environment(num_threads: int | None = None) -> int:
     chosen = num_threads or usable_cores()
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, str(chosen))
-    # Waiting OpenMP threads sleep instead of spinning. On a shared machine, spinning threads occupy the core that the
-    # thread they wait for needs, which made a training step four times slower (docs/log.md).
+    # Waiting OpenMP threads sleep instead of spinning. On a shared machine, a spinning thread may occupy the core of
+    # the thread that it waits for. This made a training step four times slower (docs/log.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return int(os.environ["OMP_NUM_THREADS"]) if os.environ["OMP_NUM_THREADS"].isdigit() else chosen
 

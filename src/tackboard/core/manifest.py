@@ -113,7 +113,7 @@ def stays_inside(name: Any) -> bool:
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
-    """Returns `content` as JSON bytes, with a last entry that is the SHA-256 of everything before that digest."""
+    """Returns `content` as JSON bytes. The last entry is the SHA-256 of all bytes before the digest itself."""
     body = json.dumps(content, indent=2).encode().removesuffix(b"\n}") + _SEAL
     return body + hashlib.sha256(body).hexdigest().encode() + _END
 

@@ -30,7 +30,7 @@ SAMPLE_S = 0.05
 GRACE_S = 15.0
 WATCH_EVERY_S = 0.5
 PARENT_VARIABLE = "TACKBOARD_PARENT"
-"""The environment variable with the PID of a parent whose children must end when it ends; see `watch_parent`."""
+"""The environment variable with a parent's PID. Children that have it end when the parent ends; see `watch_parent`."""
 TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -98,7 +98,7 @@ class Process:
             return self.code
 
     def wait(self, within_s: float = math.inf) -> int | None:
-        """Waits for the end of the command; returns the exit code, or None if it still runs after `within_s`."""
+        """Waits until the command ends; returns the exit code, or None if the command still runs after `within_s`."""
         deadline, pause_s = time.monotonic() + within_s, 0.001
         while (code := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(pause_s)
@@ -119,7 +119,7 @@ class Process:
         return code
 
     def stop(self, grace_s: float = GRACE_S) -> int:
-        """Asks the command to end (SIGTERM), kills it if it still runs after `grace_s`; returns the exit code."""
+        """Asks the command to end (SIGTERM) and kills it if it still runs after `grace_s`; returns the exit code."""
         try:
             self.send(signal.SIGTERM)
             self.wait(grace_s)
@@ -195,7 +195,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """Returns the last line that is a JSON object, or {}. Other lines may follow, as stdout and stderr share a log."""
+    """Returns the last line that is a JSON object, or {}. Other lines may follow, because stderr is in the same log."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -208,7 +208,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` takes these signals. Outside the main thread nothing changes: Python forbids it."""
+    """Within the block, `handler` takes these signals. Outside the main thread it does nothing (a limit of Python)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -274,19 +274,19 @@ def process_tree(pid: int) -> list[int]:
 
 
 def tree_rss_bytes(pid: int) -> int:
-    """Returns the resident memory of a process tree. Shared pages count once for each process. 0 without /proc."""
+    """Returns the resident memory of a process tree. Shared pages count once per process. Returns 0 without /proc."""
     words = (_read(member, "statm").split() for member in process_tree(pid))
     return sum(int(found[1]) for found in words if found) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pss_bytes(pid: int) -> int:
-    """Returns the memory of one process. A page that N processes share counts as 1/N. 0 if the process has ended."""
+    """Returns the memory of a process. A page that N processes share counts as 1/N. Returns 0 for an ended process."""
     lines = _read(pid, "smaps_rollup").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """Returns user and system time of a process and its ended children; 0 if the process has ended or without /proc."""
+    """Returns the CPU time of a process and its ended children; 0 if the process has ended or there is no /proc."""
     # The second field is the program's name in parentheses and may contain spaces. Other fields follow the last ")".
     return sum(map(int, _read(pid, "stat").rpartition(")")[2].split()[11:15])) * TICK_SECONDS
 

@@ -61,7 +61,7 @@ class RunDirectory:
         return run
 
     def write(self, config: Mapping[str, Any]) -> None:
-        """Makes the folder with its resolved config and environment. `latest` is left to `make_latest`."""
+        """Makes the folder with its resolved config and environment. Only `make_latest` changes `latest`."""
         runs = self.path.parent
         remove_leftovers(runs)
         with new_directory(self.path) as folder:
@@ -80,7 +80,7 @@ class RunDirectory:
         return run
 
     def clean(self) -> None:
-        """Removes cut last lines of JSON-lines files and temporary files of a killed run. Needs the run's lock."""
+        """Removes a killed run's temporary files, and cut last lines of JSON-lines files. Needs the run's lock."""
         remove_leftovers(self.path)
         for name in ("metrics.jsonl", "events.jsonl"):
             _cut_torn_line(self.path / name)

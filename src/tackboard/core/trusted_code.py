@@ -2,7 +2,7 @@
 
     ${XDG_STATE_HOME:-~/.local/state}/tackboard/trusted-code/<hash of path and SHA-256>.json
 
-A run names the file of its model, but the run may come from anybody, so its word is not enough to run the file. `train`
+A run names the file of its model. But a run may come from anybody, so the name alone is not enough to run it. `train`
 records the path and the SHA-256 of the file here, outside every run. Decided: one small file per entry, so that
 concurrent trainings cannot lose an entry. Folders have mode 0700 and files 0600; a folder or file that another user
 owns or may write to is refused. If the record cannot be written, training continues with a warning.
@@ -40,7 +40,7 @@ def trust_code(path: Path, sha256: str) -> None:
 def check_trusted(path: Path, sha256: str) -> None:
     """Raises UsageError unless `trust_code` recorded this file for this user.
 
-    If other users own or may write to the record, StorageError is raised.
+    If another user owns the record or may write to it, StorageError is raised.
     """
     refusal = UsageError(
         f"this run names {path} as its model's code, and you have no record of training with it",

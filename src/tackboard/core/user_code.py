@@ -46,7 +46,7 @@ def load_code(path: Path, sha256: str | None = None) -> ModuleType:
     module.__dict__[_DIGEST] = digest
     sys.modules[name] = module
     try:
-        exec(compile(content, source, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what this is for
+        exec(compile(content, source, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - intended
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, TackboardError) or not isinstance(error, Exception | SystemExit):
@@ -56,7 +56,7 @@ def load_code(path: Path, sha256: str | None = None) -> ModuleType:
 
 
 def sha256_of_code(module: ModuleType) -> str:
-    """Returns the SHA-256 of a module's code. If Python imported the module, it is that of the present file."""
+    """Returns the SHA-256 of a module's code. If Python itself imported the module, the present file is hashed."""
     return module.__dict__.get(_DIGEST) or hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """This module takes new events as plain dictionaries or an Arrow table, checks them, and returns columns.
 
 A plain event needs item_id, action, surface and time_ms. The default of received_ms is the present time, and a declared
-field without a value is missing. Errors give the number of the wrong event in the call, never its user.
+field may have no value. Errors give the number of the wrong event in the call, never its user.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values
 
 
 def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values]:
-    """Turns a table of events, which has item_id, into the store's columns.
+    """Turns a table of events with item_id into the store's columns.
 
     A missing column, or a column of another kind, raises DataError. Columns that the store does not have are left out.
     """
@@ -78,7 +78,7 @@ def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values
 
 
 def check_has_columns(names: Sequence[str], config: StoreConfig) -> None:
-    """Raises DataError if a column of the store is not among `names`, the columns of some events."""
+    """Raises DataError if events with the columns `names` lack a column of the store."""
     for name in config.columns:
         if name not in names:
             raise DataError(
@@ -123,7 +123,7 @@ def check_times(columns: Columns) -> None:
 
 
 def by_user(user_ids: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Returns (user, positions of its events in the order given) for every user of a batch, sorted by user id."""
+    """Returns (user, rising positions of the user's events in the batch) for every user, sorted by user id."""
     if len(user_ids) <= 1:
         return [(int(user), np.zeros(1, dtype=np.int64)) for user in user_ids]
     order = np.argsort(user_ids, kind="stable")
@@ -139,7 +139,7 @@ def _column(name: str, kind: str, given: list[Any]) -> Values:
         raise DataError(f"event {there.index(False)} has no {name}", allowed=f"needed: {', '.join(REQUIRED)}")
     allowed = _TYPES[kind]
     for number, value in enumerate(given):
-        # Python takes a bool for an int; here it is a mistake.
+        # In Python a bool is also an int. Here, a bool in place of an int is a mistake.
         right = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
         if value is not None and (not right or (kind == "int" and not INT64.min <= value <= INT64.max)):
             raise DataError(

@@ -1,9 +1,9 @@
-"""The byte formats of the store: a column of a chunk, a buffered event, and the head with a user's chunk directory.
+"""The byte formats of the store: a column of a chunk, a buffered event, and a user's head (see `Head` and `merging`).
 
 A column is a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
 smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary, so that text that
 a user typed is deleted with the user. A buffered event is packed into bytes without its times; two events with the same
-time are equal exactly if these bytes are. All numbers are little-endian. Malformed bytes raise CorruptFileError.
+time are equal exactly if these bytes are equal. All numbers are little-endian. Malformed bytes raise CorruptFileError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def encode_column(kind: str, column: Values) -> bytes:
     bitmap = b""
     if column.present is not None:
         bitmap = np.packbits(column.present, bitorder="little").tobytes()
-        # The value under a missing entry is undefined and must not widen the type.
+        # The value of a missing entry is undefined and must not widen the type.
         values = np.where(column.present, values, values.dtype.type(0))
     if kind == "string":
         values, dictionary = _used_texts(values, column)
@@ -85,7 +85,7 @@ def decode_column(data: bytes) -> Values:
 
 
 def _used_texts(codes: Integers, column: Values) -> tuple[Integers, bytes]:
-    """Returns codes into a dictionary of only the strings that occur, and this dictionary as bytes."""
+    """Drops unused strings from the dictionary; returns the new codes, and the new dictionary as bytes."""
     assert column.dictionary is not None
     known: dict[str, int] = {}
     texts = column.dictionary

@@ -26,7 +26,7 @@ class StoreConfig:
     max_events: int = 16_000
     """Largest number of events to keep of a user; the oldest events are dropped."""
     max_recent: int = 64
-    """Largest number of a user's events in the buffer. Every read reads all of it; a full buffer moves into chunks."""
+    """Largest number of a user's events in the buffer. A read fetches all of them; a full buffer moves into chunks."""
     chunk_events: int = 1024
     """Largest number of events in a chunk. A chunk's column is the smallest piece that a read fetches."""
 

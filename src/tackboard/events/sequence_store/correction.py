@@ -1,12 +1,13 @@
-"""Corrects a store by a dataset snapshot, so that the store's sequences agree with the log.
+"""Corrects a store from a dataset snapshot, so that the store's sequences agree with the log.
 
 The horizon is the newest received_ms of the snapshot. Events that the store received before the horizon are replaced by
 the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events in
-the snapshot. A user is changed all or nothing, a few users at a time, so other writers wait only briefly. A second
-correction changes nothing. After a kill, the next call continues with the users that were not done.
+the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
+briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues with the
+users that were not done.
 
-Decided: events that the store received in the millisecond of the horizon itself stay. A log is often cut within this
-millisecond, and an acknowledged event must not be lost by that. Forgotten users do not come back.
+Decided: events that the store received in the millisecond of the horizon itself stay. A log often ends within this
+millisecond, and an acknowledged event that the log lacks must not be lost. Forgotten users do not come back.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ Counts = dict[str, Counter[str]]
 
 @dataclasses.dataclass
 class Correction:
-    """What `correct` has changed, or what `compare` says that it would change."""
+    """The changes that `correct` made, or the changes that `compare` found to be needed."""
 
     horizon_ms: int
     num_users: int = 0
-    """Number of checked users, those of the snapshot and those of the store."""
+    """Number of checked users, who have events in the snapshot, in the store or in both."""
     num_changed_users: int = 0
     actions: Counts = dataclasses.field(default_factory=dict)
     """Counts for each action: `missing` events are only in the snapshot, `extra` events only in the store. `different`
-    events have the same item and time in both, but other values."""
+    events have the same time, item and action in both, but other values."""
 
     def total(self, kind: str) -> int:
         """Returns the number of `missing`, `extra` or `different` events of all actions together."""
@@ -58,7 +59,7 @@ class Correction:
 
 
 def correct(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Corrects the store by a snapshot; returns what was wrong. After a kill, the next call continues."""
+    """Corrects the store from a snapshot; returns what was wrong. After a kill, the next call continues."""
     horizon = horizon_ms(dataset)
     report = Correction(horizon)
     key = {"snapshot": dataset.path.name, "horizon_ms": horizon}

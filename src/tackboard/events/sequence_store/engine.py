@@ -40,7 +40,7 @@ class Fetched(NamedTuple):
     """A user as an engine returns it. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """Changes whenever events move into other chunks; None if the engine's transactions prevent moves during a read."""
+    """A value that changes when events move into other chunks; None if transactions prevent moves during a read."""
     head: Head
     recent: list[SealedEvent]
 
@@ -51,7 +51,7 @@ class Update:
 
     users: dict[int, Change] = dataclasses.field(default_factory=dict)
     entries: dict[str, Mapping[Any, bytes | None]] = dataclasses.field(default_factory=dict)
-    """Table, then key, then value; None deletes the key."""
+    """Table → key → value to write; None deletes the key."""
 
 
 class MovedError(Exception):
@@ -79,7 +79,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """Wraps reads: the engine's errors become ours, and all reads see one state if the engine can do that."""
+        """Wraps reads: the engine's errors become ours, and all reads see one state if the engine supports that."""
 
     @abc.abstractmethod
     def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
@@ -95,7 +95,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _fetch_columns(self, requests: Sequence[ColumnRequest]) -> list[tuple[bytes | None, list[bytes | None]]]:
-        """Returns for each request the user's stamp and the sealed bytes of its chunks, column by column."""
+        """Returns for each request the user's stamp and the sealed bytes of the chunks, column by column."""
 
     @abc.abstractmethod
     def _update(self, decide: Callable[[], Update], *, tables: Sequence[str] = (), users: Sequence[int] = ()) -> None:
@@ -106,7 +106,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _append(self, users: list[tuple[int, Integers]], columns: Columns, packed: list[bytes]) -> Appended:
-        """Appends the events of each user, given by their positions. `packed` holds each event without its times."""
+        """Appends `columns`. `users` has the positions of each user's events, `packed` the events without times."""
 
     @abc.abstractmethod
     def _heads(self) -> Iterator[tuple[int, Head]]:

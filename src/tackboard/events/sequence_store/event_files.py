@@ -1,7 +1,7 @@
-"""Appends files of events to a store: a log of any shape that `tackboard init` reads, or JSON lines, one event each.
+"""Appends files of events to a store: logs that `tackboard init` can read, or JSON lines with one event per line.
 
-The options that name a log's columns are those of `tackboard init`. A JSON line has the store's own columns as keys,
-and `user` and `item`, or `user_id` and `item_id`. These ids are text or whole numbers; text is hashed by `string_id`.
+The options that name a log's columns are those of `tackboard init`. The keys of a JSON line are the store's columns,
+and either `user` and `item` or `user_id` and `item_id`. Ids are text or whole numbers; text is hashed by `string_id`.
 Decided: a file is appended in parts, and each part is durable by itself. If appending stops half-way, append the same
 file again.
 """
@@ -38,7 +38,7 @@ def read_log(config: ImportConfig) -> tuple[pa.Table, ImportReport]:
 
 
 def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
-    """Returns settings of a store that can hold these events. They declare the events' fields, request and position."""
+    """Returns settings that declare the fields of these events, and request and position if the events have them."""
     fields = {name: FIELD_KINDS[table[name].type] for name in field_names(table)}
     for name in ("request", "position"):
         if name in table.column_names:
@@ -47,7 +47,7 @@ def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
 
 
 def append_table(store: SequenceStore, table: pa.Table) -> Appended:
-    """Appends the events of a table that has user_id, part by part; returns the counts of all parts together."""
+    """Appends a table of events, which needs user_id, in parts; returns the counts of all parts together."""
     answers = []
     for start in range(0, table.num_rows, EVENTS_PER_CALL):
         part = table.slice(start, EVENTS_PER_CALL)

@@ -1,10 +1,10 @@
 """This module takes a user's stored and new events and returns the bytes to write and to delete.
 
 A sequence is a list of chunks and a buffer. Chunks are in order of time and do not overlap; the buffer holds recently
-appended events of any time. New events go into the buffer. A full buffer is merged with the chunks that overlap its
-times, so an event that is minutes late costs one chunk. Decided: events with equal times keep their order of arrival. A
-duplicate is an event that equals another in everything but received_ms. A chunk is deleted once all its events are
-beyond the cap (`max_events`); until then readers skip the events beyond the cap.
+appended events of any time. New events go into the buffer. A full buffer is merged with the chunks that end at
+or after its oldest event; if its events are only minutes late, this is usually one chunk. Decided: events with equal
+times keep their order of arrival. A duplicate is an event that equals another event in everything but received_ms. A
+chunk is deleted once all its events are beyond the cap (`max_events`); until then readers skip events beyond the cap.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tackboard.events.sequence_store.values import Columns, Integers, Mask, Valu
 Blobs = Mapping[tuple[str, int], bytes]
 """Columns of chunks as bytes, by (column, chunk)."""
 Load = Callable[[Sequence[str], Sequence[int]], Blobs]
-"""Takes names of columns and numbers of chunks, and reads these columns of these chunks."""
+"""A function that takes names of columns and ids of chunks, and reads these columns of these chunks."""
 RecentRow = tuple[int, bytes, int, int]
 """A buffered event: time_ms, the packed event without its times, received_ms, number in the order of arrival."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class State:
-    """A user as the store holds it."""
+    """A user's stored events: the head, the buffer, and a function that reads chunks."""
 
     head: Head
     recent: Columns | None
@@ -74,7 +74,7 @@ def recent_columns(rows: Sequence[RecentRow], codec: RowCodec) -> dict[str, Valu
 
 
 def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
-    """Returns the change that appends `new`, events in the order of their arrival, and the number of duplicates.
+    """Returns the change that appends `new` (events in the order of their arrival), and the number of duplicates.
 
     The change is None if all events are duplicates.
     """
@@ -85,7 +85,7 @@ def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCod
 
 
 def replace_change(state: State, columns: Columns | None, config: StoreConfig) -> Change:
-    """Returns the change that replaces all events of the user by `columns`, which are in order, without duplicates."""
+    """Returns the change that replaces a user's events by `columns`, which are sorted and have no duplicates."""
     old = state.head
     drop = [int(chunk) for chunk in old.chunks[:, ID]]
     head = Head(next_arrival=old.next_arrival, next_chunk=old.next_chunk)
@@ -108,9 +108,9 @@ def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
 
 
 def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, Values], int]:
-    """Merges parts in order of time; returns all events but duplicates, and the number of dropped duplicates.
+    """Merges parts in order of time; returns the events without duplicates, and the number of dropped duplicates.
 
-    The first of several equal events stays.
+    The first of several equal events is kept.
     """
     columns = join(parts)
     times = columns["time_ms"].values
@@ -122,7 +122,7 @@ def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, 
 
 
 def duplicates(columns: Columns, codec: RowCodec) -> Mask:
-    """Marks each event that equals an earlier event in everything but received_ms. Events are sorted by time."""
+    """Marks each event that equals an earlier event in everything but received_ms. `columns` are sorted by time."""
     times = columns["time_ms"].values
     found = np.zeros(len(times), dtype=np.bool_)
     same = times[1:] == times[:-1]
@@ -140,7 +140,7 @@ def duplicates(columns: Columns, codec: RowCodec) -> Mask:
 
 
 def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int] | None:
-    """Returns `append_change` for events that go into the buffer, or None if `new` must be merged with chunks."""
+    """Does `append_change` for events that fit into the buffer; returns None if `new` must be merged with chunks."""
     head, times = state.head, new["time_ms"].values
     if not fits_buffer(head, state.load, times, config):
         return None
@@ -170,8 +170,8 @@ def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) ->
 def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) -> bool:
     """Returns whether events with these times can go into the buffer without a merge.
 
-    There must be room, and no event in a chunk may have one of these times. If the user exceeds the cap, the buffer may
-    hold no late events, because readers skip the events beyond the cap at the beginning of the oldest chunks.
+    There must be room, and no event in a chunk may have one of these times. If the user has more events than the cap,
+    the buffer may hold no late events, because readers skip the surplus only at the beginning of the oldest chunks.
     """
     oldest, until = int(times.min()), head.chunked_until_ms
     if head.num_recent + len(times) > config.recent_limit:
@@ -194,7 +194,7 @@ def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
 
 
 def _merge(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
-    """Merges the buffer and `new` with the chunks that their times overlap."""
+    """Merges the buffer and `new` with the chunks that end at or after the oldest of these events."""
     head, chunks = state.head, state.head.chunks
     oldest = int(new["time_ms"].values.min())
     if state.recent is not None:
@@ -238,7 +238,7 @@ def _chunked(head: Head, columns: Columns, config: StoreConfig) -> tuple[Head, d
 
 
 def _chunk_columns(state: State, places: Sequence[int], config: StoreConfig) -> list[dict[str, Values]]:
-    """Reads every column of the chunks at `places` of the directory."""
+    """Reads every column of the chunks at `places` in the directory."""
     ids = [int(state.head.chunks[place, ID]) for place in places]
     blobs = state.load(list(config.columns), ids) if ids else {}
     return [{name: decode_column(blobs[name, chunk]) for name in config.columns} for chunk in ids]

@@ -1,13 +1,14 @@
-"""Migrates a store of version 1 to the present version: each block gets its seal (see `sealing`), events do not change.
+"""Migrates a store of version 1 to the present version. Each block gets a seal (see `sealing`); no event changes.
 
-The store is verified first, so that contradictory data does not get a seal. A file is rewritten in one transaction. A
-kill leaves the file as it was, and the command must begin again. On Redis, each user is rewritten all or nothing. A
-kill leaves a store that cannot be opened; the same command then continues with the remaining users. On Redis the
-command needs memory for one user. For a file it needs memory for SQLite's cache, and for a while twice the disk space.
-Notes of work in steps are dropped. So an unfinished correction begins again, and leaves corrected users as they are.
+The store is verified first, so that contradictory data does not get a seal. An SQLite file is rewritten in one
+transaction. A kill leaves the file as it was, and the command must begin again. On Redis, each user is rewritten all or
+nothing. A kill leaves a store that cannot be opened; the same command then continues with the remaining users. On Redis
+the command needs memory for one user. For a file it needs memory for SQLite's cache, and for a while twice the disk
+space. Notes on the progress of an unfinished correction are dropped, so the correction begins again.
 
-Decided: an explicit command, because an older tackboard cannot read the store afterwards. A process that still runs an
-older version gets an error: the tables of a file have new names, and on Redis a key that it reads has another type.
+Decided: migration is an explicit command, because an older tackboard cannot read the store afterwards. A process that
+still runs an older version gets an error, because the tables of a file have new names, and on Redis a key that an older
+version reads has another type.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _migrate_redis(place: RedisAddress) -> None:
         if client.type(old.of("gone")) == b"hash":
             for digest, value in client.hscan_iter(old.of("gone"), count=SCAN_COUNT):
                 client.hset(new.of("gone"), digest, sealed.seal_forgotten(digest, int(value)))
-        # An older client reads this key before it writes, so it gets an error and writes nothing.
+        # An older client reads this key before it writes, so the client gets an error and writes nothing.
         client.set(old.of("gone"), f"this store has format version {FORMAT_VERSION}")
         reach("migration:gone")
         for kind in NAMED:

@@ -1,25 +1,26 @@
-"""The engine for several hosts: a Redis server that holds the same sequences as SQLite.
+"""The engine for several hosts keeps sequences on a Redis server. `merging` explains a user's chunks and buffer.
 
     PREFIX:meta                     format version, settings
     PREFIX:words:action | surface   names and their codes
     PREFIX:registry                 the users with events
     PREFIX:gone                     salted digest of a user → when the user was forgotten
-    PREFIX:notes                    texts of work that is done in steps
+    PREFIX:notes                    progress of work that is done in steps
     PREFIX:{user}:head              directory of chunks; number of buffered events
-    PREFIX:{user}:recent            the buffer: time and event → received, arrival
+    PREFIX:{user}:recent            the buffer: time and event → time received, arrival number
     PREFIX:{user}:columns           column:chunk → bytes
 
-Every value has a seal, which is a checksum (see `sealing`), even if a script on the server wrote it. Only two numbers
-have no seal: the format version, which must be a known version, and the count of buffered events, which must equal
-their number. In version 1, `words` was named `names`, `registry` was a set named `users`, and `gone` was `forgotten`.
+Every value has a seal, which is a checksum (see `sealing`). The server's script seals the values that it writes. Only
+two numbers have no seal: the format version, which must be a known version, and the count of buffered events, which
+must equal the number of entries in `recent`. In version 1, `words` was named `names`, `registry` was a set named
+`users`, and `gone` was named `forgotten`.
 
 One script on the server appends events that are newer than all chunks; Redis runs a script atomically. This client
 computes every other change, writes it with MULTI, and starts again if another client wrote first (WATCH). A reader
 fetches the directory again together with the columns, and starts over if the directory has changed.
 
 Decided: a call for many users is all or nothing for each user, not for all users together. The server's settings decide
-how safe acknowledged events are: with `appendfsync always` they are on disk, with `everysec` a second may be lost.
-After `forget`, the operator must rewrite the server's own files (append-only file, dumps): BGREWRITEAOF.
+how safe acknowledged events are: with `appendfsync always` they are on disk; with `everysec` the last second may be
+lost. After `forget`, the operator must rewrite the server's own files (append-only file, dumps) with BGREWRITEAOF.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ from tackboard.events.sequence_store.values import Columns, Integers, take
 
 REGISTRY_PLACE = "the list of users"
 MIGRATING = "migrating"
-"""A field that `meta` has only while a store is migrated."""
+"""A field that `meta` has only while the store is being migrated."""
 DAMAGED = -2
-"""The append script's answer if it finds a damaged block."""
+"""The append script's answer if it finds a damaged value."""
 EXACT = 1 << 53
 """The server's scripts use doubles, which are exact up to this number. The client merges events with larger times."""
 _APPEND = """
@@ -114,8 +115,8 @@ if added > 0 then
 end
 return {added, refused}
 """
-"""Puts events into a user's buffer, or answers that they need a merge. Its two functions make and check seals as
-`sealing` does. The first argument is the salt, and each place argument ends with a colon."""
+"""A script that puts events into a user's buffer, or answers that a merge is needed. Its two functions make and check
+seals as `sealing` does. The first argument is the salt. Arguments that name a place end with a colon."""
 
 
 def create_redis(url: str, config: StoreConfig) -> None:

@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 PARTS = ("head", "recent", "columns")
 """The last parts of a user's keys."""
 SCAN_COUNT = 1000
-"""Number of keys or fields to ask the server for at once when reading all of them."""
+"""Number of keys or fields that one step of a scan asks the server for."""
 _VERSION_1 = {
     "registry": "users",
     "gone": "forgotten",

@@ -2,7 +2,7 @@
 
 SQLite's secure_delete overwrites deleted rows, and pages that become free. But when SQLite balances a tree, it moves
 rows to other pages and leaves copies in the old pages: after 97 of 960 deletions in a test, the file still held text of
-the deleted user. These bytes lie between a page's list of cells and its first cell. SQLite never reads them, so a kill
+the deleted user. These copies lie between a page's list of cells and its first cell. SQLite never reads them, so a kill
 while zeros are written does no harm to the file.
 
 Decided: the caller holds the write lock and the write-ahead log is empty, so the file alone holds all data. Afterwards
@@ -29,7 +29,7 @@ of this process on the file, also SQLite's locks."""
 
 
 def zero_unallocated(path: Path, page_bytes: int) -> int:
-    """Sets the bytes of a database file that no row uses to zero; returns the number of changed pages.
+    """Writes zeros over the bytes of a database file that no row uses; returns the number of changed pages.
 
     A file of 128 GiB or more raises StorageError.
     """

@@ -1,14 +1,14 @@
-"""Seals, the checksums of a sequence store. Every block (stored value) gets a seal, which is checked when it is read.
+"""Seals, the checksums of a sequence store. Each block (stored value) has a seal, which every read of the block checks.
 
 A seal is the first eight bytes of SHA-1 over the store's salt, the block's place and the value. The place is plain text
-such as `column item_id of chunk 7 of user 42`. It binds the value to its place, so two swapped blocks are found too,
-and error messages show it. A wrong seal raises CorruptFileError, so a damaged value is never served. Two counts find
-missing blocks: a user's directory holds the number of buffered events, and the entry of the empty name holds the number
-of names.
+such as `column item_id of chunk 7 of user 42`; error messages show it. Because the place is hashed too, the check also
+finds two swapped blocks. A wrong seal raises CorruptFileError, so a damaged value is never served. Two counts reveal
+missing blocks: a user's directory holds the number of the user's buffered events, and each list of names (actions or
+surfaces) has an entry for the empty name with the number of names.
 
 Decided: SHA-1, because scripts on a Redis server can compute it and processors have instructions for it. Eight bytes
 suffice against accidents; a seal is no defence against somebody who may write to the store. A store of version 1 has
-no seals. It can be read, but written to only after `tackboard sequences migrate`.
+no seals. It can be read, but it must be migrated (`tackboard sequences migrate`) before it can be written to.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UNSEALED_VERSION = 1
 """Stores of this version have no seals."""
 _TIME = struct.Struct(">Q")
 SealedEvent = tuple[int, bytes, bytes]
-"""A buffered event in a store: time_ms, the packed event without its times, sealed received_ms and arrival."""
+"""A stored buffered event: time_ms, the packed event without its times, and (sealed) received_ms and arrival number."""
 
 
 class Seals:
-    """Seals and opens the blocks of one store. `where` is the store's address as errors show it."""
+    """Seals blocks of a store, and opens them: checks and removes the seal. `where` is the store's address."""
 
     def __init__(self, where: str, salt: bytes, version: int = FORMAT_VERSION) -> None:
         self.where = where
@@ -51,7 +51,7 @@ class Seals:
         return content
 
     def _opened(self, value: Any, bound: bytes, key: bytes) -> bytes | None:
-        """Returns what `open` returns, or None for damage. It is kept short because it runs for each buffered event."""
+        """Does `open`, but returns None for damage. It is kept short, because it runs for each buffered event."""
         if not self.has_seals:
             return value if isinstance(value, bytes) else str(value).encode()
         try:
@@ -97,7 +97,7 @@ class Seals:
     def open_columns(
         self, user_id: int, held: Mapping[tuple[str, int], Any], names: Sequence[str], chunks: Sequence[int]
     ) -> dict[tuple[str, int], bytes]:
-        """Does the inverse of `seal_column` for all `names` in all `chunks`. A missing column is damage too."""
+        """Does the inverse of `seal_column` for all `names` in all `chunks`. Missing columns raise CorruptFileError."""
         found = {}
         for name in names:
             for chunk in chunks:
@@ -196,7 +196,7 @@ def open_settings(where: str, version: int, settings: Mapping[str, Any]) -> tupl
 
 
 def seal_settings(where: str, salt: bytes, config: str) -> dict[str, bytes]:
-    """Returns the settings of a new store, sealed."""
+    """Returns the sealed settings of a new store."""
     return {
         "salt": Seals(where, b"").seal_setting("salt", salt),
         "config": Seals(where, salt).seal_setting("config", config.encode()),

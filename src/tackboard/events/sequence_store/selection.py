@@ -1,9 +1,9 @@
 """This module takes a user's directory and buffer and returns the requested columns, reading as few bytes as possible.
 
 A read goes from the newest chunk to the oldest until it has enough events. It reads only the requested columns of a
-chunk, time_ms if a bound of the time range lies inside the chunk, and received_ms if some event of the chunk was
-received too late for the request. Decided: a read is a generator that yields requests for bytes and is sent the bytes,
-so that an engine behind a network can answer for many users at once.
+chunk. To choose events, it also reads time_ms if a bound of the time range lies inside the chunk, and received_ms if
+`received_before_ms` excludes an event of the chunk. Decided: a read is a generator that yields requests for bytes and
+gets the bytes by `send`, so that an engine can fetch the bytes for many users in one network call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Reading: TypeAlias = Generator[Request, Blobs, dict[str, Values]]
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """Which events of a user a read returns: those that meet all of these conditions."""
+    """A read returns the events of a user that meet all of these conditions."""
 
     fields: tuple[str, ...]
     last: int | None = None
@@ -45,7 +45,7 @@ class Query:
     until_ms: int | None = None
     """Return only events that happened before this time."""
     received_before_ms: int | None = None
-    """Return only events that were received before this time: a request at this time could have seen them."""
+    """Return only events received before this time: the events that a request at this time could have seen."""
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
@@ -71,7 +71,7 @@ def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig
         recent = None if not wanted.any() else recent if wanted.all() else take(recent, wanted)
     is_late = recent is not None and int(recent["time_ms"].values[0]) < head.chunked_until_ms
     num_recent = 0 if recent is None else num_rows(recent)
-    # If there are late events, perhaps no event of the buffer is among the newest, so the chunks must have enough.
+    # If the buffer has late events, perhaps none of its events is among the newest, so the chunks must have enough.
     num_wanted = None if query.last is None else query.last - (0 if is_late else num_recent)
     picked = yield from _pick(head, query, num_wanted, config)
     names = list(dict.fromkeys([*query.fields, *(["time_ms"] if is_late else [])]))
@@ -104,13 +104,13 @@ class _Picked:
 
     ids: list[int] = dataclasses.field(default_factory=list)
     masks: dict[int, Mask] = dataclasses.field(default_factory=dict)
-    """Chunk → its requested events. A chunk whose events are all requested has no entry."""
+    """Chunk → mask of its requested events. A chunk whose events are all requested has no entry."""
     held: dict[tuple[str, int], Values] = dataclasses.field(default_factory=dict)
     """Columns that were read to choose the events, by (column, chunk)."""
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks that together have `num_wanted` events for `query`; all chunks with events if None."""
+    """Picks the newest chunks that together have `num_wanted` events for `query`; if None, all with such events."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]

@@ -1,11 +1,11 @@
-"""The embedded engine: one SQLite file, nothing to set up.
+"""The embedded engine keeps a store in one SQLite file. `merging` explains a user's chunks and buffer.
 
-    heads      user → head: the number of events in each place, and the directory of chunks
-    buffer     user, time, event → received, arrival; its key finds duplicates
+    heads      user → head: numbers of events, and the directory of chunks
+    buffer     user, time, event → time received, arrival number; duplicates have equal keys
     blocks     user, column, chunk → bytes; a read of one column touches no other column
     words      actions and surfaces → their codes
     gone       salted digest of a user → when the user was forgotten
-    settings   settings, notes
+    settings   settings; notes on the progress of work that is done in steps
 
 Every value has a seal, which is a checksum (see `sealing`). SQLite's own pages around the values have no seal, so a
 damaged page may hide rows. Therefore a user without a head must have no other rows, and `check_engine` makes SQLite
@@ -47,7 +47,7 @@ from tackboard.events.sequence_store.sealing import (
 )
 from tackboard.events.sequence_store.values import Columns, Integers, take
 
-APPLICATION_ID = 0x54425351  # "TBSQ": what makes an SQLite file a sequence store
+APPLICATION_ID = 0x54425351  # "TBSQ" marks an SQLite file as a sequence store.
 PAGE_BYTES = 4096
 BUSY_S = 30.0
 """Seconds that a writer waits for another writer before it gives up."""
@@ -75,7 +75,7 @@ VERSION_1 = {
     "buffer": "SELECT user_id, time_ms, event, received_ms || ':' || arrival AS value FROM recent",
     "blocks": "SELECT user_id, number, chunk, data FROM columns",
 }
-"""The present tables, as queries on a file of version 1."""
+"""Table → query that computes its rows from the tables of version 1."""
 _GET = {
     "gone": "SELECT forgotten_ms FROM gone WHERE digest = ?",
     "notes": "SELECT value FROM settings WHERE key = 'note:' || ?",
@@ -278,7 +278,7 @@ class SqliteStore(SequenceStore):
                 if not busy:
                     self._lock()
                     try:
-                        # If no process wrote between the checkpoint and the lock, the file alone holds everything.
+                        # If no process wrote between the checkpoint and the lock, the file alone holds all data.
                         if not wal.exists() or wal.stat().st_size == 0:
                             (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
                             reach("sequences:before-scrub")
@@ -359,8 +359,8 @@ class SqliteStore(SequenceStore):
     def _lock(self) -> None:
         """Begins a transaction that may write, as soon as no other transaction writes.
 
-        SQLite itself tries the lock less and less often, in the end ten times a second. It would then hardly ever find
-        the lock free if another process writes one transaction after the other.
+        SQLite itself would try the lock less and less often, in the end ten times a second. At this rate it would
+        rarely find the lock free while another process writes one transaction after the other.
         """
         deadline = time.monotonic() + self.busy_s
         self._db.execute("PRAGMA busy_timeout = 0")
@@ -417,7 +417,7 @@ def explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise _explain(path, error) from error
     except UnicodeDecodeError as error:
-        # The sqlite3 module reads the names of tables as text, so this error means that such a name is damaged.
+        # The sqlite3 module reads the names of tables as text, so this error means that the name of a table is damaged.
         raise CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make a new one") from error
 
 
@@ -435,5 +435,5 @@ def _explain(path: Path, error: sqlite3.Error) -> TackboardError:
         )
     if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
         return TackboardError(f"{path}: {type(error).__name__}: {error}")
-    # Our statements are always the same. If SQLite cannot understand one, the file's list of tables is damaged.
+    # Our statements are always the same. If SQLite cannot parse a statement, the file's list of tables is damaged.
     return CorruptFileError(f"{path} is damaged: {error}", fix="restore it, or make a new one")

@@ -126,7 +126,7 @@ def encode_texts(texts: Sequence[str]) -> tuple[Integers, NDArray[np.object_]]:
 
 
 def object_array(texts: Sequence[str]) -> NDArray[np.object_]:
-    """Returns strings as an array of objects. By itself NumPy would make an array of fixed width."""
+    """Returns strings as an array of objects. By default NumPy would make an array of fixed-width strings."""
     array = np.empty(len(texts), dtype=np.object_)
     array[:] = texts
     return array
