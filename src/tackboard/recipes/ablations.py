@@ -1,4 +1,4 @@
-"""The ablations of the PinFM publication at a small size. Each recipe is a base recipe with one change.
+"""Published ablations, most of them from PinFM, at a small size. Each recipe is a base recipe with one change.
 
     losses      the next-token loss alone, with the multi-token loss, and with the future-token loss too
     rows        number of rows in each sub-table

@@ -7,7 +7,7 @@ a full permutation.
                  same variance for a full permutation; shows how much gradients depend on the order of user ids
     neighbours   number of pairs of segments of one bucket in a step, divided by this number for a full permutation
 
-Only the step plan is used and no event is read. All segments have the same length, and all buckets the same size.
+Only the step plan is used and no event is read. All segments have the same length, and all buckets have the same size.
 """
 
 from __future__ import annotations

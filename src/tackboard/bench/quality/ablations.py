@@ -1,11 +1,11 @@
-"""The study `ablations` of `tackboard bench quality`: PinFM's published ablations, each beside its published direction.
+"""The study `ablations` of `tackboard bench quality`: ablations of publications, each beside its published direction.
 
 The study runs the recipes of recipes/ablations.py and makes one table per question. Recipes are judged on the
 validation event at the end of their schedule, by default with three seeds. No recipe sees the test event, because these
 tables help to choose settings. Each difference is shown with the interval of the paired bootstrap over users and with
-the error by seeds. A difference counts only if it is larger than both kinds of chance explain (verdict.py).
+the error by seeds. A difference counts only if neither kind of chance explains it (verdict.py).
 
-The publication measured saves in a ranker that was fine-tuned. Here a model is judged by the next item, which the
+The publication of PinFM measured saves in a fine-tuned ranker. Here a model is judged by the next item, which the
 next-token loss trains it to predict. So a loss that looks further ahead is at a disadvantage here.
 
 To compare choices of positive actions, the study needs a dataset with several actions and a judgement that does not
@@ -46,7 +46,7 @@ JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
 """The judged event is the second-last positive event, which is the validation event and serves to choose settings."""
 AHEAD = (5, 10)
-"""Losses are also compared on events that come this many events after the history. If a loss that looks further ahead
+"""Losses are also compared on the event that is this many events after the history. If a loss that looks further ahead
 is better anywhere, it should be better there."""
 QUICK_STEPS, QUICK_TOKENS = 20, 2_048
 NOTES = [

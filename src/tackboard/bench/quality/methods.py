@@ -49,7 +49,7 @@ EPOCHS, LARGE_EPOCHS = 60, 3
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 """Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000
-"""A catalogue with more items than this is large: a step does not compute a softmax over all of it."""
+"""A catalogue with more items than this is large, and a step computes no softmax over all items."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
 """Dataset → learning rate of rivals with the inputs of our model; 1e-3 for other datasets."""
 RIVAL_STEPS = {"ml-1m": 3_700}
@@ -71,7 +71,7 @@ FIXED = {
 
 @dataclasses.dataclass(frozen=True)
 class MethodContext:
-    """The dataset and the mode in which a method runs. The sizes of the method may depend on them."""
+    """The dataset and the mode in which a method runs. The sizes of the method may depend on both."""
 
     bench: Bench
     facts: DatasetFacts

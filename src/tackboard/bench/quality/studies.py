@@ -1,6 +1,6 @@
 """The studies `reproduce`, `validate` and `compare` of `tackboard bench quality`.
 
-A study takes options and returns the cells that answer its question, and a function that makes a table of them.
+A study takes options and returns cells that answer its question, and a function that makes a table of the results.
 
     reproduce  runs SASRec, HSTU and HSTU-large as published, under every tie rule, to check this harness
     validate   fits each method once and judges it on the validation event alone; used for tuning

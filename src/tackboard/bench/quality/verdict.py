@@ -1,4 +1,4 @@
-"""Whether a measured difference is more than chance, and whether it agrees with the publication.
+"""Decides whether a measured difference is more than chance, and whether it agrees with the publication.
 
 This module compares two groups of seeds and answers with a word, such as "better" or "within noise". There are two
 kinds of chance. For the choice of users, the paired bootstrap gives an interval. For the choice of seeds, Student's t

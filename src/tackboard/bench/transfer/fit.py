@@ -120,7 +120,7 @@ def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Trains one arm on `num_examples` examples of the protocol, and tests it once."""
+    """Trains one arm on as many examples as the protocol says (`num_examples`), and tests it once."""
     started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
     config = arm_config(work, cell)
     source = open_examples(work, cell, config)
@@ -176,7 +176,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
             about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
             rows.append(about | {"metrics": metrics})
     facts = facts_of(data, source, hashing)
-    # Arms are compared with the last means, which use the most events. So only the arrays of these are kept.
+    # Arms are compared with the last means, which use the most events. So only their arrays are kept.
     return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
 
 
@@ -184,7 +184,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def arm_config(work: Work, cell: Cell) -> RunConfig:
-    """Returns the run of a cell's arm, without its learning rate and the size of its steps."""
+    """Returns the config of an arm's run, except for the learning rate and the size of steps."""
     protocol, pretraining = cell.protocol, cell.run_config()
     arm, start = str(protocol["arm"]), StartConfig()
     if arm not in ARMS or protocol["vectors"] not in VECTORS:
@@ -236,7 +236,7 @@ def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
 def _in_steps(
     config: RunConfig, source: RequestSource, settings: FitSettings, machine: Machine
 ) -> tuple[RunConfig, RequestSteps]:
-    """Returns the run with steps of the wanted size, and these steps."""
+    """Returns the config with steps of the wanted size, and these steps."""
     in_one = config.data.steps(source, config.model.tables, config.seed)
     wanted = settings.steps_of_pass(len(np.unique(Examples.of(in_one).users)))
     # A step plan leaves room for the longest request in every step: a full history and one candidate.

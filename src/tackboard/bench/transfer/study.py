@@ -7,8 +7,9 @@ means and user means, which need no model. In `transfer` the head reads the mode
 also reads the hidden vectors behind the outputs. We publish the results of both, whatever they are.
 
 The method is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
-is chosen by the task. The interval of a difference comes from drawing test users again, with the same draws for both
-arms. Each seed draws other examples, another order and other initial parameters, and its results are shown separately.
+is chosen by results on the task. The interval of a difference comes from drawing test users again, with the same draws
+for both arms. Each seed draws other examples, another order and other initial parameters, and its results are shown
+separately.
 """
 
 from __future__ import annotations
