@@ -36,7 +36,7 @@ NUM_TAIL_LINES = 50
 MAX_TRIES = 4
 """A step whose process dies of a signal is started at most this many times in one call."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""No step starts in the last 60 s, or in the last tenth of a short time limit. It would have to stop almost at once."""
+"""No step starts in the last 60 s, or in the last tenth of a short time limit, as it would have to stop at once."""
 GRACE_S = 60.0
 """A stopped process may take this long to save its state. After that it is killed and loses unsaved work."""
 
@@ -95,7 +95,7 @@ class JobReport:
 
 
 class JobRunner:
-    """Runs steps in `jobs` processes at a time. If `jobs` is 0, this process runs them."""
+    """Runs up to `jobs` steps at a time, each in a process of its own. If `jobs` is 0, this process runs the steps."""
 
     def __init__(self, *, jobs: int = 1, end: float | None = None, noun: str = "step") -> None:
         """`end` is the time to stop, by `time.monotonic`. `noun` is the word for a step in messages."""

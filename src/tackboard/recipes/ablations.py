@@ -1,6 +1,6 @@
 """Published ablations, most of them from PinFM, at a small size. Each recipe is a base recipe with one change.
 
-    losses      the next-token loss alone, with the multi-token loss, and with the future-token loss too
+    losses      the next-token loss alone, or with the multi-token loss, or with this and the future-token loss
     rows        number of rows in each sub-table
     length      length of pretraining
     negatives   negatives of the batch, drawn negatives or both; corrected for popularity or not

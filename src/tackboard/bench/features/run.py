@@ -188,7 +188,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-# ---- are a rival's values ours? ----
+# ---- comparing the values of a rival with ours ----
 
 
 def differences(ours: pa.Table, theirs: pa.Table) -> list[str]:

@@ -206,7 +206,7 @@ def _method(
 
 
 def _at(place: MethodContext, config: RunConfig) -> RunConfig:
-    """Returns a recipe on a prepared dataset. With --quick the recipe is made small and short."""
+    """Returns the config of a recipe for a prepared dataset. With --quick the model is small and the run is short."""
     data = dataclasses.replace(config.data, dataset=place.prepared, window_buckets=64)
     if not place.quick:
         return dataclasses.replace(config, data=data)

@@ -307,7 +307,7 @@ def check_same_targets(results: Sequence[Result]) -> None:
 
 
 def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Returns HR@10 of users who return to an item and of other users, if items of the history stay in the ranking."""
+    """Returns a table of HR@10 for users who return to an item and for others, or [] if seen items are filtered."""
     if context.bench.filter_seen or not groups:
         return []
     rows = []

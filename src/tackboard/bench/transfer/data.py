@@ -153,7 +153,7 @@ def is_one_of(events: pa.Table, actions: tuple[str, ...]) -> NDArray[np.bool_]:
     return np.asarray(pc.is_in(events["action"].cast(pa.string()), pa.array(actions)).to_numpy())
 
 
-# ---- examples, and what needs no model ----
+# ---- examples, and predictions without a model ----
 
 
 @dataclasses.dataclass(frozen=True)
