@@ -1,9 +1,9 @@
 """`tackboard bench feeding` measures how fast the host makes batches, and how long a GPU step takes with these batches.
 
-A step is a number of matrix products that take about as long as a step of pretraining 8 layers of width 512 on 65,536
-tokens. Three ways of moving the batch to the device are compared, each with and without reading the loss in every step.
-Reading the loss makes the host wait for the GPU, as a trainer does. All ways take turns, and the report says if other
-processes disturbed the run (`turns`).
+A GPU step here is a series of matrix products. It takes about as long as a step of pretraining with 8 layers of width
+512 and 65,536 tokens. Three ways of moving the batch to the device are compared, each with and without reading the loss
+in every step. A trainer reads the loss, and so the host waits for the GPU. All ways take turns, and the report says if
+other processes disturbed the run (`turns`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step
 
 
 def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, float]]:
-    """Returns million tokens per second of wall time and of CPU time, by the number of workers."""
+    """Returns millions of tokens per second of wall time and of CPU time, by the number of workers."""
 
     def turn(workers: int) -> tuple[float, float, float]:
         batches = steps.iterate(range(num_steps), workers)

@@ -4,14 +4,15 @@ A short training makes the demo's model in a folder (the quality of the model do
 default settings serves the model, and clients in another process send requests (`overload_client`). The result is one
 object of numbers. Goodput is the number of answers per second that reach a client within the deadline of 200 ms.
 
-    capacity   the best goodput over a ramp: a series of offered rates around the rate of one request after the other
+    capacity   the best goodput over a ramp, which is a series of offered rates around the rate of a single client that
+               waits for every answer
     loads      goodput at 0.5 to 3 times the capacity; the loads take turns, and the mean over the rounds counts
     peak       the largest of these means
 
 Decided: the aim is a ratio of two means over the same rounds, because the speed of a shared machine changes from second
-to second. The ramp only sets the rates. The best of its short samples is higher than any lasting rate, so a load is
-usually higher than its name says. The CPU time of the clients is reported, because on a machine with two cores the
-clients take CPU time from the server.
+to second. The ramp only sets the rates. The best of the ramp's short samples is higher than any lasting rate, so a load
+of 2 is usually more than twice the lasting rate. The CPU time of the clients is reported, because on a machine with two
+cores the clients take CPU time from the server.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from tackboard.report.svg import percentile
 DEADLINE_MS = 200
 LOADS = (0.5, 0.75, 1.0, 2.0, 3.0)
 RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
-"""Offered rates of the ramp, as multiples of the rate of one request after the other."""
+"""Offered rates of the ramp, as multiples of the rate of a single client that waits for every answer."""
 LEAST_GOODPUT = 0.9
 """Aim: goodput at the highest load is at least this share of the peak."""
 NUM_REQUESTS = 100
-"""Number of different requests, which are sent in turn. Each has the number of candidates of a demo request."""
+"""Number of different requests, which are sent in turn. Each has as many candidates as a demo request."""
 ROUNDS, SECONDS, RAMP_SECONDS = 5, 2.0, 1.5
 QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 

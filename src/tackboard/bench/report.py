@@ -73,7 +73,7 @@ def table_lines(report: Report) -> list[str]:
 
 
 def write_result(report: Report, results: Path, hardware: str) -> Path:
-    """Writes the report as Markdown under `results` and returns the file. `hardware` is a short word for its name."""
+    """Writes the report as Markdown under `results` and returns the file. `hardware` is part of the file name."""
     result = report.result
     stem = f"{report.theme}_{hardware}_{result['date'][:4]}{result['date'][5:7]}"
     lines = [

@@ -6,9 +6,9 @@ answer. The report says what is guaranteed when an engine acknowledges an append
 time. Times are wall-clock times, because an append waits for the disk. The report says if a run was disturbed.
 
     append    one event per call, and 100 or 1,000 events of many users per call; measures events per second and the
-              time of a call, which includes moving events from buffers into chunks
-    read      users with 256 and with 16,000 events, the last 256 events or all, two columns or all; measures reads per
-              second, the time of a call and bytes
+              time of a call, which includes moving events from a user's full buffer of new events into stored chunks
+    read      the last 256 events or all events of a user with 256 or 16,000 events, in two columns or in all columns;
+              measures reads per second, the time of a call and bytes per read
 """
 
 from __future__ import annotations
@@ -169,21 +169,21 @@ class _Reads:
 
 
 def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Generator) -> None:
-    """Fills each user's buffer to a random level, as in real use. Otherwise all buffers would be full at one time."""
+    """Fills each user's buffer to a random level, as in real use. Otherwise all buffers would fill at once."""
     users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
     if len(users):
         store.append_many(users, events(draw, len(users), 1_800_000_000_000))
 
 
 class _Appends:
-    """Appends of `size` events of random users, newer than all events before. Each turn makes a share of the calls."""
+    """Appends `size` events of random users per call, newer than all earlier events. A turn makes some of the calls."""
 
     def __init__(self, store: SequenceStore, size: int, sizes: StoreSizes, draw: np.random.Generator) -> None:
         self._store = store
         self._size = size
         self._num_calls = -(-max(5, sizes.num_calls // (1 if size == 1 else size // 25)) // ROUNDS)
         start = 1_900_000_000_000 + size * 10**12
-        # The events of a call span less than 10**8 ms, so they are newer than the events of the call before.
+        # The events of a call span less than 10**8 ms, so they are newer than the events of the previous call.
         self._calls = [
             (draw.integers(0, sizes.num_short, size), events(draw, size, start + number * 10**8))
             for number in range(ROUNDS * self._num_calls + 1)
@@ -229,7 +229,7 @@ def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000
 
 
 def check(store: SequenceStore, user: int, columns: Mapping[str, Values]) -> None:
-    """Raises TackboardError unless the store returns exactly the appended events, for reads of all and of a part."""
+    """Raises TackboardError unless reads of all events and of some events return exactly the appended events."""
     for last in (None, SHORT):
         for fields in (list(columns), TWO):
             found = store.read(user, fields, last=last).columns

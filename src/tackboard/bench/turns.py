@@ -1,10 +1,10 @@
 """Fair comparisons for benches: contenders take turns, and a run on a busy machine is not judged.
 
 `take_turns` calls contenders, given as functions, in rounds. `Neighbours` measures the share of the machine's CPU time
-that other processes use meanwhile. `judged` turns measured aims into verdicts. Decided: aims that compare speeds use
-CPU time, because wall-clock time includes the work of other processes. Other processes influence CPU time too (through
-caches, clock rates and the second thread of a core). So contenders take turns, and on a busy machine no aim counts as
-met or missed.
+that other processes use in a `with` block. `judged` turns measured aims into verdicts. Decided: aims that compare
+speeds use CPU time, because wall-clock time includes the work of other processes. Other processes influence CPU time
+too (through caches, clock rates and the second thread of a core). So contenders take turns, and on a busy machine no
+aim counts as met or missed.
 """
 
 from __future__ import annotations

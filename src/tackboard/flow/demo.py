@@ -62,7 +62,7 @@ class DemoConfig:
     quick: bool = False
     """Use a tiny world and a few steps. This shows that every stage works, but says nothing about quality."""
     num_users: int = 100
-    """Number of users to score for. The request of each is sent once as binary tensors and once as JSON."""
+    """Number of users to score for. The request of each user is sent once as binary tensors and once as JSON."""
     num_candidates: int = 1000
     """Number of items to score in one request."""
     num_compared: int = 3
@@ -235,7 +235,7 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
 def _serve(
     config: DemoConfig, requests: list[UserRequest], display: Display
 ) -> tuple[Finished, list[Exchange], list[NDArray[np.float32]]]:
-    """Starts the server, sends all requests and stops it. Returns the stage, the cost and the binary scores."""
+    """Starts the server, sends all requests and stops the server. Returns the stage, the cost and the binary scores."""
     arguments = build_commands(config)["serve"]
     write_text_atomic(config.out / "log.key", secrets.token_hex(KEY_BYTES) + "\n")
     port_file = config.out / "port"

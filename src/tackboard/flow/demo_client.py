@@ -129,7 +129,7 @@ def send(
     binary: bool,
     watch: Callable[[int, float], None] | None = None,
 ) -> ServerAnswers:
-    """Sends the requests one after another. If `binary`, both ways use raw tensors, otherwise JSON.
+    """Sends the requests one after another. Requests and answers are raw tensors if `binary`, else JSON.
 
     After each request `watch` is called with the number of answered requests and the newest latency in ms. Raises
     UnansweredError if the server refuses a request or does not answer.

@@ -305,7 +305,7 @@ def commands_by_hand(outcome: Outcome) -> list[str]:
 
 
 def _num_parameters(run: Path) -> str:
-    """Returns the count that training wrote when it started, or words for a missing count."""
+    """Returns the number of parameters that training recorded, or words that say that the number is unknown."""
     path = run / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     counts = [event["parameters"] for event in events if "parameters" in event]

@@ -34,11 +34,11 @@ PACKAGES = Path(__file__).resolve().parents[2]
 TELL_EVERY_S = 30.0
 NUM_TAIL_LINES = 50
 MAX_TRIES = 4
-"""Largest number of starts of a step in one call, if its process dies of a signal."""
+"""A step whose process dies of a signal is started at most this many times in one call."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""No step starts in the last 60 s, or in the last tenth of a short time limit. It would have to stop almost at once."""
+"""No step starts in the last 60 s, or in the last tenth of a short time limit, as it would have to stop at once."""
 GRACE_S = 60.0
-"""A stopped process may take this long to save its state. Then it is killed and loses its work since the checkpoint."""
+"""A stopped process may take this long to save its state. After that it is killed and loses unsaved work."""
 
 
 def step_name(label: str, inputs: Mapping[str, Any]) -> str:
@@ -89,13 +89,13 @@ class JobReport:
     """Number of steps that this call finished."""
     failures: tuple[Failure, ...]
     left: tuple[Step, ...]
-    """Unfinished steps, because time was up or a step that they build on failed."""
+    """Steps that are unfinished because time was up or because a step that they build on failed."""
     is_stopped: bool
     """Whether steps are left because time was up or the program was asked to stop."""
 
 
 class JobRunner:
-    """Runs steps in `jobs` processes at a time. If `jobs` is 0, this process runs them."""
+    """Runs up to `jobs` steps at a time, each in a process of its own. If `jobs` is 0, this process runs the steps."""
 
     def __init__(self, *, jobs: int = 1, end: float | None = None, noun: str = "step") -> None:
         """`end` is the time to stop, by `time.monotonic`. `noun` is the word for a step in messages."""
@@ -205,7 +205,7 @@ class JobRunner:
         return [step for step, _ in running if not step.is_finished()]
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        """Handles SIGTERM and SIGINT. The first signal stops the run as a time limit does, the second interrupts it."""
+        """Handles SIGTERM and SIGINT. The first signal stops the run like a time limit. The second interrupts it."""
         if self._asked_to_stop:
             raise KeyboardInterrupt
         self._asked_to_stop = True

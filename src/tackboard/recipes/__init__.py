@@ -1,1 +1,1 @@
-"""Named runs. Each run is one function that returns one typed config."""
+"""Recipes. Each recipe is a function that returns the typed config of a run."""

@@ -1,6 +1,6 @@
-"""The publication's ablations, small enough to run. Each recipe is a base recipe with one change.
+"""Published ablations, most of them from PinFM, at a small size. Each recipe is a base recipe with one change.
 
-    losses      the next-token loss alone, with the multi-token loss, and with the future-token loss too
+    losses      the next-token loss alone, or with the multi-token loss, or with this and the future-token loss
     rows        number of rows in each sub-table
     length      length of pretraining
     negatives   negatives of the batch, drawn negatives or both; corrected for popularity or not
@@ -13,8 +13,8 @@ Deskdrop is the recipe with width 64 and two layers. No base reads the request t
 small base too, at a tenth of the cost. `tackboard bench quality --study ablations` runs all recipes and shows each
 result beside the published direction.
 
-Decided: losses are added with weight 1, as we read the publication. The length of the multi-token window (8) and the
-number of events that a downstream task reads (100) are our choices, because the publication does not give them.
+Decided: losses are added with weight 1, as we read the publication. The length of the multi-token window (8 events) and
+the number of events that a downstream task reads (100) are our choices, because the publication does not give them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def _of_length(steps: int) -> tuple[str, ...]:
 
 ML_1M: dict[str, tuple[str, ...]] = {
     "losses-next": (),
-    # Predicts up to 8 events ahead, for a quarter of the pairs.
+    # Predicts up to 8 events ahead, for a quarter of the pairs of token and later event.
     "losses-multi": _MULTI,
     "losses-multi-light": (*_MULTI, "model.loss.multi_token_weight=0.1"),
-    # Also predicts the 8 events after the first 100 of a segment.
+    # Also predicts the 8 events after the first 100 events of a segment.
     "losses-all": (*_MULTI, *(f"model.loss.future_token_{setting}" for setting in _FUTURE)),
     # The number of rows in each of 8 sub-tables, for 3,883 films. With 16,384 rows few films share a row.
     **{f"rows-{rows}": (f"model.tables.num_rows={rows}",) for rows in (256, 1024, 4096, 16384)},
@@ -104,7 +104,7 @@ def ml_1m_base(name: str, *changes: str) -> RunConfig:
 
 
 def deskdrop_base(name: str, positives: tuple[str, ...]) -> RunConfig:
-    """Returns the base on Deskdrop. Its loss predicts the actions in `positives`, or all actions if it is empty."""
+    """Returns the base on Deskdrop. Its loss predicts `positives`, or all actions if `positives` is empty."""
     base = deskdrop()
     backbone = dataclasses.replace(base.model.backbone, num_layers=2)
     model = dataclasses.replace(base.model, backbone=backbone, width=64, request_time=False)

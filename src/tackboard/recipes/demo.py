@@ -39,7 +39,7 @@ def demo() -> RunConfig:
 
 
 def demo_ranker() -> RunConfig:
-    """Returns a ranker on the same model, which predicts clicks.
+    """Returns a ranker that predicts clicks with the same model.
 
     To begin with a pretrained model, use `--set start.run=runs/NAME`. The dataset must be labelled before training:
     `tackboard data label datasets/demo --label click=1h`.

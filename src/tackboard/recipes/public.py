@@ -43,7 +43,7 @@ def ml_1m() -> RunConfig:
 
 
 def kakao_brunch() -> RunConfig:
-    """Kakao Brunch: 22 million reads of half a million articles. Negatives are in-batch and 16,384 drawn uniformly."""
+    """Kakao Brunch: 22 million reads of half a million articles. Uses in-batch and 16,384 uniform negatives."""
     return RunConfig(
         name="kakao-brunch",
         data=DataConfig(

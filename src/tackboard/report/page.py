@@ -117,7 +117,7 @@ class Section:
         self.blocks.append(f"<p>{clean(text)}</p>")
 
     def verdict(self, text: str, *, good: bool) -> None:
-        """Adds a sentence that says whether a promise holds. The words must say it, not only the colour."""
+        """Adds a sentence that says whether a promise holds. The text must say so, because colour is not enough."""
         self.blocks.append(f'<p class="verdict {"good" if good else "bad"}">{clean(text)}</p>')
 
     def figures(self, figures: Sequence[Figure]) -> None:

@@ -267,8 +267,8 @@ def dot_chart(
 ) -> Svg:
     """Draws the values of each row as dots with a stroke at their mean, over one axis.
 
-    `marks` are named values to compare with, drawn as dashed lines. Raises ValueError without rows or without values in
-    a row, and for a value that is not finite.
+    `marks` are named values to compare with, drawn as dashed lines. Raises ValueError if there are no rows, if a
+    row has no values, or if a value is not finite.
     """
     marks = marks or {}
     values = [float(value) for row in rows for value in row.values] + list(marks.values())
@@ -299,10 +299,10 @@ def dot_chart(
 def matrix(
     rows: Sequence[MatrixRow], left: Sequence[str], right: Sequence[str], *, title: str, description: str
 ) -> Svg:
-    """Draws rows with a mark for each column that they belong to, with columns `left` and `right` of the row names.
+    """Draws rows with marks in some columns. The columns `left` and `right` lie on the two sides of the row names.
 
-    With many rows the matrix only grows longer, while a drawing of lines between names would become unreadable. It is
-    shown in its natural size. Raises ValueError without rows.
+    With many rows the matrix only grows longer, while a drawing of lines between names would become unreadable. The
+    matrix is shown in its natural size. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError(f"matrix {title!r} has no rows")
@@ -336,7 +336,7 @@ def _shortened(name: str) -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns a percentile (0 to 100) of at least one value, linear between neighbours, as NumPy does by default."""
+    """Returns a percentile (0 to 100) of at least one value, interpolated linearly, as NumPy does by default."""
     if not values:
         raise ValueError("a percentile needs at least one value")
     ordered = sorted(float(value) for value in values)

@@ -1,1 +1,1 @@
-"""`tackboard bench features` computes the same features with our executors and with rivals, checks and times them."""
+"""`tackboard bench features` checks and times the same features, computed by our executors and by rivals."""

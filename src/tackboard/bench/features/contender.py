@@ -4,14 +4,14 @@
 
 The arguments are the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of
 `data.py`, and the number of measurements. The process writes the contender's values as Arrow files into the folder, and
-prints one JSON object with the times as its last line. Decided: all contenders, also ours, run in this way, several
-times in turn, so that no contender inherits the caches or threads of another.
+prints one JSON object with the times as its last line. Decided: all contenders, including ours, run in this way and
+take several turns, so that no contender inherits the caches or threads of another.
 
-In the part `online` contenders are prepared: they may compute features that depend on an item alone beforehand. In the
-part `unprepared` a request carries the attributes of its items, already looked up. The history of an online request
-holds only events that were received before the request, so no contender filters the history again. Timing begins when
-the tables are in memory in the contender's own form, and ends when its columns are in memory in its own form. Reading
-files and turning values into Arrow for the comparison are not timed.
+In the part `online` contenders may compute beforehand the features that depend only on an item. In the part
+`unprepared` a request carries the attributes of its items, already looked up. The history of an online request holds
+only events that were received before the request, so no contender filters the history again. Timing begins when the
+tables are in memory in the contender's own form, and ends when its columns are in memory in its own form. Reading files
+and turning values into Arrow for the comparison are not timed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WARM_UP = 60
 
 
 def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """Returns CPU and wall seconds of each run. A first run is not counted."""
+    """Returns CPU and wall seconds of each run. The first run is a warm-up and is not counted."""
     compute()
     cpu, wall = [], []
     for _ in range(repeats):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 DAY_MS = 86_400_000
 END_MS = 1_793_491_200_000
-"""2026-11-01 00:00 UTC, the end of the log. Summer time in Berlin ends on 25 October, so requests lie on both sides."""
+"""2026-11-01 00:00 UTC, the end of the log. Summer time in Berlin ends on 25 October, amid the requests."""
 LOG_DAYS = 60
 REQUEST_DAYS = 21
 """Requests lie in the last 21 days of the log, so that each request has a history."""
@@ -49,7 +49,7 @@ class FeatureSizes:
     num_candidates: int = 10
     """Number of candidates of each request in the batch. The batch has num_requests × num_candidates rows."""
     online_requests: int = 20
-    """Number of different online requests, each of another user."""
+    """Number of different online requests, each of a different user."""
     online_candidates: int = 1_000
     online_events: int = 200
     """Number of events in the history of each online user."""
@@ -95,7 +95,7 @@ class World:
 
 
 def read_world(folder: Path) -> World:
-    """Reads the tables that `World.write` wrote into memory."""
+    """Reads into memory the tables that `World.write` wrote."""
     return World(**{name: read_table(folder / f"{name}.arrow") for name in TABLES})
 
 

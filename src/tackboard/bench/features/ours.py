@@ -57,7 +57,7 @@ class BatchContender:
 class OnlineContender:
     """Computes one request at a time, with the online executor.
 
-    If `prepared`, the executor computes features that depend on an item alone beforehand, in its constructor.
+    If `prepared`, the constructor already computes the features that depend only on an item.
     """
 
     def __init__(self, world: World, *, prepared: bool) -> None:

@@ -67,15 +67,15 @@ AIMED_AT = {
     "feast_pandas": "Feast's transformation alone, pandas mode",
     "feast_python": "Feast's transformation alone, Python mode with NumPy inside",
 }
-"""Rival that LEAST_SPEEDUP is about → description. Every way of measuring Feast is judged; the reader decides which
-one matters."""
+"""Rival to which the aim LEAST_SPEEDUP applies → description. Each way of measuring Feast is judged; the reader
+decides which way matters."""
 AGGREGATIONS = 8
 TOLERANCE = 1e-12
 """Two floats count as equal if their difference is at most this share of the largest of 1 and both absolute values."""
 
 
 def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.PYTHON) -> dict[str, Any]:
-    """Measures every contender on tables that it writes into `folder`. Raises TackboardError if our own side fails."""
+    """Writes tables into `folder` and measures every contender on them. Raises TackboardError if our own side fails."""
     sizes = QUICK if quick else FULL
     versions = rivals.versions(rivals_python, PACKAGES)
     installed = not isinstance(versions, str)
@@ -188,7 +188,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-# ---- are a rival's values ours? ----
+# ---- comparing the values of a rival with ours ----
 
 
 def differences(ours: pa.Table, theirs: pa.Table) -> list[str]:

@@ -1,1 +1,1 @@
-"""`tackboard bench loader` makes the same training batches with our loader and with rivals, checks and times them."""
+"""`tackboard bench loader` checks and times the same training batches, made by our loader and by rivals."""

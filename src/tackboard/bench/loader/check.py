@@ -1,8 +1,8 @@
 """Checks whether a contender of `tackboard bench loader` gives the same batches as our loader.
 
 The check compares the file that `contender` wrote about an epoch with the dataset, and returns a sentence for each
-difference. An epoch must hold every training segment once and no other segment. In the kept batches every tensor must
-equal, bit for bit, the tensor that `make_batch` makes of the same segments.
+difference. An epoch must hold every training segment once and no other segment. In the batches that the file holds,
+every tensor must equal, bit for bit, the tensor that `make_batch` makes of the same segments.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ object as its last line. A contender is a module with a class `Contender(folder,
     speed      measures CPU seconds of all processes for complete epochs, after a warm-up that is not counted
     check      writes NAME_VARIANT_check.npz with a digest of every segment, and with all tensors of some batches
     memory     runs one epoch; the caller measures the memory, see `ask` in core/processes.py
-    workers2   measures wall-clock seconds of one epoch with two workers, with their start; workers0 without workers
+    workers2   measures wall-clock seconds of one epoch with two workers, including their start; workers0 uses none
 
 Decided: work before the first epoch (opening files, our pass over the dataset for the index, starting Ray) is reported
 separately, because it is done once.

@@ -7,8 +7,9 @@ From a made-up dataset or a dataset of the user this module makes a folder for t
     items.npz          the id of every item, its rows in the tables, and its log share of the positives
     setting.json       the setting of all contenders, and the names of actions and surfaces
 
-Decided: rivals get beforehand what our loader computes while it reads: the split, the segments, actions as numbers, the
-hash rows and shares of all items. Making these files is not timed, so no rival is slow for lack of preparation.
+Decided: these files already hold the values that our loader computes while it reads (the split, the segments, actions
+as numbers, the hash rows and shares of all items). Making these files is not timed, so no rival is slow for lack of
+preparation.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Setting:
         )
 
     def window_rows(self, num_examples: int) -> int:
-        """Returns the number of examples in a window, for rivals without buckets. The dataset has `num_examples`."""
+        """Returns how many of the dataset's `num_examples` examples a window holds, for rivals without buckets."""
         return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
 
     def open(self) -> SequenceSource:

@@ -1,8 +1,8 @@
 """Measures how many bytes the same training examples take in four layouts; part of `tackboard bench loader`.
 
-An example of a dataset with labelled requests is a candidate with its labels, and the last N events that its request
-could see. This module writes the examples in four layouts and reads them back. If every value is the same, it returns
-the sizes of the files:
+In a dataset with labelled requests, an example consists of a candidate, its labels, and the last N events that its
+request could see. This module writes the examples in four layouts and reads them back. If every value is the same, it
+returns the sizes of the files:
 
     flat, shuffled     one row per candidate, with its history, in random order: the usual layout
     flat, sorted       the same rows sorted by user and request, so that the codec finds equal histories side by side
@@ -148,7 +148,7 @@ def assemble(requests: pa.Table, events: pa.Table, max_history: int) -> pa.Table
 
 
 def explode(grouped: pa.Table, rows: NDArray[np.int64] | None = None) -> pa.Table:
-    """Returns one row per candidate, with all columns of its request: all rows in order, or the chosen `rows`."""
+    """Returns one row per candidate, with all columns of its request. `rows` chooses rows; None keeps all in order."""
     lists = [name for name in grouped.column_names if pa.types.is_list(grouped.schema.field(name).type)]
     candidates = [name for name in lists if name not in HISTORY]
     request_of = _request_of(grouped)

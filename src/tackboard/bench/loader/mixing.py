@@ -1,13 +1,13 @@
 """Measures how well the training order mixes users, for windows of several sizes, compared with a full permutation.
 
-For sizes of a dataset this module returns two ratios per window size. A ratio of 1 is as good as a full permutation.
+For a dataset of a given size this module returns two ratios per window size. At a ratio of 1 the order mixes as well as
+a full permutation.
 
-    spread       each step has a mean position of its segments in the sorted dataset; this is the variance of the means
-                 over steps, divided by its value for a full permutation: it shows how much gradients depend on the
-                 order of user ids
-    neighbours   how often two segments of one bucket meet in one step, divided by the same for a full permutation
+    spread       variance, over steps, of the mean position of a step's segments in the sorted dataset, divided by the
+                 same variance for a full permutation; shows how much gradients depend on the order of user ids
+    neighbours   number of pairs of segments of one bucket in a step, divided by this number for a full permutation
 
-Only the step plan is used and no event is read. All segments have the same length, and all buckets the same size.
+Only the step plan is used and no event is read. All segments have the same length, and all buckets have the same size.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure_mixing(
 
 
 def order_of(window: int, num_buckets: int, segments_per_bucket: int, seed: int) -> NDArray[np.int64]:
-    """Returns the segments in the order in which the first epoch reads them. Numbers follow the sorted dataset."""
+    """Returns the segments in the order of the first epoch. They are numbered as in the sorted dataset."""
     plan = StepPlan(
         np.full(num_buckets, segments_per_bucket * TOKENS, dtype=np.int64),
         longest=TOKENS,

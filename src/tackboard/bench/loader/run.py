@@ -3,7 +3,7 @@
 It works in a folder, on a dataset of the user or on a made-up dataset, and returns one object of numbers. Every
 contender makes the same batches, as the tensors of `SequenceBatch`: the segments of at most `data.max_length` events
 before each user's held-out event, shuffled at least as well as by our windows, with at most `tokens_per_step` events
-per step. `check` compares the batches. If they differ, the time of the contender is not reported.
+per step. `check` compares the batches with ours. If they differ, the time of the contender is not reported.
 
     speed      training segments per CPU-second of all processes, with one thread each; the median of several runs
     ladder     our own loader, from the simplest variant to the variant that training uses
@@ -77,7 +77,7 @@ WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
 """Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""With more events than this, SLOWEST is left out and batches are not checked: a check needs all events in memory."""
+"""With more events than this, SLOWEST is left out and batches are not checked, as a check keeps events in memory."""
 SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20

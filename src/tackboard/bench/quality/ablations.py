@@ -1,18 +1,18 @@
-"""The study `ablations` of `tackboard bench quality`: the publication's ablations, each beside its published direction.
+"""The study `ablations` of `tackboard bench quality`: ablations of publications, each beside its published direction.
 
 The study runs the recipes of recipes/ablations.py and makes one table per question. Recipes are judged on the
 validation event at the end of their schedule, by default with three seeds. No recipe sees the test event, because these
 tables help to choose settings. Each difference is shown with the interval of the paired bootstrap over users and with
-the error by seeds. A difference counts only if it is larger than both kinds of chance explain (verdict.py).
+the error by seeds. A difference counts only if neither kind of chance explains it (verdict.py).
 
-The publication measured saves in a ranker that was fine-tuned. Here the next item is judged, which is what the
-next-token loss trains. So a loss that looks further ahead is at a disadvantage here.
+The publication of PinFM measured saves in a fine-tuned ranker. Here a model is judged by the next item, which the
+next-token loss trains it to predict. So a loss that looks further ahead is at a disadvantage here.
 
 To compare choices of positive actions, the study needs a dataset with several actions and a judgement that does not
 depend on the choice (stage `ablation-positives`). The model ranks the article of the user's second-last save among all
-articles that the user has not met, from the history that ends before the user met this article. Training ends there
-too. Decided: the history ends before the user met the article, not before the save, because people open an article and
-then save it. Guessing that the open article is saved would be no test.
+articles that the user has not met, from the history that ends before the user met this article. Training reads no later
+event of the user. Decided: the history ends before the user met the article, not before the save, because people open
+an article and then save it. Guessing that the open article is saved would be no test.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tackboard.train.config import RunConfig, features_for
 
 JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
-"""The judged event, counted from the last. It is the validation event, which is used to choose settings."""
+"""The judged event is the second-last positive event, which is the validation event and serves to choose settings."""
 AHEAD = (5, 10)
-"""Losses are also compared on events that come this many events after the history. If a loss that looks further ahead
+"""Losses are also compared on the event that is this many events after the history. If a loss that looks further ahead
 is better anywhere, it should be better there."""
 QUICK_STEPS, QUICK_TOKENS = 20, 2_048
 NOTES = [
@@ -65,16 +65,16 @@ class Variant:
     """Name of the recipe, without `ablation-` and the question."""
     title: str
     against: str = ""
-    """The recipe to compare with; empty if other recipes are compared with this one."""
+    """The recipe to compare with; empty for a recipe that only serves for comparison."""
     published: int | None = None
-    """Sign of the published difference; 0 if the difference was next to none, None if it was not published."""
+    """Sign of the published difference; 0 if there was next to no difference, None if it was not published."""
     words: str = ""
     """The published result in words."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question, and the recipes that answer it. They differ in one thing."""
+    """A question, and the recipes that answer it. The recipes differ in one thing."""
 
     name: str
     title: str
@@ -175,7 +175,7 @@ def ablations(context: StudyContext) -> StudyPlan:
     cells: dict[tuple[str, str], list[Cell]] = {}
     methods: list[tuple[RunConfig, Method]] = []
     for question in questions:
-        # AHEAD is set for every question, because the base answers several questions and must be one cell in all.
+        # AHEAD is set for every question, because several questions share the base and it must be the same cell.
         stage = "validate"
         protocol: dict[str, Any] = {"ahead": list(AHEAD)}
         if question.name == "positives":
@@ -206,7 +206,7 @@ def _method(
 
 
 def _at(place: MethodContext, config: RunConfig) -> RunConfig:
-    """Returns a recipe on a prepared dataset. With --quick the recipe is made small and short."""
+    """Returns the config of a recipe for a prepared dataset. With --quick the model is small and the run is short."""
     data = dataclasses.replace(config.data, dataset=place.prepared, window_buckets=64)
     if not place.quick:
         return dataclasses.replace(config, data=data)
@@ -278,7 +278,7 @@ class JudgedFit(Fit):
 
 
 def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with the recipe's positives. Then ranks the article of the second-last save, before the user met it."""
+    """Fits with the recipe's positives. Ranks the second-last saved article from the history before it was met."""
     fit = JudgedFit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
@@ -349,7 +349,7 @@ def _protocol(context: StudyContext, results: Sequence[Result]) -> str:
 
 
 def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """Shows how well each loss ranks an event further ahead, and the difference to the first loss."""
+    """Shows how well each loss ranks an event further ahead, and the difference from the first loss."""
     rows = []
     header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", *DIFFERENCE_COLUMNS[1:], ""]
     for variant in question.variants:
@@ -371,7 +371,7 @@ def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -
 
 
 def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Charts a dot for each seed of each variant. For losses it also charts quality by how far ahead the event lies."""
+    """Charts a dot for each seed of each variant. For losses, also charts quality by how far ahead the event lies."""
     mine = [
         (variant.title, groups[question.name, variant.name])
         for variant in question.variants

@@ -1,9 +1,9 @@
-"""Does the work of one cell. It can also run in a process of its own:
+"""Does the work of one cell. This module can also run as a process of its own:
 `python -m tackboard.bench.quality.cell WORK SPEC.json DEVICE THREADS`.
 
 This module reads the description of a cell and writes the result under WORK/cells. A cell has one of these stages:
 
-    baseline   counts, scores and ranks the test event; nothing is fit
+    baseline   ranks the test event by simple counts or by how recently items were seen; nothing is fit
     validate   fits with the last two events held out, ranks the second-last event at every checkpoint, and chooses the
                number of steps with the best NDCG@10
     test       fits with the last event held out, for the number of steps that the cell `after` chose, on the same
@@ -12,8 +12,8 @@ This module reads the description of a cell and writes the result under WORK/cel
                and HSTU did; keeps the last figure and the best figure, although choosing the best on test data cheats
 
 The run keeps the ranks of each checkpoint as files. So a run that continues after a kill ranks no checkpoint twice. If
-its newest checkpoint has no ranks yet, it is ranked before training continues. The process exits with the codes of
-`tackboard`: 75 means that the state is saved and the cell is not finished.
+the newest checkpoint is due for ranking and has no ranks yet, it is ranked before training continues. The process exits
+with the codes of `tackboard`: 75 means that the state is saved and the cell is not finished.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def metrics_of(ranks: NDArray[np.int64]) -> dict[str, float]:
 
 
 class RecentlySeen:
-    """Scores items of the history by how recently they were seen. The newest scores highest, unseen items score 0."""
+    """Scores items of the history by how recently they were seen. The newest scores highest, and unseen items 0."""
 
     def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences
@@ -207,7 +207,7 @@ BASELINES: dict[str, Callable[[Sequences], Any]] = {
 
 
 def run_baseline(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Counts items in the training events and ranks the test event."""
+    """Scores items with a baseline, which fits nothing, and ranks the test event."""
     del machine
     started = time.perf_counter()
     sequences = open_sequences(work.dataset(cell), held_out=1).read()
@@ -231,7 +231,7 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best, values = fit.best_step(), fit.values()
     ranks = fit.ranks_at(best)
     chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
-    # Also ranks from histories that end some events earlier, with the parameters of the last step.
+    # The model of the last step also ranks from histories that end some events earlier.
     with fit.trainer.uncompiled():
         ahead = {
             f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
@@ -417,7 +417,7 @@ class Fit:
         return self.run.path / "ranks" / f"step-{step:08d}.npy"
 
     def _write_spent(self) -> None:
-        """Adds the time since the last call to spent.json. A kill loses this time, but does not change the result."""
+        """Adds the time since the last call to spent.json. A kill loses the time since the last call, but no ranks."""
         now = time.perf_counter()
         self._spent["evaluation_seconds"] += self.judge.seconds
         self._spent["train_seconds"] += now - self._started - self.judge.seconds

@@ -1,8 +1,8 @@
 """The table of cells of `tackboard bench quality`: complete descriptions of work, and the results of finished work.
 
 A cell is the work behind one figure: a method with a seed on a prepared dataset, at one stage of the protocol. The
-description of a cell is complete (the whole config of the run, the protocol, the cell that it builds on) and names no
-machine. So the hash of the description identifies the work on every machine:
+description of a cell is complete (the whole config of the run, the protocol, the earlier cell that it needs) and names
+no machine. So the hash of the description identifies the work on every machine:
 
     WORK/quality.json                     marks the folder as ours
     WORK/datasets/<prepared>/             see data.py
@@ -10,9 +10,10 @@ machine. So the hash of the description identifies the work on every machine:
     WORK/runs/<label>-<hash>/             the run directory of a cell that trains: an unfinished cell continues there
     WORK/logs/<label>-<hash>.log          output of the process that ran the cell
 
-The folder `cells` is small, and copying it is enough to continue on another machine. Decided: a finished cell of an
-older version still counts if its description equals today's description once missing settings get today's defaults.
-Otherwise a new setting would throw away days of results. Each result records the commit that made it.
+The folder `cells` is small, and copying it is enough to continue on another machine. Decided: to compare a finished
+cell of an older version with a cell of today, missing settings get today's defaults. If the descriptions are then
+equal, the old result counts. Otherwise a new setting would throw away days of results. Each result records the commit
+that made it.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Work:
 
     @classmethod
     def open(cls, root: Path) -> Work:
-        """Opens or creates the folder `root`. Raises UsageError if `root` is a file or holds other things."""
+        """Opens or creates the folder `root`. Raises UsageError if `root` is a file or holds files of others."""
         work = cls.check(root)
         for folder in (work.datasets, work.cells, work.runs, work.logs):
             folder.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ TIE_SEED = 20261115
 TIE_STREAM = 31
 """Random stream for the tie rule. No other draw uses this stream."""
 SPARSE_IDS = 4
-"""Whole numbers as ids are renumbered if the largest is at least this many times the number of ids."""
+"""Integer ids are renumbered if the largest id is at least this many times the number of ids."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class Bench:
     ties: tuple[str, ...] = TIE_RULES
     """Tie rules that make sense for the dataset, the default first."""
     quick_stride: int = 1
-    """With `--quick` every n-th user is kept, with this n."""
+    """With `--quick`, one user in this many is kept."""
     quick_max_users: int = 0
-    """Replaces `max_users` with `--quick`; 0 keeps `max_users`."""
+    """The value of `max_users` in a run with `--quick`; 0 leaves `max_users` unchanged."""
     note: str = ""
     """A note about the protocol, for the reader of the table."""
 
@@ -138,15 +138,15 @@ def find_bench(name: str) -> Bench:
 
 
 def prepared_name(bench: Bench, ties: str, stride: int = 1) -> str:
-    """Returns the name of a prepared dataset: its source, its tie rule, and its stride if it has not all users."""
+    """Returns the name of a prepared dataset: its source, its tie rule, and its stride if users were left out."""
     return f"{bench.name}-{ties}" + (f"-every{stride}" if stride > 1 else "")
 
 
 def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | None, stride: int = 1) -> dict[str, Path]:
-    """Returns tie rule → prepared dataset under `datasets`. Makes missing datasets from the publisher's files, `data`.
+    """Returns tie rule → prepared dataset under `datasets`. Makes missing datasets from the files in `data`.
 
-    The files are first read and checked to be as published. Before that nothing is written, not even the folder
-    `datasets`.
+    The files are first read and compared with the published counts of users, items and events. Nothing is written
+    before this check, not even the folder `datasets`.
     """
     check_ties(bench, rules)
     paths = {rule: datasets / prepared_name(bench, rule, stride) for rule in rules}

@@ -3,7 +3,7 @@
 A method states its inputs, because a comparison is fair only if the baseline reads no more than our method:
 
     items      the items of the history in their order
-    times      also the times of events and the request time, as HSTU was published
+    times      also the times of events and the request time, as in the publication of HSTU
     history    the items, the action on each item (for example the rating) and the time between events, but not the
                request time
     request    all of these
@@ -49,13 +49,13 @@ EPOCHS, LARGE_EPOCHS = 60, 3
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 """Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000
-"""A catalogue with more items than this is large: a step does not compute a softmax over all of it."""
+"""A catalogue with more items than this is large, and a step computes no softmax over all items."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
 """Dataset → learning rate of rivals with the inputs of our model; 1e-3 for other datasets."""
 RIVAL_STEPS = {"ml-1m": 3_700}
-"""Dataset → number of steps of rivals of PinFM's size, which learn for longer; PinFM's number for other datasets."""
+"""Dataset → number of steps of rivals of PinFM's size, which train longer; other datasets use PinFM's number."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
-"""Dataset → dropout of rivals of PinFM's size; PinFM's dropout for other datasets."""
+"""Dataset → dropout of rivals of PinFM's size; other datasets use PinFM's dropout."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
 """Sizes of the SASRec that has the inputs of our model."""
 FIXED = {
@@ -71,7 +71,7 @@ FIXED = {
 
 @dataclasses.dataclass(frozen=True)
 class MethodContext:
-    """The dataset and the mode in which a method runs. The sizes of the method may depend on them."""
+    """The dataset and the mode in which a method runs. The sizes of the method may depend on both."""
 
     bench: Bench
     facts: DatasetFacts
@@ -224,7 +224,7 @@ def _sequential(
         weight_decay=0.0,
         warmup_steps=0 if published else min(200, steps // 20),
         final_share=1.0 if published else 0.1,
-        # The published figures were made without clipping.
+        # The published figures were made without gradient clipping.
         clip_norm=1e9 if published else 1.0,
     )
     return _run(place, name, model, steps=steps, optimizer=optimizer, tokens_per_step=tokens)
@@ -242,7 +242,7 @@ def rival_rate(place: MethodContext) -> float:
 
 
 def _rival_settings(place: MethodContext, inputs: str) -> dict[str, Any]:
-    """Returns settings for the inputs of our model, and for the exact softmax unless the catalogue is large."""
+    """Returns the settings of a rival that reads `inputs`, with the exact softmax unless the catalogue is large."""
     return {
         "loss": {"kind": "mixed" if place.is_large else "full"},
         "use_actions": "actions" in INPUTS[inputs],

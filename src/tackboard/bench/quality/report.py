@@ -65,7 +65,7 @@ def protocol(result: Mapping[str, Any]) -> str:
 
 
 def unfinished(result: Mapping[str, Any]) -> list[str]:
-    """Returns one line for each failed cell, and one line if cells are left."""
+    """Returns one line for each failed cell, and one line if other cells are unfinished."""
     lines = [f"FAILED ({one['code']}): {one['cell']}: {one['reason']}; see {one['log']}" for one in result["failures"]]
     if result["num_left"]:
         are = "is" if result["num_left"] == 1 else "are"

@@ -2,7 +2,7 @@
 
 `measure` takes a publisher's files and a study, and returns one object with a table. The work is a table of cells
 (cells.py). Each cell is done once and kept, so a study can be split over many calls and machines. study_plan.py defines
-what a study is, and cell.py what a cell does. flow/jobs.py runs the cells and report.py shows the result.
+what a study is, and cell.py defines what a cell does. flow/jobs.py runs the cells and report.py shows the result.
 """
 
 from __future__ import annotations

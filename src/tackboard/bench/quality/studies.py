@@ -1,6 +1,6 @@
 """The studies `reproduce`, `validate` and `compare` of `tackboard bench quality`.
 
-A study takes options and returns the cells that answer its question, and a function that makes a table of them.
+A study takes options and returns cells that answer its question, and a function that makes a table of the results.
 
     reproduce  runs SASRec, HSTU and HSTU-large as published, under every tie rule, to check this harness
     validate   fits each method once and judges it on the validation event alone; used for tuning
@@ -27,7 +27,7 @@ from tackboard.metrics.paired import gains, hits, paired_bootstrap
 
 METRICS = ("hr@10", "ndcg@10", "hr@50", "ndcg@50", "hr@200", "ndcg@200")
 TOLERANCE = 0.015
-"""A published figure agrees with ours if it lies at most this far outside our spread over tie rules."""
+"""A published figure agrees with ours if it is at most this far outside the range of our figures over tie rules."""
 NUM_RESAMPLES = 1000
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
@@ -39,8 +39,8 @@ PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
         "gsasrec": ("gSASRec", "asash/gSASRec-pytorch, README", (0.3003, 0.1726)),
     }
 }
-"""Dataset → our corresponding method → (name, source, metrics in order of METRICS). The figures of the first three were
-taken on the test event during training. Each publication used its own tie rule."""
+"""Dataset → our corresponding method → (name, source, metrics in order of METRICS). The figures with the source
+HSTU_README were taken on the test event during training. Each publication used its own tie rule."""
 
 
 # ---- reproduce ----
@@ -57,7 +57,7 @@ def reproduce(context: StudyContext) -> StudyPlan:
     methods = context.fitted_methods(("sasrec", "hstu", "hstu-large"))
     places = context.places(context.ties(context.bench.ties))
     cells = [
-        # Published code filters only the items in that part of a history that the model reads.
+        # Published code filters seen items only in the part of a history that the model reads.
         context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
         for seed in context.seeds(1)
         for method in methods
@@ -107,12 +107,12 @@ def _reproduce_table(context: StudyContext, methods: list[Method], cells: Sequen
 
 
 def published_for(context: StudyContext) -> dict[str, tuple[str, str, tuple[float, ...]]]:
-    """Returns the published figures for the dataset. With --quick it returns none, because --quick has other users."""
+    """Returns the published figures for the dataset, or none with --quick, because a quick run ranks other users."""
     return {} if context.options.quick else PUBLISHED.get(context.bench.name, {})
 
 
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
-    """Checks whether a published figure is near our spread over tie rules. Each rule counts by its mean over seeds."""
+    """Checks whether a published figure is near the range of our means over seeds, one mean per tie rule."""
 
     def spread(kind: str) -> tuple[float, float]:
         rules = {result.cell.ties for result in results}
@@ -259,14 +259,14 @@ def mean_metrics(group: Sequence[Result]) -> dict[str, float]:
 
 
 def per_user(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
-    """Returns a metric of each user as its mean over seeds [U]."""
+    """Returns the mean of a metric over seeds, for each user [U]."""
     name, _, k = metric.partition("@")
     measure = {"hr": hits, "ndcg": gains}[name]
     return np.asarray(np.mean([measure(one.array(), int(k)) for one in group], axis=0))
 
 
 def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Compares each of our methods with the best baseline (highest mean) that reads no more inputs, for each metric."""
+    """For each metric, compares each of our methods with the best baseline (by mean) that reads no more inputs."""
     found = []
     for (ties, name), ours in groups.items():
         if not METHODS[name].is_ours:
@@ -307,7 +307,7 @@ def check_same_targets(results: Sequence[Result]) -> None:
 
 
 def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Returns HR@10 of users who return to an item and of other users, if items of the history stay in the ranking."""
+    """Returns a table of HR@10 for users who return to an item and for others, or [] if seen items are filtered."""
     if context.bench.filter_seen or not groups:
         return []
     rows = []

@@ -2,7 +2,7 @@
 
 A study is a function that takes a `StudyContext` (options and data) and returns a `StudyPlan` (cells, and a function
 that makes a table of the finished cells). `STUDIES` names all studies, and each is imported when it is needed. A new
-study adds one line to `STUDIES`. If it has stages of its own, it adds them to STAGES in cell.py.
+study adds one line to `STUDIES`. A study with stages of its own adds the stages to STAGES in cell.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class StudyContext:
         return methods
 
     def fitted_methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """Returns those of `methods` that fit a model. If the options name another method, raises UsageError."""
+        """Returns those of `methods` that fit a model. Raises UsageError if the options name one that fits none."""
         methods = self.methods(otherwise)
         for method in methods if self.options.methods else ():
             if method.build is None:
@@ -92,11 +92,11 @@ class StudyContext:
         return [method for method in methods if method.build is not None]
 
     def seeds(self, otherwise: int) -> range:
-        """Returns as many seeds as the options say. The default is one seed with --quick, else `otherwise` seeds."""
+        """Returns the seeds. The options give their number; the default is 1 with --quick, else `otherwise`."""
         return range(self.options.seeds or (1 if self.options.quick else otherwise))
 
     def places(self, ties: Sequence[str]) -> dict[str, MethodContext]:
-        """Returns tie rule → context of methods on the prepared dataset. Makes missing datasets, except in a trial."""
+        """Returns tie rule → context of methods on the prepared dataset. Makes missing datasets unless `is_trial`."""
         stride = self.bench.quick_stride if self.options.quick else 1
         if self.is_trial:
             check_ties(self.bench, ties)
@@ -144,8 +144,8 @@ class StudyContext:
 
 Find = Callable[[Cell], Result | None]
 Table = dict[str, Any]
-"""`sections` holds titles, headers and rows of text, `notes` sentences, `figures` the same results as numbers, and
-`charts` the descriptions of charts that report.py draws."""
+"""`sections` holds titles, headers and rows of text, and `notes` holds sentences. `figures` holds the same results as
+numbers. `charts` holds descriptions of charts, which report.py draws."""
 
 
 @dataclasses.dataclass(frozen=True)

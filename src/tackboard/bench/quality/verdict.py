@@ -1,10 +1,10 @@
-"""Whether a measured difference is more than chance, and whether it agrees with the publication.
+"""Decides whether a measured difference is more than chance, and whether it agrees with the publication.
 
 This module compares two groups of seeds and answers with a word, such as "better" or "within noise". There are two
-kinds of chance. The choice of users: the interval of the paired bootstrap must exclude 0. The choice of seeds: the 95%
-interval by Student's t, with Welch's degrees of freedom, must exclude 0. A difference counts only if both intervals
-exclude 0. With one seed only the chance from users is known, and the answer says "one seed". A side that does not
-depend on a seed, such as a count, is fixed.
+kinds of chance. For the choice of users, the paired bootstrap gives an interval. For the choice of seeds, Student's t
+with Welch's degrees of freedom gives a 95% interval. A difference counts only if both intervals exclude 0. With one
+seed only the interval over users is known, and the answer says "one seed". A side that does not depend on a seed, such
+as a ranking by counts, is called fixed and may consist of one figure.
 
 Not seeing a difference does not prove that there is none. So if the publication found next to no difference, the answer
 is "agree" only if both intervals lie within `SAME_SHARE` of the other side's figure.
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 SAME_SHARE = 0.02
-"""Two figures count as the same if they differ by less than this share of one of them."""
+"""Two figures count as the same if they differ by less than this share of the other side's figure."""
 T_QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom. The last quantile also serves for more degrees."""
+"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom. More degrees use the last quantile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _t_quantile(degrees_of_freedom: float) -> float:
 
 
 def verdict(measured: Measured, published: int | None, *, is_lower_better: bool = False) -> str:
-    """Judges a difference in a word. `published` is 1 for better, -1 for worse, 0 for next to none, None if unknown."""
+    """Judges a difference in a word. `published` is 1 for better, -1 for worse, 0 for about equal, None if unknown."""
     if measured.is_noise and published != 0:
         return "within noise"
     is_better = (measured.difference > 0) != is_lower_better

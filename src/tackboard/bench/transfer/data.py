@@ -78,7 +78,7 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
 
 
 def write_task(path: Path, actions: tuple[str, ...], part: Part) -> Path:
-    """Writes one part of the examples of the dataset at `path`, beside it. An existing dataset is left alone.
+    """Writes one part of the examples of the dataset at `path` into a folder beside it, unless that folder exists.
 
     The label of an event is yes if its action is in `actions`. An event without history is not an example.
     """
@@ -153,7 +153,7 @@ def is_one_of(events: pa.Table, actions: tuple[str, ...]) -> NDArray[np.bool_]:
     return np.asarray(pc.is_in(events["action"].cast(pa.string()), pa.array(actions)).to_numpy())
 
 
-# ---- examples, and what needs no model ----
+# ---- examples, and predictions without a model ----
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Examples:
 
     @classmethod
     def before_judging(cls, path: Path, actions: tuple[str, ...]) -> Examples:
-        """Returns all events of a dataset before the judged events, as examples. No method could know more."""
+        """Returns all events of a dataset before the judged events, as examples. No method may know more."""
         offsets = user_offsets(path)
         kept = ranges(offsets[:-1], share_of(offsets, TRAINED_SHARE))
         events = open_dataset(path).read_events(["user_id", "item_id", "action"]).take(pa.array(kept))
@@ -186,10 +186,10 @@ class Examples:
 def additive_means(
     examples: Examples, asked: Examples, *, with_users: bool, damping: float = 10.0
 ) -> NDArray[np.float64]:
-    """Estimates the probability of a yes for each of `asked`, from the mean of its item over `examples`.
+    """Estimates the probability of a yes for each example in `asked`, from the mean of its item over `examples`.
 
-    If `with_users`, the mean deviation of its user is added. The mean of an item or user with few examples is drawn
-    towards the mean of all examples, as if the item or user had `damping` more examples with that mean.
+    If `with_users`, the user's mean deviation from the item means is added. The mean of an item or user with few
+    examples is drawn towards the mean of all examples, as if there were `damping` more examples with that mean.
     """
     mean = float(examples.labels.mean()) if len(examples) else 0.5
     rest = examples.labels - mean

@@ -10,7 +10,7 @@ initial parameters of the model and in which parameters are trained:
 Every arm tries the same learning rates. Each rate is a run of its own in the run folder of the cell. All runs are
 judged on the validation users at the same steps and stop after the same number of judgements without improvement, so an
 arm that needs longer may train longer. The best run is tested once, at its best step. If a cell is killed, the next
-call continues its runs. The result of the pretraining cell holds a checkpoint. An arm needs nothing else to begin.
+call continues its runs. A pretrained arm begins from the checkpoint in the result of the pretraining cell.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NUM_RESAMPLES = 1000
 CHECKPOINT = "checkpoint"
 """Folder of the parameters in the result of pretraining."""
 UNLIMITED = 1 << 40
-"""More tokens and more steps than any pass has."""
+"""A limit on tokens or steps that no pass reaches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FitSettings:
     steps_per_pass: int = 100
     """A pass over all examples has at most this many steps. With many examples, steps are larger instead."""
     least_steps: int = 20
-    """Smallest number of steps between judgements. With many examples it is half a pass over the examples."""
+    """Smallest number of steps between judgements. With many examples, half a pass lies between judgements."""
     max_points: int = 40
     """Largest number of judgements."""
     patience: int = 4
@@ -109,7 +109,7 @@ class FitSettings:
 
 
 def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Pretrains to the end of the schedule, and keeps the parameters in the result. Later cells need nothing else."""
+    """Pretrains to the end of the schedule, and keeps the parameters in the result for later cells."""
     fit = Fit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
@@ -120,7 +120,7 @@ def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Trains one arm on `num_examples` examples of the protocol, and tests it once."""
+    """Trains one arm on as many examples as the protocol says (`num_examples`), and tests it once."""
     started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
     config = arm_config(work, cell)
     source = open_examples(work, cell, config)
@@ -154,7 +154,7 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
 def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
     """Predicts with means instead of a model: the mean of the item, or of the item and the user.
 
-    Means are taken over the examples of each size, and over all events before the judged events.
+    Means are taken over each of the protocol's numbers of examples, and over all events before the judged events.
     """
     del machine
     started, config = time.perf_counter(), cell.run_config()
@@ -176,7 +176,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
             about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
             rows.append(about | {"metrics": metrics})
     facts = facts_of(data, source, hashing)
-    # The last means use the most events, so their draws are kept for comparisons.
+    # Arms are compared with the last means, which use the most events. So only their arrays are kept.
     return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
 
 
@@ -184,7 +184,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def arm_config(work: Work, cell: Cell) -> RunConfig:
-    """Returns the run of a cell's arm, without its learning rate and the size of its steps."""
+    """Returns the config of an arm's run, except for the learning rate and the size of steps."""
     protocol, pretraining = cell.protocol, cell.run_config()
     arm, start = str(protocol["arm"]), StartConfig()
     if arm not in ARMS or protocol["vectors"] not in VECTORS:
@@ -236,7 +236,7 @@ def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
 def _in_steps(
     config: RunConfig, source: RequestSource, settings: FitSettings, machine: Machine
 ) -> tuple[RunConfig, RequestSteps]:
-    """Returns the run with steps of the wanted size, and these steps."""
+    """Returns the config with steps of the wanted size, and these steps."""
     in_one = config.data.steps(source, config.model.tables, config.seed)
     wanted = settings.steps_of_pass(len(np.unique(Examples.of(in_one).users)))
     # A step plan leaves room for the longest request in every step: a full history and one candidate.
@@ -251,11 +251,11 @@ def _in_steps(
 def fit_arm(
     work: Work, cell: Cell, config: RunConfig, source: RequestSource, steps: RequestSteps, rate: float
 ) -> Trainer:
-    """Trains the run of an arm with one learning rate of the head to its end."""
+    """Trains an arm to the end of its run, with `rate` as the learning rate of the head."""
     before, settings = cell.run_config().optimizer, FitSettings.of(cell.protocol)
     optimizer = OptimizerConfig(
         dense_learning_rate=rate,
-        # The ratio of the two learning rates is the same as in pretraining.
+        # The ratio of the learning rates of tables and dense parameters is the same as in pretraining.
         table_learning_rate=rate * before.table_learning_rate / before.dense_learning_rate,
         warmup_steps=settings.least_steps,
         final_share=1.0,

@@ -1,14 +1,15 @@
 """The study `transfer` of `tackboard bench quality`: does pretraining help with a task that it was not made for?
 
-The study takes a dataset with a task (data.py) and makes a table over the number of examples of the task, because this
-number is known to anyone who has to choose. For each number it compares three arms of the same model with the same
-examples: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also shows means of items and users,
-which need no model. In `transfer` the head reads the model's outputs. In `transfer-hidden` it also reads the hidden
-vectors behind the outputs. We publish the results of both, whatever they are.
+The study takes a dataset with a task (data.py) and makes a table over the number of examples of the task, because
+anyone who has to choose an arm knows this number. For each number it compares three arms of the same model with the
+same examples: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also shows predictions from item
+means and user means, which need no model. In `transfer` the head reads the model's outputs. In `transfer-hidden` it
+also reads the hidden vectors behind the outputs. We publish the results of both, whatever they are.
 
 The method is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
-is chosen by the task. The interval of a difference comes from drawing test users again, with the same draws for both
-arms. Each seed draws other examples, another order and other initial parameters, and its results are shown separately.
+is chosen by results on the task. The interval of a difference comes from drawing test users again, with the same draws
+for both arms. Each seed draws other examples, another order and other initial parameters, and its results are shown
+separately.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ PUBLISHED: Published = {
     ("frozen", "scratch"): (None, "frozen against none: Save +0.10%"),
     ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
 }
-"""Pair of arms → sign and words from the publication's Table 6. Its arm `None` is a ranker without the model, while our
-arm `scratch` has the same model. So only signs can be compared. The sign None means that the difference was too small
-to have a sign."""
+"""Pair of arms → sign and words from Table 6 of the PinFM publication. Its arm `None` is a ranker without PinFM, while
+our arm `scratch` has PinFM too. So only signs can be compared. The sign is None if the published difference was too
+small to have a sign."""
 
 Key = tuple[int, str]
 """(requested number of examples, arm)"""
@@ -200,7 +201,7 @@ def _table(
 
 
 def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Result]]:
-    """Drops sizes above the number of examples. Their groups used all examples, so they repeat the groups of size 0."""
+    """Drops groups that requested more examples than exist. Like the groups of size 0, they used all examples."""
     everything = {int(group[0].values["num_examples"]) for (size, _), group in groups.items() if not size}
     return {
         (size, arm): list(group)
@@ -225,7 +226,7 @@ def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -
 
 
 def compare_to_means(groups: Mapping[Key, Sequence[Result]], means: Result | None) -> list[dict[str, Any]]:
-    """Compares each arm with all examples with the mean of item and user over all events before the judged events."""
+    """Compares arms that trained on all examples to the means of item and user over all events before judged events."""
     if means is None:
         return []
     found = []
