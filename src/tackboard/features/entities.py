@@ -197,7 +197,7 @@ class Events(Entity):
         return Expression("count", (self._view,))
 
     last = _aggregate("last", "The column of the last event.")
-    distinct = _aggregate("count_distinct", "How many distinct values the column has.")
+    distinct = _aggregate("count_distinct", "The number of distinct values in the column.")
     sum = _aggregate("sum", "The sum of the column.")
     mean = _aggregate("mean", "The mean of the column.")
     max = _aggregate("max", "The largest value of the column.")

@@ -166,7 +166,7 @@ class Expression:
     # Missing values.
 
     is_missing = _unary("is_missing", "Whether there is no value.")
-    finite = _unary("finite", "The value; missing where it is NaN or infinite.")
+    finite = _unary("finite", "The value, or missing if the value is NaN or infinite.")
 
     def fill_missing(self, value: Any) -> Expression:
         """This value or, if this value is missing, the constant `value`."""
@@ -178,7 +178,7 @@ class Expression:
 
     # Ids.
 
-    hash_id = _unary("hash_id", "The id of a value, by the one hash of the project.")
+    hash_id = _unary("hash_id", "The id of a value: its hash, as everywhere in tackboard.")
 
     def bucket_hash(self, num_buckets: int, seed: int = 0) -> Expression:
         """A whole number from 0 to `num_buckets` - 1 for an id."""
@@ -211,7 +211,7 @@ class Expression:
 
     dot = _binary("dot", "The scalar product with another vector.")
     norm = _unary("norm", "The Euclidean length of a vector.")
-    l2_normalise = _unary("l2_normalise", "The vector over its length.")
+    l2_normalise = _unary("l2_normalise", "The vector divided by its length.")
     cosine = _binary("cosine", "The cosine of the angle to another vector.")
 
     # Text.
@@ -245,7 +245,7 @@ class Expression:
     length = _unary("length", "The number of elements of a list, or of characters of a text.")
     distinct = _unary("distinct_list", "The elements, each once.")
     has = _binary("has", "Whether the list holds a value.")
-    overlap = _binary("overlap", "How many distinct elements two lists have in common.")
+    overlap = _binary("overlap", "The number of distinct elements that two lists have in common.")
     sum = _unary("list_sum", "The sum of a list.")
     mean = _unary("list_mean", "The mean of a list.")
     max = _unary("list_max", "The largest element of a list.")
