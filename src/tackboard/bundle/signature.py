@@ -78,5 +78,5 @@ def _check_tables(path: Path, tables: dict[str, dict[str, Any]], files: list[str
         if file not in files or named.count(file) > 1:
             raise CorruptFileError(
                 f"{path} is malformed: it names the file {str(file)[:200]}",
-                allowed="allowed: for each table its own file, which the manifest lists",
+                allowed="allowed: each table has a file of its own, and the manifest lists this file",
             )

@@ -23,7 +23,9 @@ def report(result: Mapping[str, Any]) -> Report:
     """Makes the report of the finished part of a study, with its charts."""
     commits = result["commits"]
     table = result["table"]
-    several = [f"These cells were run by different versions, commits {', '.join(commits)}."] if len(commits) > 1 else []
+    several = (
+        [f"Different versions of the code ran these cells: commits {', '.join(commits)}."] if len(commits) > 1 else []
+    )
     return Report(
         result=result,
         theme=f"quality-{result['dataset']}-{result['study']}",
@@ -55,12 +57,13 @@ def protocol(result: Mapping[str, Any]) -> str:
         return str(words)
     how = result["protocol"]
     users = f"{how['max_users']:,} users, drawn once" if how["max_users"] else "all users"
-    seen = "items of the history taken out" if how["filter_seen"] else "items of the history kept"
+    seen = "without" if how["filter_seen"] else "with"
     share = result["data"]["last_tied_share"]
     ties = f"; {share:.1%} of users have several events in their last instant" if share else ""
     return (
-        f"Leave one out, the whole catalogue ranked, {seen}, equal scores count against the held-out item; {users}; "
-        f"ties: {', '.join(result['ties'])}{ties}. {result['note']}"
+        f"The split is leave-last-out, for {users}. Each method ranks the whole catalogue {seen} the items of the history. "
+        "An item with the same score as the held-out item counts as ranked above it. Tie rules for events of one instant: "
+        f"{', '.join(result['ties'])}{ties}. {result['note']}"
     )
 
 

@@ -72,7 +72,7 @@ def test_what_is_not_finished_is_said(result: dict[str, Any]) -> None:
     assert lines[-1] == "3 cells are not finished: run the same command again to continue"
     lines = table_lines(report({**result, "num_left": 1, "commits": ["abc", "def"]}))
     assert lines[-1].startswith("1 cell is not finished")
-    assert "These cells were run by different versions, commits abc, def." in lines
+    assert "Different versions of the code ran these cells: commits abc, def." in lines
     assert not any("versions" in line for line in table_lines(report(result)))
 
 
