@@ -61,9 +61,9 @@ def protocol(result: Mapping[str, Any]) -> str:
     share = result["data"]["last_tied_share"]
     ties = f"; {share:.1%} of users have several events in their last instant" if share else ""
     return (
-        f"The split is leave-last-out, for {users}. Each method ranks the whole catalogue {seen} the items of the history. "
-        "An item with the same score as the held-out item counts as ranked above it. Tie rules for events of one instant: "
-        f"{', '.join(result['ties'])}{ties}. {result['note']}"
+        f"The split is leave-last-out, for {users}. Each method ranks the whole catalogue {seen} the items of the "
+        "history. An item with the same score as the held-out item counts as ranked above it. Tie rules for events of "
+        f"one instant: {', '.join(result['ties'])}{ties}. {result['note']}"
     )
 
 

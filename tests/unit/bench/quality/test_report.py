@@ -56,7 +56,7 @@ def is_image(text: str) -> bool:
 def test_lines(result: dict[str, Any]) -> None:
     lines = table_lines(report(result))
     assert lines[0] == "compare on ml-1m: 6,040 users, 3,883 items, 1,000,209 events."
-    assert "items of the history taken out" in lines[1] and "42.1% of users" in lines[1]
+    assert "without the items of the history" in lines[1] and "42.1% of users" in lines[1]
     assert lines[3:7] == ["Test", "             hr@10", "popularity  0.0500", "PinFM       0.3500"]
     assert lines[-1] == "Chosen on validation." and "Nothing" not in lines
     quick = table_lines(report({**result, "quick": True}))
