@@ -106,7 +106,7 @@ def _s3rec(name: str, title: str, stem: str, counts: PublishedCounts, terms: str
 
 def _ticoserec(name: str, title: str, stem: str, counts: PublishedCounts) -> PublicDataset:
     files = f"{stem}_item.txt and {stem}_time.txt, or an archive that holds them"
-    note = "times are whole days; events of one day keep their order in the file, and other copies may order them differently"
+    note = "times are whole days; events of one day keep their order in the file, which may differ in other copies"
     return _sequences(name, title, files, "KingGugu/TiCoSeRec", counts, read_ticoserec(stem), note)
 
 

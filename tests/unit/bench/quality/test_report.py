@@ -62,7 +62,7 @@ def test_lines(result: dict[str, Any]) -> None:
     quick = table_lines(report({**result, "quick": True}))
     assert quick[0].startswith("QUICK, says nothing about quality")
     sampled = table_lines(report({**result, "protocol": {"filter_seen": False, "max_users": 20_000}}))
-    assert "items of the history kept" in sampled[1] and "20,000 users, drawn once" in sampled[1]
+    assert "with the items of the history" in sampled[1] and "20,000 users, drawn once" in sampled[1]
 
 
 def test_what_is_not_finished_is_said(result: dict[str, Any]) -> None:
