@@ -155,10 +155,7 @@ def _remap(array: pa.DictionaryArray, values: pa.Array) -> pa.DictionaryArray:
 
 
 def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.ChunkedArray:
-    """Converts floats to int64, because many programs store a column of integers and nulls as floats.
-
-    Fractions raise DataError.
-    """
+    """Converts floats to int64, because many programs store integers and nulls as floats. Fractions raise DataError."""
     values = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
     known = ~np.isnan(values)
     odd = known & ((values != np.floor(values)) | (np.abs(values) > _LARGEST_EXACT_FLOAT))

@@ -124,10 +124,7 @@ class Dataset:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields of the events, which are columns beyond the canonical ones: name → type.
-
-        The type is `int`, `float`, `bool` or `string`.
-        """
+        """Maps the name of each field of the events to its type: `int`, `float`, `bool` or `string`."""
         return {name: str(field["type"]) for name, field in self.statistics.get("fields", {}).items()}
 
     @property
@@ -154,7 +151,7 @@ class Dataset:
         return layout
 
     def event_chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields user_id and `columns` of the events in file order, one bucket at a time. A bucket never splits a user."""
+        """Yields user_id and `columns` of the events in file order, one bucket at a time. No user is split."""
         names = list(dict.fromkeys(["user_id", *columns]))
         with contextlib.closing(RowReader(self.events_path)) as reader:
             for bucket in range(self.layout.num_buckets):
@@ -163,11 +160,11 @@ class Dataset:
                 yield events
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads the items, one row each, sorted by item_id. An attribute that changes with time has its newest value."""
+        """Reads the items, one row each, sorted by item_id. Attributes that change with time have the newest value."""
         return _read(self.path / ITEMS, columns)
 
     def read_users(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads the users, one row each, sorted by user_id. An attribute that changes with time has its newest value."""
+        """Reads the users, one row each, sorted by user_id. Attributes that change with time have the newest value."""
         return _read(self.path / "users.parquet", columns)
 
     def read_history(self, kind: str) -> pa.Table | None:
@@ -181,7 +178,7 @@ class Dataset:
         return self._read_if_there(f"{kind}_history.parquet")
 
     def read_impressions(self) -> pa.Table | None:
-        """Reads impressions.parquet, or returns None if there is no such file. events/impressions.py lists the columns."""
+        """Reads impressions.parquet, which events/impressions.py describes. Returns None if there is no such file."""
         return self._read_if_there("impressions.parquet")
 
     def _read_if_there(self, name: str) -> pa.Table | None:

@@ -26,10 +26,7 @@ ALLOWED = "allowed: whole numbers of 64 bits, numbers, booleans or text"
 
 
 def parse_field_options(options: Sequence[str]) -> dict[str, str]:
-    """Parses options of the form `COLUMN` or `name=COLUMN`. Returns field name → column.
-
-    Raises UsageError if two options give the same name.
-    """
+    """Parses options `COLUMN` or `name=COLUMN`. Returns a dict: field name → column. Equal names raise UsageError."""
     fields: dict[str, str] = {}
     for option in options:
         name, equals, column = option.partition("=")
@@ -76,10 +73,7 @@ def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, ty
 
 
 def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) -> pa.Array:
-    """Checks that every text of a column is a JSON object. Empty text becomes null.
-
-    A text that is not a JSON object raises DataError, which names the place of its row.
-    """
+    """Checks a column of JSON objects. Empty text becomes null. Other text raises DataError, which names its place."""
     if not is_text(column.type):
         raise DataError(
             f"{place(0)}: the context column {name!r} has type {column.type}", allowed="allowed: text of JSON objects"
