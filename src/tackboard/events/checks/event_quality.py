@@ -14,13 +14,13 @@ from tackboard.events.schema import EVENT_COLUMNS, FIELD_KINDS, OPTIONAL_COLUMNS
 
 EVENTS = "events.parquet"
 MAX_HISTORY = 16_000
-"""The largest number of events that is read for one user."""
+"""Training and serving read at most this number of events of a user."""
 NUM_NEIGHBOURS = 7
-"""A day is compared with this many days on each side."""
+"""The neighbours of a day are this number of days before it and this number of days after it."""
 SMALL_SHARE = 0.1
 """A day is a gap if it has fewer events than this share of the median of its neighbours."""
 USUAL_SHARE = 0.5
-"""A day is a usual day if it has at least this share of the median of its neighbours."""
+"""Some day before a gap and some day after it have at least this share of the median of the gap's neighbours."""
 USUAL_EVENTS = 50
 """A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
@@ -151,7 +151,7 @@ class EventCheck(TableCheck):
 def day_gaps(days: dict[int, int]) -> list[int]:
     """Returns the gaps: days (since 1970) that have far fewer events than the days around them.
 
-    A gap has usual days before and after it. So days with few events at the beginning or end of a log are not gaps.
+    A usual number of events must come before a gap and after it. So a slow beginning or end of a log is not a gap.
     """
     if len(days) < 2:
         return []

@@ -26,7 +26,7 @@ ROWS_NAMED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The severity of a rule, a sentence that says what is wrong, and what to do. In the sentence, {} is a name."""
+    """The severity, a sentence that says what is wrong, and what to do. {} in the sentence stands for a name."""
 
     severity: Severity
     wrong: str

@@ -61,10 +61,7 @@ class Slice:
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """Parses a range of days, such as `2026-01-01..2026-01-31`, to (from, until) in ms UTC. Includes the last day.
-
-    If the first or the last day is omitted, its bound is None.
-    """
+    """Parses days `2026-01-01..2026-01-31` to [from, until) in ms UTC, last day included. A bound may be left out."""
     if text is None:
         return None, None
     found = _RANGE.fullmatch(text.strip())
@@ -217,7 +214,8 @@ class IdCounts:
 def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> tuple[int, int]:
     """Returns the newest time in `column` that is not in the future, and the number of events in the future.
 
-    The future begins a day after `now_ms` (by default the clock's time). Raises DataError if all times are in it.
+    The future begins a day after `now_ms` (by default the clock's time). Raises DataError if every time is in the
+    future.
     """
     last = (int(time.time() * 1000) if now_ms is None else now_ms) + TOLERANCE_MS
     newest, num_future = -1, 0
