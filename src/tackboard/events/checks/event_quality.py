@@ -14,7 +14,7 @@ from tackboard.events.schema import EVENT_COLUMNS, FIELD_KINDS, OPTIONAL_COLUMNS
 
 EVENTS = "events.parquet"
 MAX_HISTORY = 16_000
-"""Training and serving read at most this number of events of a user."""
+"""Largest number of events of one user that a model can read."""
 NUM_NEIGHBOURS = 7
 """The neighbours of a day are this number of days before it and this number of days after it."""
 SMALL_SHARE = 0.1

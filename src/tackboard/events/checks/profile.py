@@ -168,7 +168,7 @@ def _popularity(dataset: Dataset, item_ids: NDArray[np.int64], per_item: NDArray
 def _growth(dataset: Dataset) -> dict[str, Any]:
     """Returns the number of items that exist on each day on which an item appears.
 
-    An item appears at its birth or, if its birth is unknown, at its first event.
+    An item appears at its birth or, if the table of items has no births, at its first event.
     """
     held = pq.read_schema(dataset.path / "items.parquet").names
     name = "birth_ms" if "birth_ms" in held else "first_ms"

@@ -70,7 +70,7 @@ class TableCheck(abc.ABC):
     def _check(self, table: pa.Table) -> None: ...
 
     def _note_rows(self, rule: str, rows: Ints, about: str = "") -> None:
-        """Adds a finding about rows of the current row group. `rows` holds row numbers, which are 0 at its first row."""
+        """Adds a finding about rows of the current row group. `rows` holds their numbers; its first row is row 0."""
         self._findings.add_rows(rule, self.file, self.num_rows + rows, about)
 
     def _note(self, rule: str, wrong: Bools, about: str = "") -> None:
@@ -205,7 +205,7 @@ class RequestCheck(TableCheck):
             self._note_values("label-value", lengths, valid & (values != 0) & (values != 1), name)
 
     def _note_values(self, rule: str, lengths: Ints, wrong: Bools, about: str = "") -> None:
-        """Adds a finding about values in lists. `wrong` marks the bad values, and `lengths` is the length of each list."""
+        """Adds a finding about values in lists. `wrong` marks the bad values. `lengths` holds the lengths of the lists."""
         rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
         self._note_rows(rule, np.unique(rows[wrong]), about)
 

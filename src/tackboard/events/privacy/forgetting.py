@@ -151,7 +151,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Removes the impressions of forgotten users. If there is no user_id, `events` says whose request it was."""
+    """Removes the impressions of forgotten users. If impressions have no user_id, `events` gives the user of a request."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:
@@ -237,10 +237,7 @@ def snapshots_of(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """The result of `forget_users` for one dataset.
-
-    It holds the given ids that occur in any snapshot, and the snapshots that still hold a forgotten user.
-    """
+    """Holds, for a dataset, the given ids that its snapshots hold, and the snapshots that hold any forgotten user."""
 
     found: frozenset[int]
     remains: list[Remains]
