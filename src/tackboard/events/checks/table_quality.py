@@ -205,7 +205,7 @@ class RequestCheck(TableCheck):
             self._note_values("label-value", lengths, valid & (values != 0) & (values != 1), name)
 
     def _note_values(self, rule: str, lengths: Ints, wrong: Bools, about: str = "") -> None:
-        """Adds a finding about values in lists. `wrong` marks the bad values. `lengths` holds the lengths of the lists."""
+        """Adds a finding about values in lists. `wrong` marks the bad values. `lengths` has the length of each list."""
         rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
         self._note_rows(rule, np.unique(rows[wrong]), about)
 

@@ -151,7 +151,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Removes the impressions of forgotten users. If impressions have no user_id, `events` gives the user of a request."""
+    """Removes the impressions of forgotten users. If impressions have no user_id, `events` names a request's user."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:

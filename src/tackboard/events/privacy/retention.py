@@ -58,7 +58,7 @@ Spans = tuple[Ints, Ints, Ints, Ints]
 
 @dataclasses.dataclass(frozen=True)
 class Retained:
-    """Holds the snapshot that is now `latest`, and counts of removed data. If nothing changed, `path` is the old one."""
+    """Says what was removed. `path` is the snapshot that is now `latest`: the old snapshot if nothing was removed."""
 
     path: Path
     cutoff_ms: int | None
@@ -242,7 +242,7 @@ class _Writer:
             return pq.read_table(self._dataset.path / name)
 
     def _with_spans(self, name: str, id_name: str, parts: list[Spans]) -> pa.Table:
-        """Reads a table of items or users. Computes num_events, first_ms and last_ms again from the remaining events."""
+        """Reads a table of items or users. Computes num_events, first_ms and last_ms from the remaining events."""
         table = self._read(name)
         ids, counts, first, last = _merged(parts)
         wanted = numpy_column(table, id_name)
@@ -370,7 +370,7 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
 
 
 def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
-    """Returns whether the config of a run allows that the run started on the dataset in `folder`."""
+    """Returns whether a run may use the dataset in `folder`, according to the config of the run."""
     try:
         data = read_json(run / "config.json")["data"]
         named = [Path(str(data["dataset"])), *([Path(str(data["judged_on"]))] if data.get("judged_on") else [])]
