@@ -2,9 +2,9 @@
 
 Rules: a line holds a history and the item that the user buys next. Each line becomes a separate user, such as `train-7`
 or `test-7`, because the publisher does not say which lines belong to the same user. A long history comes as several
-lines, and each line repeats the line before and adds events, so several users have the same events. Action 0 is `buy`,
-1 is `cart`, 2 is `view`. Action 3 is not documented and becomes `type_3`. The last event of a user is a `buy` of the
-bought item. The publisher gives an order but no times, so times are made up.
+lines of growing length, so the same events occur under several users. Action 0 is `buy`, 1 is `cart`, 2 is `view`.
+Action 3 is not documented and becomes `type_3`. The last event of a user is a `buy` of the bought item. The publisher
+gives an order but no times, so times are made up.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class LatentState:
 
 @dataclass
 class WorldEvents:
-    """All events of some users, sorted by (user, event index). Items are numbered from 0. Times are ms from the start."""
+    """All events of some users, sorted by (user, event index). Item numbers begin at 0. Times are ms from the start."""
 
     user: Ints
     index: Ints
@@ -119,7 +119,7 @@ def simulate(
 
 
 class _Walk:
-    """The users' current states and the events drawn so far. Each row is a user, and the most events come first."""
+    """The users' states and the events drawn so far. Each row is a user. Users with the most events come first."""
 
     def __init__(self, config: WorldConfig, catalogue: WorldItems, users: Ints, limit: Ints) -> None:
         self.config, self.catalogue, self.users, self.limit = config, catalogue, users, limit
