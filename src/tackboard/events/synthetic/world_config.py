@@ -65,7 +65,7 @@ class WorldConfig:
     """Share of drifts that go to a neighbouring topic on the ring. The other drifts go to any topic."""
 
     median_events: float = 38.0
-    """Median number of events of a user. The number is lognormal, and is then clipped to the two bounds below."""
+    """Median number of events of a user. The number is lognormal and then clipped to [min_events, max_events]."""
     events_spread: float = 0.75
     """Standard deviation of the logarithm of a user's number of events, before clipping."""
     min_events: int = 5
@@ -84,9 +84,9 @@ class WorldConfig:
     link_probability: float = 0.45
     """Chance, inside a session, that an event follows a link of the previous item."""
     explore_probability: float = 0.12
-    """Chance that an event explores: its item is drawn from all topics, by popularity.
+    """Chance that an event explores, which means that its item is drawn from all topics, by popularity.
 
-    An event that neither repeats, follows a link nor explores draws its item from the session's topic.
+    If an event does not repeat, follow a link or explore, its item is drawn from the session's topic.
     """
     repeat_window: int = 20
     """Largest age of an event that a repeat can pick. The previous event has age 1."""
@@ -138,7 +138,7 @@ class WorldConfig:
 
 
 def load_world_config(name_or_path: str) -> WorldConfig:
-    """Reads the config of a shipped world, such as `demo`, or a JSON file. Unknown names and settings raise UsageError."""
+    """Reads the config of a shipped world (`demo`) or from a JSON file. Unknown names and settings raise UsageError."""
     if name_or_path.endswith(".json"):
         path = Path(name_or_path)
         if not path.is_file():

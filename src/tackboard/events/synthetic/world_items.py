@@ -72,7 +72,7 @@ class WorldItems:
         return np.asarray(by_rank[target * config.num_topics + self.topic[:, None]], dtype=np.int64)
 
     def draw_from_topic(self, topic: Ints, affinity: Floats, time: Ints, draws: Floats) -> Ints:
-        """Draws one alive item of `topic` [M] per row with P ∝ weight × affinity[style]. `draws` holds uniforms [M, 2]."""
+        """Draws one alive item of `topic` [M] per row with P ∝ weight × affinity[style]. `draws` is uniform [M, 2]."""
         cells = topic[:, None] * self.num_styles + np.arange(self.num_styles)
         start = self._cell_start[cells]
         end = np.searchsorted(self._cell_keys, cells << _BIRTH_BITS | time[:, None], side="right")
