@@ -33,7 +33,7 @@ def in_row(row: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """An id column: int64 or dictionary-encoded strings, one value per row."""
+    """A column of ids. `values` holds one int64 or dictionary-encoded string per row."""
 
     values: pa.Array
     empty: NDArray[np.bool_]

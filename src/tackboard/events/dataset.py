@@ -129,7 +129,7 @@ class Dataset:
 
     @property
     def has_context(self) -> bool:
-        """Whether events have a context, one JSON object per event."""
+        """Whether events have a column of contexts, which are JSON objects."""
         return "context" in pq.read_schema(self.events_path).names
 
     @property

@@ -1,6 +1,6 @@
-"""This module converts the columns of a log that `--field` options name to one of the four types of fields.
+"""This module converts columns of a log to fields of events. The options `--field` name these columns.
 
-A Parquet file states the type of a column. In a CSV file all values are text, and a column gets the first of these
+A Parquet file states the type of a column. In a CSV file, all values are text, and a column gets the first of these
 types that fits all its values: 64-bit integer, float, boolean, text. Decided: a number with leading zeros makes the
 column text, as in a column of ids. A column of integers that do not all fit into 64 bits also stays text. A column
 without any value is refused, because its type cannot be known. This module also checks contexts, which are JSON objects

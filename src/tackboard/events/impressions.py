@@ -148,7 +148,7 @@ class Impressions:
 
         The impressions have the columns `COLUMNS`. `events` holds all events of the bucket, and each event is yielded
         once. A bucket can have very many impressions, because few impressions lead to an action. So each pair has about
-        ROWS_PER_PART impressions. It has more if one user has more impressions, because users are never split.
+        ROWS_PER_PART impressions, or more if a single user has more, because users are never split.
         """
         if self.shown is not None:
             rows = events.filter(pc.equal(events["action"], self.shown))

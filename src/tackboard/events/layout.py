@@ -71,7 +71,7 @@ SORTED: dict[str, tuple[str, ...]] = {
     "user_history": ("user_id", "valid_from_ms"),
     "requests": ("user_id", "time_ms"),
 }
-"""The columns by which the rows of each file are sorted. If a file has only one, the values in it are distinct."""
+"""The columns by which the rows of each file are sorted. If a file is sorted by one column, its values are distinct."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +220,7 @@ def _derive(events: Path) -> Layout:
     for table in row_groups(events, ["user_id"]):
         check_rows(table, events)
         users = table["user_id"].to_numpy()
-        # If the first user of a row group began in an earlier one, the rows of this user belong to the earlier bucket.
+        # If the rows of a user continue from the previous row group, they all belong to the previous bucket.
         begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
         if begin < len(users):
             first_users.append(int(users[begin]))

@@ -360,7 +360,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
                 raise
             table = pa.table({name: pa.array([], pa.string()) for name in names})  # The file ends in its header.
     if torn:
-        # A quote that is not closed swallows all lines up to the next quote, and these would count as one bad row.
+        # A quote that is not closed swallows all lines up to the next quote, so many lines would count as one bad row.
         raise DataError(
             f"{source.path} line {torn[0]} opens a quote and does not close it",
             fix="close the quote, or double the quotes inside a value",

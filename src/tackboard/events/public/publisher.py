@@ -53,7 +53,7 @@ class PublicData:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicDataset:
-    """One public dataset: where to download it, and how to read it."""
+    """Says where to download a public dataset, and how to read it."""
 
     name: str
     title: str

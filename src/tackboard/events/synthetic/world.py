@@ -84,7 +84,7 @@ def num_events_of(config: WorldConfig, users: Ints) -> Ints:
 
 
 def generate(config: WorldConfig, catalogue: WorldItems | None = None, *, quiet: bool = True) -> WorldEvents:
-    """Generates all events of a world, one chunk of users after the other."""
+    """Generates all events of a world, one chunk of users at a time."""
     catalogue = catalogue or WorldItems(config)
     users = np.arange(config.num_users, dtype=np.int64)
     chunks = []
