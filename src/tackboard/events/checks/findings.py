@@ -147,7 +147,7 @@ class Findings:
 
 
 def _sentence(wrong: str, count: int) -> str:
-    """Returns a rule's sentence with the count. If the count is one, the sentence is in the singular."""
+    """Returns a rule's sentence. If the count is one, the sentence is put into the singular."""
     first, _, rest = wrong.partition(" ")
     if count == 1 and first in COUNTED:
         return COUNTED[first] + " " + re.sub(r"\w+", lambda word: OF_ONE.get(word[0], word[0]), rest)

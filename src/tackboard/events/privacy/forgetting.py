@@ -3,11 +3,11 @@
     datasets/<name>/forgotten.json    {"kind": "forgotten users", "format_version": 1, "user_ids": [...], seal}
 
 Code that writes a snapshot first reads the list, leaves out the users on the list, and calls `promote` at the end.
-`promote` fails if the list has grown since then, so an import cannot bring back a user who was forgotten while the
-import ran. Decided: the list holds 64-bit ids and no names, except that an integer id is also the user's name. A user
-whose name is an integer has two entries, the integer and the hash of its text, because the next import may read the
-user column as text. The list only grows. If the list is damaged, no snapshot can be written, because the users to leave
-out are unknown.
+`promote` fails if the list has grown after it was read, so an import cannot bring back a user who was forgotten while
+the import ran. Decided: the list holds 64-bit ids and no names, except that an integer id is also the user's name. A
+user whose name is an integer has two entries, the integer and the hash of its text, because the next import may read
+the user column as text. The list only grows. If the list is damaged, no snapshot can be written, because the users to
+leave out are unknown.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def read_forgotten(folder: Path) -> Forgotten:
 
 
 def add_forgotten(folder: Path, user_ids: Iterable[int]) -> Forgotten:
-    """Adds users to the list of a dataset, durably. Returns the new list. Calls at the same time lose no user."""
+    """Adds users to the list of a dataset, durably. Returns the new list. Concurrent calls do not lose users."""
     with wait_for_lock(folder / LOCK):
         remove_leftovers(folder, FILE_NAME)
         known = read_forgotten(folder)
@@ -237,7 +237,7 @@ def snapshots_of(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Holds, for a dataset, the given ids that its snapshots hold, and the snapshots that hold any forgotten user."""
+    """Holds the given ids that occur in any snapshot of a dataset, and the forgotten users that each snapshot holds."""
 
     found: frozenset[int]
     remains: list[Remains]

@@ -212,11 +212,11 @@ class _Writer:
     def _note_gone(self, events: pa.Table, kept: NDArray[np.bool_]) -> None:
         """Remembers requests that lose all their events.
 
-        If impressions have no column of users, they are removed by these requests.
+        If impressions have no column of users, the impressions of these requests are removed.
         """
         if "request" in events.column_names and self._has(IMPRESSIONS) and not kept.all():
             gone = pc.unique(events["request"].filter(pa.array(~kept))).drop_null()
-            # A request belongs to one user, so all its events lie in this bucket. It stays if any of its events stays.
+            # A request belongs to one user, so its events all lie in this bucket. If an event stays, the request stays.
             stays = pc.is_in(gone, value_set=pc.unique(events["request"].filter(pa.array(kept))))
             self._requests.append(gone.filter(pc.invert(stays)))
 
