@@ -1,4 +1,4 @@
-"""Makes the tables of items and users, with one row per id, from events that have ids and from optional attributes.
+"""This module makes the tables of items and users, with one row per id, from events and optional attributes.
 
 Decided: an id that occurs only in the attribute table is kept with num_events 0, because a new item must be rankable
 before its first event. If attributes change with time, their table has a column valid_from_ms and may have several rows

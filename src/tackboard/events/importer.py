@@ -43,7 +43,7 @@ _BLOCK_ROWS = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """What to import, and what each column of the files means."""
+    """Says which files to import, and what their columns mean."""
 
     files: Sequence[Path]
     """Paths of the log. Each is a CSV, gzipped CSV or Parquet file, a folder of such files, or a pattern."""

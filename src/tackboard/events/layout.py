@@ -155,7 +155,7 @@ def read_layout(folder: Path, events: Path) -> Layout:
 
 
 def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
-    """Writes `table` with one row group per bucket; an empty bucket has no row group."""
+    """Writes `table` with one row group per bucket. An empty bucket has no row group."""
     with pq.ParquetWriter(path, table.schema, **_encodings(table.schema)) as writer:
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             if last > first:

@@ -28,7 +28,7 @@ _FIELDS = {name: name for name in (*_SIGNALS, "play_time_ms", "duration_ms")} | 
 
 
 def read_kuairand(download: Download) -> PublicData:
-    """Reads processed_standard_kcore_15, which is comma- or tab-separated."""
+    """Reads the file processed_standard_kcore_15, whose values are separated by commas or tabs."""
     ending = "tsv" if download.has(f"{FILE}.tsv") else "csv"
     names = ("user_id", "video_id", "time_ms", "label", *_FIELDS.values())
     data = download.read(f"{FILE}.{ending}")
