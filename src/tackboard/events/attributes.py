@@ -1,8 +1,8 @@
-"""The tables of items and users: made from completed events and optional attributes, with one row per id.
+"""This module makes the tables of items and users, with one row per id, from events and optional attributes.
 
 Decided: an id that occurs only in the attribute table is kept with num_events 0, because a new item must be rankable
-before its first event. Attributes that change with time have a column valid_from_ms. The table of items or users then
-holds the newest row of each id, and a separate table of versions holds all rows.
+before its first event. If attributes change with time, their table has a column valid_from_ms and may have several rows
+per id. The table of items or users then holds the newest row of each id, and a table of versions holds all rows.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tackboard.events.vector_columns import with_vectors
 
 RESERVED = ("first_ms", "last_ms", "num_events", "item_id", "user_id")
 VALID_FROM = "valid_from_ms"
-"""Column of an attribute table: the time, in ms UTC, from which a row is valid."""
+"""Name of the column of an attribute table that holds the time, in ms UTC, from which a row is valid."""
 
 
 def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None) -> pa.Table:
-    """Returns one row per `kind` (`item` or `user`), sorted by id.
+    """Returns the table of items or users (`kind` is `item` or `user`), with one row per id, sorted by id.
 
     The columns are the raw value, the id, num_events, first_ms, last_ms and the attributes. For an id without events,
-    first_ms and last_ms are null. `attributes` has a column `item` or `user`, with distinct values of the same type as
-    in the events. All other columns of `attributes` are added.
+    first_ms and last_ms are null. `attributes` has a column `item` or `user`, whose values are distinct and have the
+    same type as in the events. All other columns of `attributes` are added to the table.
     """
     id_column, time_ms = numpy_column(events, f"{kind}_id"), numpy_column(events, "time_ms")
-    # The sort is unstable, because all rows of an id have the same raw value, and this sort is several times faster.
+    # An unstable sort is enough, because all rows of an id have the same raw value. It is several times faster.
     order = np.argsort(id_column)
     ids = id_column[order]
     start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)
@@ -45,11 +45,11 @@ def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None
 
 
 def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | None, pa.Table | None]:
-    """Returns the newest attributes of each id, and the table of versions (None without valid_from_ms).
+    """Returns the newest attributes of each id, and the table of versions (None if there is no column valid_from_ms).
 
-    The table of versions has the id column, valid_from_ms and the attributes, sorted by the first two columns. In both
-    tables, lists of floats that all have the same length become vectors. Raises DataError if two rows have the same id
-    and time, if a row has no time, or if times are not int64.
+    The table of versions has the id column, valid_from_ms and the attributes. Its rows are sorted by id, then by
+    valid_from_ms. In both tables, a column of lists of floats becomes a column of vectors if all lists have the same
+    length. Raises DataError if two rows have the same id and time, if a row has no time, or if times are not int64.
     """
     if attributes is None:
         return None, None
@@ -73,7 +73,7 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
     twice = np.flatnonzero(same_id & (valid_from[1:] == valid_from[:-1]))
     table = attributes.combine_chunks().take(pa.array(order))
     if len(twice):
-        # Raw ids of users stay out of messages.
+        # Messages never contain the raw id of a user.
         first = repr(table[kind][int(twice[0])].as_py()) if kind == "item" else f"one {kind}"
         raise DataError(
             f"{len(twice):,} rows of the {kind}s repeat an id and a {VALID_FROM}: "
@@ -90,7 +90,7 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
 
 
 def encode_if_string(column: pa.ChunkedArray) -> pa.Array:
-    """Returns a string column as one dictionary array, or an integer column as one integer array."""
+    """Joins the chunks of a column. Returns a dictionary array for strings, and an integer array for integers."""
     return one_array(column) if pa.types.is_integer(column.type) else encode(column)
 
 

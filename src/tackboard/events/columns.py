@@ -1,7 +1,7 @@
 """This module converts raw columns of a user's file to canonical columns, and says which rows are unusable.
 
-Ids become int64 if all of them are plain integers, else strings. Surrounding spaces are ignored. Names of actions and
-surfaces become dictionary-encoded strings. This module drops no row.
+If all ids of a column are plain integers, they become int64. Otherwise all of them become strings. Spaces around an id
+are ignored. Names of actions and surfaces become dictionary-encoded strings. This module drops no row.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from tackboard.core.vocabulary import UNKNOWN_NAME
 from tackboard.events.schema import NAMES, encode
 
 Place = Callable[[int], str]
-"""A function that returns the place of a row in words: `clicks.csv line 7`."""
+"""A function that takes a row number and returns the place of this row in words, such as `clicks.csv line 7`."""
 _PLAIN_INTEGER = r"^(0|-?[1-9]\d{0,18})$"
 _LARGEST_EXACT_FLOAT = float(1 << 53)
 _CONTROL = "[\\x00\\n]"
 
 
 def in_row(row: int) -> str:
-    """Returns the place of a row in a column that does not come from a file."""
+    """Returns the place of a row in words, for a column that does not come from a file."""
     return f"row {row + 1}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """An id column: int64 or dictionary-encoded strings, one value per row."""
+    """A column of ids. `values` holds one int64 or dictionary-encoded string per row."""
 
     values: pa.Array
     empty: NDArray[np.bool_]
-    """Rows without a usable id. Their value is a placeholder."""
+    """Mask of the rows that have no usable id. The value of such a row is a placeholder."""
 
 
 def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, place: Place = in_row) -> Ids:
     """Parses ids from a column of integers, whole floats or text. `wanted` (`int64` or `string`) forces the type.
 
-    Other types, fractions, floats beyond 2^53, integers above 2^63 - 1, and text with a NUL byte or a line break raise
-    DataError, which names the `place` of the row. Text with an integer above 2^63 - 1 stays text, unless `wanted` is
-    `int64`. With `wanted="int64"`, text that is not an integer counts as empty.
+    Columns of other types raise DataError. So do fractions, floats beyond 2^53, integers above 2^63 - 1, and text with
+    a NUL byte or a line break. The error names the `place` of the row. A column of text with an integer above 2^63 - 1
+    stays text, unless `wanted` is `int64`. With `wanted="int64"`, text that is not an integer counts as empty.
     """
     kind = column.type
     if pa.types.is_floating(kind):
@@ -61,9 +61,10 @@ def parse_ids(column: pa.ChunkedArray, name: str, wanted: str | None = None, pla
 
 
 def parse_names(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> tuple[pa.DictionaryArray, int]:
-    """Parses actions or surfaces. Returns the names and the number of empty rows. An empty row gets the name `unknown`.
+    """Parses a column of actions or surfaces. Returns one name per row, and the number of rows without a name.
 
-    Columns of lists or structs raise DataError. So does text with a NUL byte or a line break.
+    A row without a name gets the name `unknown`. Columns of lists or structs raise DataError. So does text with a NUL
+    byte or a line break.
     """
     array = encode(as_text(column, name, place).fill_null(""))
     refuse_control(array, name, place)
@@ -75,7 +76,7 @@ def parse_names(column: pa.ChunkedArray, name: str = "", place: Place = in_row) 
 
 
 def parse_requests(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> pa.Array:
-    """Parses request ids: int64 if the file stores integers, else text. Empty ids become null."""
+    """Parses request ids. They become int64 if the file stores them as integers, else text. Empty ids become null."""
     if pa.types.is_integer(column.type):
         return one_array(as_int64(column, name, place, fix="store the column as text"))
     text = one_array(trimmed(as_text(column, name, place)))
@@ -85,7 +86,10 @@ def parse_requests(column: pa.ChunkedArray, name: str = "", place: Place = in_ro
 
 
 def parse_positions(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> tuple[pa.Array, int]:
-    """Parses positions as int32. Positions that are not integers from 0 to 10^9 - 1 become null and are counted."""
+    """Parses positions as int32. Also returns the number of values that are not an integer from 0 to 10^9 - 1.
+
+    These values become null. An empty value also becomes null, but is not counted.
+    """
     text = one_array(pc.utf8_trim_whitespace(as_text(column, name, place).fill_null("")))
     good = pc.match_substring_regex(text, r"^\d{1,9}(\.0+)?$").to_numpy(zero_copy_only=False)
     given = pc.not_equal(text, "").to_numpy(zero_copy_only=False)
@@ -95,7 +99,7 @@ def parse_positions(column: pa.ChunkedArray, name: str = "", place: Place = in_r
 
 
 def refuse_control(column: pa.DictionaryArray | pa.ChunkedArray, name: str, place: Place) -> None:
-    """Raises DataError if a text holds a NUL byte or a line break, because then the file is torn or a quote is open."""
+    """Raises DataError if a text holds a NUL byte or a line break, which means a torn file or a quote left open."""
     array = encode(column)
     bad = pc.match_substring_regex(array.dictionary, _CONTROL)
     if not pc.any(bad).as_py():
@@ -151,7 +155,7 @@ def _remap(array: pa.DictionaryArray, values: pa.Array) -> pa.DictionaryArray:
 
 
 def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.ChunkedArray:
-    """Converts floats to int64, because programs often store integers with nulls as floats. Refuses fractions."""
+    """Converts floats to int64, because many programs store integers and nulls as floats. Fractions raise DataError."""
     values = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
     known = ~np.isnan(values)
     odd = known & ((values != np.floor(values)) | (np.abs(values) > _LARGEST_EXACT_FLOAT))
@@ -162,7 +166,7 @@ def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.Chunk
 
 
 def as_text(column: pa.ChunkedArray, name: str = "", place: Place = in_row) -> pa.ChunkedArray:
-    """Casts a column of scalars to plain text. Nulls stay. Other types raise DataError."""
+    """Casts a column of scalars to plain text. Nulls stay null. Columns of other types raise DataError."""
     column = plain(column)
     try:
         return column.cast(pa.string())
@@ -184,7 +188,7 @@ def trimmed(text: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_text(kind: Any) -> bool:
-    """Returns whether a type is text, dictionary-encoded or not."""
+    """Returns whether a type is text. The text may be dictionary-encoded."""
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner))
 

@@ -1,4 +1,4 @@
-"""A dataset on disk: writes canonical tables as a sealed snapshot folder, and opens and reads snapshots.
+"""This module writes canonical tables as a sealed snapshot folder, and opens and reads snapshots.
 
     datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json layout.json MANIFEST.json
                                   item_history.parquet user_history.parquet   if attributes change with time
@@ -9,8 +9,8 @@
     datasets/<name>/latest        -> the newest snapshot
     datasets/<name>/index/<snapshot>/   results that can be computed again from the snapshot (see data/index.py)
 
-Decided: a snapshot never changes. Importing again makes a new snapshot and moves `latest` in one rename. So a training
-run that opened the old snapshot continues to read the data with which it started.
+Decided: a snapshot never changes. Another import makes a new snapshot and points `latest` at it in one rename. So a
+training run that opened the old snapshot continues to read the data with which it started.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ REQUESTS = "requests.parquet"
 LABEL = "label_"
 """Prefix of the label columns in requests.parquet."""
 KINDS = ("item", "user")
-"""The kinds of entities that have attributes."""
+"""The kinds of things that have attributes."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -100,7 +100,7 @@ class Dataset:
 
     @property
     def num_items(self) -> int:
-        """Number of rows of items.parquet. Items that occur only in the attribute file or the impressions count too."""
+        """Number of rows of items.parquet. Includes items that occur only in the attribute file or the impressions."""
         return int(self.statistics["num_items_listed"])
 
     @property
@@ -124,12 +124,12 @@ class Dataset:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Fields of the events beyond the canonical columns: name → `int`, `float`, `bool` or `string`."""
+        """Maps the name of each field of the events to its type: `int`, `float`, `bool` or `string`."""
         return {name: str(field["type"]) for name, field in self.statistics.get("fields", {}).items()}
 
     @property
     def has_context(self) -> bool:
-        """Whether events have a context, one JSON object per event."""
+        """Whether events have a column of contexts, which are JSON objects."""
         return "context" in pq.read_schema(self.events_path).names
 
     @property
@@ -142,7 +142,7 @@ class Dataset:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The buckets of the snapshot: which users and which rows of each file belong to each bucket."""
+        """The layout, which says which users and which rows of each file belong to each bucket of the snapshot."""
         layout = read_layout(self.path, self.events_path)
         for name, rows in layout.offsets.items():
             path = self.path / f"{name}.parquet"
@@ -151,7 +151,7 @@ class Dataset:
         return layout
 
     def event_chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields user_id and `columns` of the events, in order, one bucket at a time. No user is split."""
+        """Yields user_id and `columns` of the events in file order, one bucket at a time. No user is split."""
         names = list(dict.fromkeys(["user_id", *columns]))
         with contextlib.closing(RowReader(self.events_path)) as reader:
             for bucket in range(self.layout.num_buckets):
@@ -160,24 +160,25 @@ class Dataset:
                 yield events
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads one row per item, sorted by item_id. Attributes that change with time have their newest values."""
+        """Reads the items, one row each, sorted by item_id. Attributes that change with time have the newest value."""
         return _read(self.path / ITEMS, columns)
 
     def read_users(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads one row per user, sorted by user_id. Attributes that change with time have their newest values."""
+        """Reads the users, one row each, sorted by user_id. Attributes that change with time have the newest value."""
         return _read(self.path / "users.parquet", columns)
 
     def read_history(self, kind: str) -> pa.Table | None:
-        """Reads all versions of the attributes of `kind` (`item` or `user`), or returns None if they never change.
+        """Reads all versions of the attributes of items or users (`kind` is `item` or `user`).
 
-        The columns are item_id or user_id, valid_from_ms and the attributes. Rows are sorted by the first two columns.
+        The columns are item_id or user_id, valid_from_ms and the attributes. Rows are sorted by id, then by
+        valid_from_ms. Returns None if the attributes do not change with time.
         """
         if kind not in KINDS:
             raise UsageError(f"{kind!r} has no history of attributes", allowed=f"allowed: {', '.join(KINDS)}")
         return self._read_if_there(f"{kind}_history.parquet")
 
     def read_impressions(self) -> pa.Table | None:
-        """Reads the impressions, or returns None if there are none. See events/impressions.py for the columns."""
+        """Reads impressions.parquet, which events/impressions.py describes. Returns None if there is no such file."""
         return self._read_if_there("impressions.parquet")
 
     def _read_if_there(self, name: str) -> pa.Table | None:
@@ -204,13 +205,13 @@ def write_dataset(
 ) -> Path:
     """Writes root/name/<snapshot> and points root/name/latest at it. Returns the snapshot's path.
 
-    `events` has the canonical columns, and its rows may be in any order. This function adds ids, items, users and
-    statistics, and sorts the rows. Attribute tables have a column `item` or `user`. If they also have a column
-    valid_from_ms (int64, ms UTC), an id may have several rows, and each row is valid until the next row of this id.
-    `requests` holds labelled requests (`requests_schema` of data/labels.py), sorted by (user_id, time_ms), if the
-    caller knows the labels. `source` says where the events came from, and goes into the manifest. Users on the
-    dataset's list of forgotten users are left out. The switch of `latest` is atomic: a reader sees the old snapshot or
-    the complete new one.
+    `events` has the canonical columns, and its rows may be in any order. This function adds int64 ids to the events and
+    sorts them. It also makes the tables of items and users, and the statistics. Attribute tables have a column `item`
+    or `user`. If they also have a column valid_from_ms (int64, ms UTC), an id may have several rows, and each row is
+    valid until the next row of this id. If the caller knows the labels, `requests` holds the labelled requests
+    (`requests_schema` of data/labels.py), sorted by (user_id, time_ms). `source` says where the events came from, and
+    is stored in the manifest. Users on the dataset's list of forgotten users are left out. The switch of `latest` is
+    atomic: a reader sees the old snapshot or the complete new snapshot.
     """
     check_place(root, name)
     if not events.num_rows:
@@ -259,7 +260,7 @@ def write_dataset(
     except UsageError:
         if not (final / MANIFEST).is_file():
             raise
-        # A snapshot's name holds its time in seconds and a hash of its content, so the existing snapshot is the same.
+        # A snapshot's name holds its time in seconds and a hash of its content. A snapshot of the same name is equal.
         say(f"the same events were imported twice in the same second: {final} is the snapshot of both imports")
     promote(final, forgotten)
     return final
@@ -268,8 +269,8 @@ def write_dataset(
 def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     """Opens a snapshot folder, or the newest snapshot of a dataset folder. Checks every file's SHA-256 first.
 
-    With `verify=False`, only the manifest's own seal is checked. A path without a dataset raises DataError. A file that
-    differs from the manifest raises CorruptFileError, which names the file.
+    With `verify=False`, only the manifest's checksum of itself is checked. A path without a dataset raises DataError. A
+    file that differs from the manifest raises CorruptFileError, which names the file.
     """
     folder = snapshot_folder(Path(path))
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
@@ -296,8 +297,8 @@ def snapshot_folder(path: Path) -> Path:
 def index_folder(snapshot: Path) -> Path | None:
     """Returns the folder for results that can be computed again from a snapshot.
 
-    The folder lies beside the snapshot, because a snapshot is sealed. Returns None if the snapshot does not lie in a
-    dataset's folder, or if a link leads out of that folder.
+    This folder is not inside the snapshot, because a snapshot is sealed. Returns None if the snapshot does not lie in a
+    dataset's folder, or if a link leads out of the dataset's folder.
     """
     snapshot = snapshot.resolve()
     everything = snapshot.parent / INDEX
@@ -347,7 +348,7 @@ def _content_hash(tables: Mapping[str, pa.Table], truth: Mapping[str, Any] | Non
 
 
 class _HashSink(io.RawIOBase):
-    """A file that keeps only the SHA-256 of the bytes written to it."""
+    """A file-like object that keeps only the SHA-256 of the bytes written to it."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()

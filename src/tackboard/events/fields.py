@@ -1,10 +1,10 @@
-"""Fields of events: converts further columns of a log, named by `--field` options, to one of the four field types.
+"""This module converts columns of a log to fields of events. The options `--field` name these columns.
 
-A Parquet file states the type of a column. CSV is text, and all values of a column together decide its type: whole
-numbers of 64 bits, else numbers, else true and false, else text. Decided: a number with leading zeros makes the column
-text, as it does for ids. Whole numbers that do not all fit into 64 bits stay text too. A column without any value is
-refused, because its type cannot be known. This module also reads contexts, which are JSON objects with further
-information about an event.
+A Parquet file states the type of a column. In a CSV file, all values are text, and a column gets the first of these
+types that fits all its values: 64-bit integer, float, boolean, text. Decided: a number with leading zeros makes the
+column text, as in a column of ids. A column of integers that do not all fit into 64 bits also stays text. A column
+without any value is refused, because its type cannot be known. This module also checks contexts, which are JSON objects
+with further information about an event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALLOWED = "allowed: whole numbers of 64 bits, numbers, booleans or text"
 
 
 def parse_field_options(options: Sequence[str]) -> dict[str, str]:
-    """Parses options `COLUMN` and `name=COLUMN` to field name → column. A name given twice raises UsageError."""
+    """Parses options `COLUMN` or `name=COLUMN`. Returns a dict: field name → column. Equal names raise UsageError."""
     fields: dict[str, str] = {}
     for option in options:
         name, equals, column = option.partition("=")
@@ -37,7 +37,7 @@ def parse_field_options(options: Sequence[str]) -> dict[str, str]:
 
 
 def check_field_name(name: str, column: str) -> None:
-    """Raises UsageError unless a field that comes from `column` may be called `name`."""
+    """Raises UsageError if `name` is not allowed as the name of a field. The message names the field's `column`."""
     rename = f"give the field another name: --field another_name={column}"
     if name in RESERVED_NAMES:
         allowed = f"reserved: {', '.join(sorted(RESERVED_NAMES))}"
@@ -49,9 +49,9 @@ def check_field_name(name: str, column: str) -> None:
 def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, typed: bool) -> pa.Array:
     """Converts a column to int64, float64, bool or dictionary-encoded text, with nulls. Errors name `name` and `place`.
 
-    With `typed` (Parquet), the column keeps its own type. Otherwise the column is text: its values decide the type,
-    surrounding spaces are removed, and empty text means null. A column of another type or without any value raises
-    DataError.
+    With `typed`, which means Parquet, the type of the column decides the type of the field. Otherwise the column is
+    text, and its values decide the type. Surrounding spaces are removed, and empty text means null. A column of another
+    type, or without any value, raises DataError.
     """
     kind = column.type
     if is_text(kind):
@@ -73,7 +73,7 @@ def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, ty
 
 
 def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) -> pa.Array:
-    """Checks a column of JSON objects. Empty text becomes null. Other content raises DataError with its place."""
+    """Checks a column of JSON objects. Empty text becomes null. Other text raises DataError, which names its place."""
     if not is_text(column.type):
         raise DataError(
             f"{place(0)}: the context column {name!r} has type {column.type}", allowed="allowed: text of JSON objects"
@@ -102,7 +102,7 @@ def _problem_of(text: str) -> str:
 
 
 def _guess(array: pa.DictionaryArray, name: str, place: Place) -> pa.Array:
-    """Converts text to the narrowest type that holds every value. Looks at each distinct text once."""
+    """Converts text to int64, float64 or bool if this type fits every value. Otherwise the column stays text."""
     texts = array.dictionary
     if not len(texts):
         raise _without_values(name, place)
@@ -110,7 +110,7 @@ def _guess(array: pa.DictionaryArray, name: str, place: Place) -> pa.Array:
         try:
             return texts.cast(pa.int64()).take(array.indices)
         except pa.ArrowInvalid:
-            # A float would round a number beyond 64 bits, so the column stays text.
+            # A float would round an integer that needs more than 64 bits, so the column stays text.
             return array
     if _all_match(texts, _NUMBER):
         return pa.array([float(text) for text in texts.to_pylist()], pa.float64()).take(array.indices)

@@ -1,8 +1,8 @@
-"""Imports a user's log: reads its files, writes a dataset, and reports the problems in the log.
+"""This module imports a user's log: it reads the files, writes a dataset, and reports the problems in the log.
 
-Each problem is counted and fixed by a stated rule. If too many rows would be lost, the log is refused, and the error
-names the first bad rows. Nothing is written unless everything was read and accepted. docs/events.md states the rules.
-Decided: exact duplicates are dropped, because log pipelines deliver each event at least once. Rows that differ in any
+Rows with a problem are counted, and are fixed or dropped by the rules in docs/events.md. If too many rows would be
+dropped, the log is refused, and the error names the first bad rows. Nothing is written until all rows are accepted.
+Decided: exact duplicates are dropped, because log pipelines may deliver an event twice. Rows that differ in any
 imported column are kept, because users do repeat themselves. Each raw column is freed as soon as it is parsed, so the
 peak memory of an import is a few times the size of the canonical columns.
 """
@@ -36,17 +36,17 @@ from tackboard.events.tabular import FileRows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
-"""Columns of an items file that may hold an item's birth. The first column that exists is stored as birth_ms."""
+"""Names of columns that may hold an item's birth. The first of them that an items file has is stored as birth_ms."""
 _BLOCK_ROWS = 1 << 20
 """Number of rows that are hashed at a time, so that temporary arrays stay small."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """What to import, and what each column of the files means."""
+    """Says which files to import, and what their columns mean."""
 
     files: Sequence[Path]
-    """The log: CSV, gzipped CSV or Parquet files with the same columns, folders of these files, or patterns."""
+    """Paths of the log. Each is a CSV, gzipped CSV or Parquet file, a folder of such files, or a pattern."""
     user: str
     """Column of user ids."""
     item: str
@@ -60,9 +60,9 @@ class ImportConfig:
     request: str | None = None
     """Column of request ids."""
     position: str | None = None
-    """Column of the item's position in its request, from 0. The log, the impressions or both may have this column."""
+    """Column of the item's position in its request, from 0. The log, the impressions or both have this column."""
     received: str | None = None
-    """Column of the time at which the log received the event. If None, the event's time is used."""
+    """Column of the time at which the log received the event. If None, the time of the event is used instead."""
     context: str | None = None
     """Column of contexts. Each value is a JSON object or empty."""
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -74,7 +74,7 @@ class ImportConfig:
     impressions: Sequence[Path] = ()
     """Files of impressions. Their columns of users, items, times, requests and positions are named as in the log."""
     max_bad_share: float = 0.01
-    """Largest share of rows that may be dropped for empty ids, unparsable times or the wrong number of fields."""
+    """Largest share of rows that may be dropped because of empty ids, bad times or a wrong number of fields."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_share <= 1:
@@ -84,14 +84,14 @@ class ImportConfig:
 
 
 def _fixed(what: str) -> int:
-    """Returns a field of the report that counts rows with a problem; `what` says how the problem is fixed."""
+    """Returns a dataclass field of the report. It counts rows with a problem. `what` names the problem and the fix."""
     count: int = dataclasses.field(default=0, metadata={"fix": what})
     return count
 
 
 @dataclasses.dataclass
 class ImportReport:
-    """What was read, and what was done about problems. All numbers are counts of rows."""
+    """Says what was read, and what was done about problems. All numbers are counts of rows."""
 
     rows_read: int = 0
     rows_kept: int = 0
@@ -117,7 +117,7 @@ class ImportReport:
         "rows of the impressions file without a usable user, item, time or request: dropped"
     )
     impressions_without_position: int = 0
-    """Kept impressions that had no position or an unparsable one."""
+    """Kept impressions whose position was missing or unparsable."""
     unparsable_impression_positions: int = _fixed("unparsable positions in the impressions file: left empty")
     forgotten_events: int = 0
     """Events that are left out because their users are on the dataset's list of forgotten users."""
@@ -126,7 +126,7 @@ class ImportReport:
     """The unit or format of the time column."""
 
     def fixes(self) -> list[tuple[int, str]]:
-        """Returns (count, what was done) for every problem that occurred."""
+        """Returns a pair for every problem that occurred: the number of rows, and what was done with them."""
         problems = [field for field in dataclasses.fields(self) if "fix" in field.metadata]
         return [(count, field.metadata["fix"]) for field in problems if (count := getattr(self, field.name))]
 
@@ -164,7 +164,7 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
 
 
 def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> ImportConfig:
-    """Returns `config`, without the column of positions if only the impressions have this column."""
+    """Returns `config`. If only the impressions have the column of positions, sets `position` to None."""
     if config.position is None or not config.impressions or config.position in inspect(files[0]).columns:
         return config
     shown = inspect(find_logs(config.impressions)[0]).columns
@@ -174,7 +174,7 @@ def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> Imp
 def _count_forgotten(
     forgotten: Forgotten, events: pa.Table, impressions: pa.Table | None, report: ImportReport
 ) -> None:
-    """Corrects the report: events and impressions that `write_dataset` will leave out do not count as kept."""
+    """Corrects the report: rows of forgotten users, which `write_dataset` will leave out, do not count as kept."""
     if not len(forgotten):
         return
     report.forgotten_events = int(forgotten.holds(ids_of(events["user"], "user")).sum())
@@ -210,7 +210,7 @@ def read_events(config: ImportConfig, files: Sequence[Path], report: ImportRepor
 def _required_columns(
     config: ImportConfig, log: Log, report: ImportReport, progress: Progress
 ) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-    """Returns the canonical columns of the usable rows and the numbers of these rows (None if all rows are usable)."""
+    """Returns the canonical columns of the usable rows, and the row numbers of these rows (None if all are usable)."""
     users = parse_ids(log.take(config.user), config.user, place=log.place_of)
     items = parse_ids(log.take(config.item), config.item, place=log.place_of)
     times = parse_times(log.take(config.time), config.time, log.place_of)
@@ -266,7 +266,7 @@ def _drop_bad(
 
 
 def _places(log: Log, places: list[str]) -> str:
-    """Joins places into one phrase. If the log is one file, omits the file's name, which the message has already."""
+    """Joins places into one phrase. If the log is one file, omits the file's name, because the message names it."""
     if len(log.parts) > 1:
         return ", ".join(places)
     words = [place.rsplit(" ", 2) for place in places]
@@ -274,7 +274,7 @@ def _places(log: Log, places: list[str]) -> str:
 
 
 def _filtered(columns: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Returns the rows that `mask` marks. Empties `columns` meanwhile, so that memory holds only one column twice."""
+    """Returns the rows that `mask` marks. Removes each column from `columns` in turn, because this saves memory."""
     arrow_mask = pa.array(mask)
     filtered: dict[str, Any] = {}
     same_as_time = columns.get("received_ms") is columns["time_ms"]
@@ -320,7 +320,7 @@ def _add_optional(
 
 
 def _codes(column: Any) -> NDArray[np.integer[Any]]:
-    """Returns one integer per row of a column. Two integers are equal if and only if the values are equal."""
+    """Returns one integer per row of a column. Two rows get the same integer if and only if their values are equal."""
     if isinstance(column, np.ndarray):
         return column
     if pa.types.is_string(column.type):
@@ -333,7 +333,7 @@ def _codes(column: Any) -> NDArray[np.integer[Any]]:
 
 
 def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_] | None:
-    """Returns a mask of the rows that equal an earlier row in every column except `order`, or None if no row does.
+    """Returns a mask of the duplicates, or None. A duplicate equals an earlier row in every column except `order`.
 
     Rows are grouped by a 64-bit hash and then compared column by column, so a hash collision never drops a row that is
     not a duplicate.
@@ -352,7 +352,7 @@ def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_
         return None
     suspects = by_hash[np.append(equal, False) | np.append(False, equal)]
     del by_hash, ordered, equal
-    # The sort above is unstable, because an unstable sort is faster. Here equal rows must be in file order.
+    # The sort above is unstable, because an unstable sort is faster. From here on, equal rows must be in file order.
     suspects.sort()
     suspects = suspects[np.argsort(hashed[suspects], kind="stable")]
     same = np.ones(len(suspects) - 1, dtype=bool)
@@ -365,7 +365,7 @@ def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_
 
 
 def _says_nothing(columns: dict[str, Any], name: str) -> bool:
-    """Returns whether a column cannot make two rows differ, because it is constant or a copy of the times."""
+    """Returns whether duplicates can be found without a column, because it is constant or a copy of the times."""
     column = columns[name]
     if name == "received_ms":
         return column is columns["time_ms"]
@@ -401,7 +401,7 @@ def _read_attributes(
         raise DataError(f"{path} has a header but no rows", fix=f"give a file with at least one {kind}, or no file")
     ids = parse_ids(rows.table[id_column], id_column, schema.id_type(id_type), rows.place_of)
     codes = _codes(ids.values)
-    # Duplicates are sought among usable rows only: the placeholder of an empty id may equal a real id that comes later.
+    # Only usable rows are searched for duplicates, because the placeholder of an empty id may equal a real id.
     good = np.flatnonzero(~ids.empty)
     since = None
     if valid_from is not None:
@@ -441,7 +441,7 @@ def _read_impressions(
 
 
 def _refuse_same_version(kind: str, rows: FileRows, ids: Ids, since: Times, good: NDArray[np.int64]) -> None:
-    """Raises DataError, which names the lines, if an id has two rows that are valid from the same time."""
+    """Raises DataError if an id has two rows that are valid from the same time. The error names the lines."""
     codes = _codes(ids.values)
     order = good[np.lexsort((good, since.ms[good], codes[good]))]
     codes, times = codes[order], since.ms[order]
@@ -449,7 +449,7 @@ def _refuse_same_version(kind: str, rows: FileRows, ids: Ids, since: Times, good
     if not len(again):
         return
     first, second = int(order[again[0]]), int(order[again[0] + 1])
-    # Raw ids of users stay out of messages.
+    # Messages never contain the raw id of a user.
     which = repr(ids.values[first].as_py()) if kind == "item" else f"one {kind}"
     raise DataError(
         f"{len(again):,} rows of the {kind}s repeat an id and a {VALID_FROM}: {which} at {since.ms[first]} "
@@ -477,7 +477,7 @@ def _check_attribute_loss(
 
 
 def default_name(source: Path) -> str:
-    """Makes a dataset name from the path of a file or folder, or from a pattern: `My log.csv.gz` becomes `My-log`."""
+    """Makes a dataset name from a path or a pattern. For example, `My log.csv.gz` becomes `My-log`."""
     if glob.has_magic(source.name) and not source.exists():
         source = source.parent
     stem = source.resolve().name if source.name in ("", "..") else source.name

@@ -1,11 +1,11 @@
-"""Impressions, the items that requests showed: parses a user's files, and reads a dataset's impressions by bucket.
+"""This module parses a user's files of impressions (items that requests showed), and reads them bucket by bucket.
 
     impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these columns
                           request, position, item_id                      of a synthetic world
 
 If the file has no user_id and time_ms, each impression gets the user and time of the first event of its request. With
-`--shown view`, the events of the action `view` are the impressions instead. A request belongs to one user: if two users
-have the same request id, these are two requests. Rows without a request or a user are counted, never lost silently.
+`--shown view`, the file is not read, and the events of the action `view` are the impressions. If two users have the
+same request id, these are two requests. Impressions without a request or a user are left out and counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROWS_NAMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The impressions of a user's files. `table` has the columns COLUMNS and is sorted by them.
+    """The impressions of a user's files. `table` has the columns `COLUMNS`, and its rows are sorted by them.
 
     `users` and `items` hold the distinct raw ids, in the types of the events' ids.
     """
@@ -60,10 +60,10 @@ def parse_impressions(
 ) -> Shown:
     """Reads a user's files of impressions.
 
-    `columns` names the columns of `user`, `item`, `time`, `request` and perhaps `position` in the files. If the first
-    file lacks the named column of positions, or none is named, a column `position` is read if it exists. Ids and
-    requests get the types of `events`. A row without a usable user, item, time or request is dropped. If more than
-    `max_bad_share` of the rows would be dropped, raises DataError.
+    `columns` maps `user`, `item`, `time`, `request` and perhaps `position` to columns of the files. If `columns` has no
+    `position`, or the first file lacks that column, a column named `position` is read if it exists. Ids and requests
+    get the types that they have in `events`. A row without a usable user, item, time or request is dropped. Raises
+    DataError if more than `max_bad_share` of the rows would be dropped.
     """
     if "request" not in columns or "request" not in events.column_names:
         raise UsageError(
@@ -101,7 +101,7 @@ def parse_impressions(
 
 
 def with_ids(attributes: pa.Table | None, kind: str, ids: pa.Array) -> pa.Table:
-    """Adds a row without attributes for every id in `ids` that `attributes` of `kind` (`item` or `user`) lacks.
+    """Adds a row with null attributes for every id in `ids` that is not in the column `kind` of `attributes`.
 
     If attributes change with time, the new rows are valid from time 0.
     """
@@ -130,10 +130,10 @@ def _check_loss(log: Log, good: NDArray[np.bool_], max_bad_share: float) -> None
 
 @dataclasses.dataclass
 class Impressions:
-    """The impressions of a dataset, by bucket. These are events of the action `shown`, or rows of `table` or `reader`.
+    """Reads the impressions of a dataset by bucket, from the events of the action `shown`, or from `table` or `reader`.
 
-    `offsets` holds the first row of each bucket in the table or file, and then the number of rows. `without_request`
-    counts the impressions without a request, and `without_user` counts those without a user.
+    `offsets` holds the first row of each bucket in the table or file, and then the number of all rows. Impressions
+    without a request or without a user are left out, and `without_request` and `without_user` count them.
     """
 
     shown: str | None = None
@@ -144,11 +144,11 @@ class Impressions:
     without_user: int = 0
 
     def of_bucket(self, bucket: int, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yields the bucket's impressions that have a request (COLUMNS), with the events of the same users.
+        """Yields pairs of tables: impressions of the bucket that have a request, and the events of the same users.
 
-        `events` are all events of the bucket, and each of them is yielded once. A bucket can have very many
-        impressions, because few impressions lead to an action. So impressions come in parts of about ROWS_PER_PART. A
-        part is larger if one user has more impressions, because users are never split.
+        The impressions have the columns `COLUMNS`. `events` holds all events of the bucket, and each event is yielded
+        once. A bucket can have very many impressions, because few impressions lead to an action. So each pair has about
+        ROWS_PER_PART impressions, or more if a single user has more, because users are never split.
         """
         if self.shown is not None:
             rows = events.filter(pc.equal(events["action"], self.shown))
@@ -162,7 +162,7 @@ class Impressions:
         rows = self._read(first, min(first + ROWS_PER_PART, end))
         first += rows.num_rows
         while first < end:
-            # The rows of the last user may continue in the next part.
+            # The last user may have more rows in the next part, so the rows of this user wait for the next part.
             of_rows = numpy_column(rows, "user_id")
             num_whole = int(np.searchsorted(of_rows, of_rows[-1]))
             if num_whole:
@@ -191,9 +191,9 @@ class Impressions:
 
 
 def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
-    """Opens the impressions of `dataset`: the events of the action `shown`, or else the rows of impressions.parquet.
+    """Opens the impressions of `dataset`, which are the events of the action `shown` or, by default, a file's rows.
 
-    Raises DataError if there is neither, or if the events have no requests.
+    The file is impressions.parquet. Raises DataError if the file is missing, or if the events have no requests.
     """
     event_types = pq.read_schema(dataset.events_path)
     if "request" not in event_types.names:
@@ -226,9 +226,9 @@ def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
 
 
 def common_codes(*columns: pa.ChunkedArray | pa.Array) -> list[NDArray[np.int64]]:
-    """Replaces values by numbers that have the same order. In all `columns`, equal values get equal numbers.
+    """Replaces values by numbers that sort in the same order. Equal values get equal numbers, even across columns.
 
-    The columns all have the same type, int64 or string. Strings are compared by their UTF-8 bytes. A null becomes -1.
+    All columns must have the same type, int64 or string. Strings are compared by their UTF-8 bytes. A null becomes -1.
     """
     arrays = [one_array(column) for column in columns]
     encoded = pa.concat_arrays(arrays).dictionary_encode()
@@ -256,7 +256,7 @@ def check_action(dataset: Dataset, action: str, option: str) -> None:
 
 
 def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
-    """Casts request ids to the type in the events. For int64, text that is not a whole number becomes null."""
+    """Casts request ids to their type in the events. If this is int64, text that is not an integer becomes null."""
     if requests.type == wanted:
         return requests
     if pa.types.is_string(wanted):
@@ -266,7 +266,7 @@ def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -
 
 
 def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
-    """Finds the first row of each bucket in the file, and the number of rows. Reads one row group at a time."""
+    """Returns the first row of each bucket in the file, and then the number of rows. Reads one row group at a time."""
     counts = np.zeros(layout.num_buckets, dtype=np.int64)
     previous: int | None = None
     for table in row_groups(path, ["user_id"]):
@@ -279,10 +279,10 @@ def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
 
 
 def _placed(dataset: Dataset) -> tuple[pa.Table, int]:
-    """Returns a world's impressions with users and times, and the number of left-out rows, whose request has no event.
+    """Returns a world's impressions with users and times, and the number of impressions that were left out.
 
-    Each impression gets the user and time of the first event of its request. Decided: the whole table is in memory,
-    because only synthetic worlds have impressions without users.
+    Each impression gets the user and time of the first event of its request, and is left out if there is no such event.
+    Decided: the whole table is in memory, because only synthetic worlds have impressions without users.
     """
     table = dataset.read_impressions()
     assert table is not None

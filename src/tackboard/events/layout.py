@@ -1,8 +1,8 @@
-"""The layout of a snapshot: every file is cut into the same buckets, and a bucket holds all rows of some users.
+"""The layout of a snapshot cuts every file into the same buckets, and a bucket holds all rows of some users.
 
     events.parquet    ├── bucket 0 ──┤├──── bucket 1 ────┤├ bucket 2 ┤      one row group each
     requests.parquet  ├ bucket 0 ┤├─ bucket 1 ─┤├──── bucket 2 ──────┤      the requests of the same users
-    features.parquet  like events.parquet, row by row
+    features.parquet  one row for each row of events.parquet, in the same order
 
 Files are sorted by user_id, so a bucket is a range of users and, in each file, a range of rows. A job that reads the
 same bucket of every file has all data of the bucket's users. So joins need no shuffle, and a job needs memory for one
@@ -10,8 +10,8 @@ bucket only. Decided: a user is never split, so one user with many events makes 
 
 This module also reads and checks the Parquet files. A manifest proves that the files are unchanged, but not that their
 content makes sense. Later steps rely on the order of the rows: they cut histories at each new user, and find ids by
-bisection. Decided: columns, types and numbers of rows are checked when a snapshot is opened, from the footers alone.
-Nulls and order are checked when rows are read. Both checks cost little compared with hashing and decoding.
+binary search. Decided: when a snapshot is opened, columns, types and numbers of rows are checked in the file footers.
+When rows are read, they are checked for nulls and wrong order. Both checks cost little next to hashing and decoding.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tackboard.events.schema import EVENT_COLUMNS, NAMES, OPTIONAL_COLUMNS, star
 FILE_NAME = "layout.json"
 VERSION = 1
 FILES = ("events", "requests")
-"""Files for which a layout may hold the first rows of the buckets."""
+"""The files whose buckets a layout may describe."""
 ROWS_PER_BUCKET = 65_536
 RISING = ("time_ms", "received_ms", "order")
-"""Columns that mostly rise from row to row."""
+"""Columns whose values mostly rise from row to row."""
 LARGE_DICTIONARY = 256
 """If a dictionary has more strings than this, each row group stores only the strings that it uses, to save space."""
 Ints = NDArray[np.int64]
@@ -71,7 +71,7 @@ SORTED: dict[str, tuple[str, ...]] = {
     "user_history": ("user_id", "valid_from_ms"),
     "requests": ("user_id", "time_ms"),
 }
-"""The columns by which the rows of each file are sorted. If there is only one, it holds distinct values."""
+"""The columns by which the rows of each file are sorted. If a file is sorted by one column, its values are distinct."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events that are sorted by `user_ids` into buckets. Each bucket takes users while they fit, at least one."""
+    """Cuts events, sorted by `user_ids`, into buckets of at most `rows_per_bucket` rows, or of one larger user."""
     # `starts` holds the first row of each user, and then the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
@@ -131,7 +131,7 @@ def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
 
 
 def read_layout(folder: Path, events: Path) -> Layout:
-    """Reads the layout of a snapshot. Old snapshots have no layout.json; their layout is derived from the events."""
+    """Reads the layout of a snapshot. If an old snapshot has no layout.json, its layout is derived from the events."""
     path = folder / FILE_NAME
     if not path.exists():
         return _derive(events)
@@ -145,7 +145,7 @@ def read_layout(folder: Path, events: Path) -> Layout:
     first_users = np.array(content["first_users"], dtype=np.int64)
     offsets = {name: np.array(content[name], dtype=np.int64) for name in FILES if name in content}
     whole = all(len(rows) == len(first_users) + 1 and bool((np.diff(rows) >= 0).all()) for rows in offsets.values())
-    # The ids are compared and not subtracted, because hashes of strings may lie more than 2^63 apart.
+    # The ids are compared, not subtracted, because the difference of two hashed ids may not fit into int64.
     rising = bool((first_users[1:] > first_users[:-1]).all())
     if not (whole and rising):
         raise CorruptFileError(
@@ -155,7 +155,7 @@ def read_layout(folder: Path, events: Path) -> Layout:
 
 
 def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
-    """Writes `table` with one row group per bucket; an empty bucket has no row group."""
+    """Writes `table` with one row group per bucket. An empty bucket has no row group."""
     with pq.ParquetWriter(path, table.schema, **_encodings(table.schema)) as writer:
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             if last > first:
@@ -164,7 +164,7 @@ def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Stores rising numbers as differences, which are smaller than Parquet's default and load four times as fast."""
+    """Returns write options that store RISING columns as differences, which are smaller and load four times as fast."""
     rising = [field.name for field in schema if field.name in RISING and field.type == pa.int64()]
     if not rising or any(pa.types.is_nested(field.type) for field in schema):
         return {}
@@ -175,7 +175,7 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
 
 
 class RowReader:
-    """Reads ranges of rows of one Parquet file. Decodes only the row groups and columns that are needed.
+    """Reads ranges of rows of one Parquet file. Decodes only the row groups and columns that it needs.
 
     `bytes_read` counts the compressed bytes that were decoded. Do not share a reader between processes or threads.
     """
@@ -220,7 +220,7 @@ def _derive(events: Path) -> Layout:
     for table in row_groups(events, ["user_id"]):
         check_rows(table, events)
         users = table["user_id"].to_numpy()
-        # If the first user began in the previous row group, the rows of this user belong to the previous bucket.
+        # If the rows of a user continue from the previous row group, they all belong to the previous bucket.
         begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
         if begin < len(users):
             first_users.append(int(users[begin]))
@@ -240,14 +240,14 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yields the row groups of a Parquet file in order, with all columns or some of them."""
+    """Yields the row groups of a Parquet file in order, with the given columns (by default all)."""
     with reading(path), pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             yield file.read_row_group(group, columns=columns)
 
 
 def column_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> Counter[str]:
-    """Counts the compressed bytes of each column in some row groups. The leaves of a nested column count as one."""
+    """Returns the compressed bytes of each column in the given row groups. Adds up the leaves of a nested column."""
     sizes: Counter[str] = Counter()
     for group in groups:
         row_group = metadata.row_group(group)
@@ -280,7 +280,7 @@ def check_files(folder: Path, num_rows: Mapping[str, int]) -> None:
 
 
 def check_rows(table: pa.Table, path: Path) -> None:
-    """Raises CorruptFileError if `table`, consecutive rows of the file at `path`, has missing values or wrong order."""
+    """Raises CorruptFileError if rows have nulls or a wrong order. `table` holds successive rows of the file `path`."""
     for column in REQUIRED.get(path.stem, {}):
         if column in table.column_names and table[column].null_count:
             raise CorruptFileError(f"{path}: {table[column].null_count:,} rows have no {column}")
@@ -293,9 +293,9 @@ def check_rows(table: pa.Table, path: Path) -> None:
 
 
 def out_of_order(keys: Sequence[Ints], before: tuple[int, ...] | None, *, strictly: bool = False) -> Ints:
-    """Returns the rows whose `keys` are smaller than those of the row before. The first key is compared first.
+    """Returns the rows whose `keys` are smaller than the keys of the row before. The first key is compared first.
 
-    `before` holds the keys of the row before row 0, if there is one. With `strictly`, equal keys count as out of order.
+    `before` holds the keys of the row before row 0, or None. With `strictly`, a row with equal keys is also returned.
     """
     if before is not None:
         keys = [np.concatenate([[first], key]) for first, key in zip(before, keys, strict=True)]

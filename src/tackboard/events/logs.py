@@ -1,8 +1,8 @@
-"""The files of one log: reads paths, folders and patterns into one table, and knows the file and line of every row.
+"""This module reads all files of a log into one table, and knows the file and the line of every row.
 
 Decided: files are sorted by path, whatever order they were given in, so that the same folder always gives the same
 dataset. In a folder, files whose names begin with `.` or `_` are left out, because programs use such names for files
-that are not data. Any other file that is not a log is refused, because a skipped file would mean lost events.
+that are not data. Any other file that is not a log raises DataError, because a skipped file would mean lost events.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tackboard.events.tabular import FileRows, TableFile, inspect, read, require
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet", ".pq")
 """Allowed endings of the names of logs in a folder."""
 LONG_BYTES = 32 << 20
-"""Size from which a log gets a progress bar. Smaller logs are read too quickly to need a progress bar."""
+"""Smallest size of a log that gets a progress bar. Smaller logs are read too quickly to need a progress bar."""
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files of `paths`, sorted by path. `paths` are files, folders and patterns such as `logs/*.csv`.
 
-    Raises UsageError if there is no file or the same file twice, and DataError if a folder holds no log or other files.
+    Raises UsageError if there is no file, or if a file is given twice. Raises DataError if a folder holds no log, or
+    holds a file that is not a log.
     """
     found: list[Path] = []
     for path in paths:
@@ -53,15 +54,15 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """The wanted columns of a log, with the rows of all its files concatenated."""
+    """The columns of a log that were asked for. The rows of all files of the log are concatenated."""
 
     parts: tuple[FileRows, ...]
-    """The files as they were read; their tables are empty, because the rows are in `columns`."""
+    """One part per file. The tables of the parts are empty, because `columns` holds the rows."""
     starts: tuple[int, ...]
-    """Number of the first row of each part, and then the number of all rows."""
+    """The row number at which each part begins, and then the number of all rows."""
     columns: dict[str, pa.ChunkedArray]
     uses: Counter[str]
-    """The number of times that each column will still be taken."""
+    """The number of calls of `take` that are still expected for each column."""
 
     @property
     def num_rows(self) -> int:
@@ -89,12 +90,12 @@ class Log:
         return str(first) if len(self.parts) == 1 else f"{first} and {len(self.parts) - 1} more"
 
     def take(self, column: str) -> pa.ChunkedArray:
-        """Returns a column. The last of the expected calls removes the column from the log, which frees memory."""
+        """Returns a column. The last expected call for a column removes it from the log, which frees memory."""
         self.uses[column] -= 1
         return self.columns[column] if self.uses[column] > 0 else self.columns.pop(column)
 
     def place_of(self, row: int) -> str:
-        """Returns the place of a row: `a.csv line 7`, `b.parquet row 5`."""
+        """Returns the place of a row in words, such as `a.csv line 7` or `b.parquet row 5`."""
         part = int(np.searchsorted(self.starts[1:-1], row, side="right"))
         return self.parts[part].place_of(row - self.starts[part])
 
@@ -105,10 +106,10 @@ class Log:
 
 
 def read_log(files: Sequence[Path], wanted: Mapping[str, str], fields: Mapping[str, str]) -> Log:
-    """Reads the columns of `wanted` (option → column) and `fields` (name → column) from every file.
+    """Reads the columns that `wanted` (option → column) and `fields` (name → column) name, from every file.
 
     All files must have the same format, and a column must have the same type in all files. Integers of different widths
-    count as the same type, except uint64. Raises DataError, which names the file, if the files differ.
+    count as the same type, except uint64. If the files differ, raises DataError, which names the file that differs.
     """
     sources = [inspect(file) for file in files]
     for source in sources:
@@ -161,7 +162,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _common_type(sources: Sequence[TableFile], column: str) -> pa.DataType:
-    """Returns the common type of a column in all files."""
+    """Returns the type to which a column is converted so that it has the same type in all files."""
     first = sources[0]
     formats = {"csv": "CSV", "parquet": "Parquet"}
     types = [source.type_of(column) for source in sources]

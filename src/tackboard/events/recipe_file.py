@@ -1,4 +1,4 @@
-"""The recipe that `init` writes: a short Python file with the path and the size of a dataset."""
+"""This module makes the recipe that `init` writes, a short Python file with the path and the size of a dataset."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def recipe() -> RunConfig:
     )
 '''
 MAX_NAMED_ACTIONS = 20
-"""If a log has more actions than this, the recipe says `()`, which means all actions."""
+"""If a log has more actions than this, the recipe does not list them and says `()`, which means all actions."""
 
 
 def recipe_text(path: Path, dataset: str, name: str, statistics: Mapping[str, Any]) -> str:
-    """Returns the text of a recipe at `path`. `dataset` is the dataset's folder, which holds `latest`."""
+    """Returns the text of a recipe that will be written to `path`. `dataset` is the folder that holds `latest`."""
     actions = sorted(statistics["actions"])
     named = "".join(f"{json.dumps(action, ensure_ascii=False)}, " for action in actions)
     return _TEMPLATE.format(

@@ -1,9 +1,9 @@
-"""The canonical event table: every log is converted to this table before anything else reads the log.
+"""This module defines the canonical event table, to which an import converts every log.
 
 The table is an Arrow table with the columns below. `complete_events` adds int64 ids and sorts the events by (user_id,
-time_ms, order), as they are stored on disk. Decided: an int64 id is used as it is, and a string id becomes its 8-byte
-BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same hash are refused, never merged.
-Further columns of a log are called fields. They follow the canonical columns under their own names.
+time_ms, order), which is their order on disk. Decided: an int64 id is used as it is, and a string id is replaced by its
+8-byte BLAKE2b hash, so no mapping file is needed to score a request. Two strings with the same hash raise DataError and
+are never merged. Further columns of a log are called fields. They keep their names and follow the canonical columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tackboard.core.errors import DataError
 from tackboard.core.hashing import string_id
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
-"""Type of strings that repeat: actions, surfaces, string ids."""
+"""Arrow type of strings that occur many times, such as actions, surfaces and string ids."""
 
 EVENT_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "user": (pa.int64(), NAMES),
@@ -33,13 +33,13 @@ EVENT_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "received_ms": (pa.int64(),),
     "order": (pa.int64(),),
 }
-"""Required columns and the types that each may have. No required column has nulls. Times are ms UTC."""
+"""Maps each required column to its allowed types. Required columns have no nulls. Times are ms UTC."""
 OPTIONAL_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "request": (pa.int64(), pa.string()),
     "position": (pa.int32(),),
     "context": (pa.string(),),
 }
-"""Optional columns; nulls are allowed. `position` counts from 0, and `context` is JSON."""
+"""Maps each optional column to its allowed types. Nulls are allowed. `position` counts from 0, `context` is JSON."""
 FIELD_KINDS: dict[pa.DataType, str] = {
     pa.int64(): "int",
     pa.float64(): "float",
@@ -47,7 +47,7 @@ FIELD_KINDS: dict[pa.DataType, str] = {
     pa.string(): "string",
     NAMES: "string",
 }
-"""Types that a field may have, and the name of each type. Nulls are allowed."""
+"""Maps each type that a field may have to the name of the type. Nulls are allowed in fields."""
 RESERVED_NAMES = frozenset({*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id", "id", "time", "received"})
 """Names that no field may have: the names of the canonical columns, and their names in the feature language."""
 FIELD_NAME_RULE = "lower-case letters, digits and `_`, starting with a letter, not a Python keyword"
@@ -83,8 +83,8 @@ def check_events(events: pa.Table) -> None:
 def complete_events(events: pa.Table) -> pa.Table:
     """Checks `events`, adds user_id and item_id, and sorts the rows by (user_id, time_ms, order).
 
-    The canonical columns come in the order of the schema. Fields come last, in the given order, and fields of text are
-    dictionary-encoded.
+    The canonical columns come first, in the order of this module, and then the ids. The fields come last, in the order
+    that they have in `events`. Fields of text are dictionary-encoded.
     """
     check_events(events)
     user_id, item_id = ids_of(events["user"], "user"), ids_of(events["item"], "item")
@@ -93,7 +93,7 @@ def complete_events(events: pa.Table) -> pa.Table:
     table = table.append_column("user_id", pa.array(user_id)).append_column("item_id", pa.array(item_id))
     for name in field_names(events):
         field = events[name]
-        # The text is decoded first, because a dictionary from outside may hold a string twice, or a null.
+        # The text is decoded before it is encoded, because the caller's dictionary may hold a string twice, or a null.
         is_text = FIELD_KINDS[field.type] == "string"
         table = table.append_column(name, encode(field.cast(pa.string())) if is_text else field.combine_chunks())
     order = np.lexsort((numpy_column(events, "order"), numpy_column(events, "time_ms"), user_id))
@@ -101,7 +101,7 @@ def complete_events(events: pa.Table) -> pa.Table:
 
 
 def field_names(events: pa.Table) -> list[str]:
-    """Returns the columns of `events` that are fields. `complete_events` need not have been called."""
+    """Returns the columns of `events` that are fields. The columns user_id and item_id need not exist yet."""
     ours = {*EVENT_COLUMNS, *OPTIONAL_COLUMNS, "user_id", "item_id"}
     return [name for name in events.column_names if name not in ours]
 
@@ -112,7 +112,7 @@ def is_field_name(name: str) -> bool:
 
 
 def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
-    """Returns int64 ids. Integers are kept, and strings are hashed. Two strings with one hash raise DataError."""
+    """Returns int64 ids. Integers are kept, and strings are hashed. Two strings with the same hash raise DataError."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     array = encode(column)
@@ -120,7 +120,7 @@ def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
     distinct, first = np.unique(hashed, return_index=True)
     if len(distinct) != len(hashed):
         second = np.setdiff1d(np.arange(len(hashed)), first)[0]
-        # Raw ids of users stay out of messages.
+        # Messages never contain the raw id of a user.
         clash = f"{what} {array.dictionary[int(second)].as_py()!r}" if what == "item" else f"one {what}"
         raise DataError(f"{clash} has the same 64-bit id as another", fix=f"rename one of the two {what}s")
     return np.asarray(hashed[array.indices.to_numpy()], dtype=np.int64)
@@ -138,7 +138,7 @@ def encode(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
 
 
 def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
-    """Replaces codes 0, 1, … by `names`, as a dictionary array."""
+    """Returns a dictionary array in which `names[c]` stands in place of each code c."""
     indices = pa.array(codes.astype(np.int32, copy=False))
     return pa.DictionaryArray.from_arrays(indices, pa.array(list(names), pa.string()))
 
@@ -146,8 +146,8 @@ def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
 def without_unused_names(table: pa.Table, larger_than: int = 0) -> pa.Table:
     """Removes strings that no row uses from the dictionaries that have more than `larger_than` strings.
 
-    A filter leaves dictionaries as they are, and Parquet writes complete dictionaries. Without this function, the names
-    of users who were filtered out would stay in the file.
+    A filter of rows does not change dictionaries, and Parquet stores complete dictionaries. Without this function, the
+    names of users who were filtered out would stay in the file.
     """
     for place, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type):
@@ -170,7 +170,7 @@ def starts_of_users(user_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def id_type(column_type: pa.DataType) -> str:
-    """Returns `int64` or `string`: the type of ids in requests and answers, given the type of the id column."""
+    """Takes the Arrow type of an id column. Returns `int64` or `string`, the type of ids in requests and answers."""
     return "int64" if pa.types.is_integer(column_type) else "string"
 
 

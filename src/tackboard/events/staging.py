@@ -1,10 +1,10 @@
-"""Makes a new snapshot from the newest one: keeps its files, adds or replaces some, and points `latest` at the result.
+"""This module makes a new snapshot from the newest snapshot of a dataset, with some files added or replaced.
 
-The new snapshot is made beside the old one under a temporary name, with hard links to the files that stay. It becomes
-`latest` in one rename at the very end, so a kill at any instant leaves the old snapshot or the complete new one. If a
-run is killed after its snapshot was complete but before the snapshot became `latest`, the next run uses this snapshot
-instead of making a new one. Forgotten users are never copied: if the old snapshot holds forgotten users, only a writer
-that replaces users.parquet may continue.
+The new snapshot is made under a temporary name, with hard links to the files that stay. At the very end, one rename
+points `latest` at it. So after a kill at any instant, `latest` is the old snapshot or the complete new snapshot. If a
+command is killed when its snapshot is complete but not yet `latest`, the same command uses this snapshot next time and
+does not make another. Forgotten users are never copied: if the old snapshot holds forgotten users, the command is
+refused unless it replaces users.parquet.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def derive_snapshot(
     """Makes a snapshot from the files of `dataset` except `replaced`, and from the files that `fill` writes.
 
     `dataset` must be the newest snapshot. `fill` gets a folder, writes files into it and returns their names. The
-    content of these files must depend only on the old snapshot and on `what`, a JSON value. The digest of both goes
-    into the manifest under `note`. If `fill` raises, the old snapshot stays in use. Returns the path of the new
-    snapshot. If the old snapshot holds forgotten users, raises DataError, unless `replaced` contains users.parquet.
+    content of these files must depend only on the old snapshot and on `what`, a JSON value. A hash of the old manifest
+    and `what` is stored in the new manifest under the key `note`. If `fill` raises, the old snapshot stays in use.
+    Returns the path of the new snapshot. Raises DataError if the old snapshot holds forgotten users and `replaced` does
+    not contain users.parquet.
     """
     check_newest(dataset)
     source = dataset.path.resolve()
@@ -64,7 +65,7 @@ def derive_snapshot(
         final = source.with_name(f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{identity[:8]}")
         with new_directory(final) as staging:
             meant = {*_link_files(dataset, staging, replaced), *fill(staging)}
-            # All notes of the old manifest are taken over, so that notes of other tackboard versions stay.
+            # The new manifest keeps all notes of the old one, even notes that this version of tackboard does not know.
             noted = {key: value for key, value in dataset.manifest.items() if key not in _OWN_KEYS}
             noted |= {note: {"identity": identity, "from": source.name}}
             write_manifest(staging, KIND, noted, meant=meant)
@@ -79,7 +80,7 @@ def derive_snapshot(
 
 
 def _made_before(folder: Path, note: str, identity: str) -> Path | None:
-    """Returns the complete snapshot of a command that was killed before it could move `latest`, or None."""
+    """Returns the complete snapshot that an earlier run of this command made before it was killed, or None."""
     for path in sorted(folder.glob(f"*-{identity[:8]}")):
         noted = read_manifest(path).get(note) if (path / MANIFEST).is_file() else None
         if isinstance(noted, dict) and noted.get("identity") == identity:
@@ -89,7 +90,7 @@ def _made_before(folder: Path, note: str, identity: str) -> Path | None:
 
 
 def _link_files(dataset: Dataset, staging: Path, replaced: Collection[str]) -> list[str]:
-    """Links the files of the old snapshot under the same names. Files never change, so a link is as good as a copy."""
+    """Makes hard links to the files of the old snapshot. Files never change, so a link is as good as a copy."""
     names = [str(entry["name"]) for entry in dataset.manifest["files"] if entry["name"] not in replaced]
     for name in names:
         target = staging / name
@@ -97,6 +98,6 @@ def _link_files(dataset: Dataset, staging: Path, replaced: Collection[str]) -> l
         try:
             os.link(dataset.path / name, target)
         except OSError:
-            # Some file systems have no hard links, and some limit their number.
+            # The file is copied, because some file systems have no hard links, and some limit the number of links.
             shutil.copyfile(dataset.path / name, target)
     return names

@@ -1,7 +1,7 @@
-"""Computes counts and distributions of a dataset from its events and its table of items, as one JSON object.
+"""This module computes counts and distributions of a dataset's events and items, as one JSON object.
 
-`init` prints the statistics, recipes take the numbers of events and items from them, and docs/synthetic-world.md uses
-them to compare worlds with real logs. Everything is computed with sorts over NumPy columns.
+`init` prints these statistics and writes the numbers of events and items into the recipe. docs/synthetic-world.md uses
+the statistics to compare worlds with real logs. Everything is computed by sorting NumPy columns.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FIELDS = {
     **dict.fromkeys(("user_type", "item_type"), Literal["int64", "string"]),
     **dict.fromkeys(("actions", "surfaces"), dict[str, float]),
 }
-"""The fields of statistics.json that are needed to read a dataset, and their types. Other fields are for people."""
+"""The fields of statistics.json that the code needs, and their types. All other fields are for human readers."""
 OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
-"""The Zipf exponent is fitted to this share of the items, the most popular ones."""
+"""The Zipf exponent is fitted to the most popular items, which are this share of all items."""
 
 
 def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
-    """Returns the statistics of events (as `complete_events` returns them) and of their items. Shares lie in [0, 1]."""
+    """Returns the statistics. `events` comes from `complete_events`. Every share in the result lies in [0, 1]."""
     user_id, item_id = numpy_column(events, "user_id"), numpy_column(events, "item_id")
     time_ms = numpy_column(events, "time_ms")
     same_user = user_id[1:] == user_id[:-1]
@@ -68,7 +68,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
 
 
 def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
-    """Returns each name's share of the events, the most frequent name first."""
+    """Maps each name to its share of the events. The most frequent name comes first."""
     array = encode(column)
     counts = np.bincount(array.indices.to_numpy(), minlength=len(array.dictionary))
     pairs = zip(array.dictionary.to_pylist(), counts.tolist(), strict=True)
@@ -77,7 +77,7 @@ def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
 
 
 def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, float]:
-    """Returns mean and quantiles. With `disposable`, `values` may be reordered, which saves a copy of the column."""
+    """Returns mean and quantiles. With `disposable`, reorders `values` in place, which saves a copy of the column."""
     if not len(values):
         return {}
     mean = float(values.mean())
@@ -87,7 +87,7 @@ def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, floa
 
 
 def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
-    """Measures how far the events concentrate on few items. `per_item` is sorted, largest first."""
+    """Measures how strongly the events concentrate on few items. `per_item` holds counts of events, largest first."""
     count, total = len(per_item), int(per_item.sum())
     rank = np.arange(count, 0, -1)
     gini = float((2 * rank - count - 1) @ np.sort(per_item)[::-1]) / (count * total)
@@ -105,12 +105,13 @@ def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
 def _repeats(
     per_user: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_], known_items: NDArray[Any]
 ) -> dict[str, float]:
-    """Returns the share of events that repeat any earlier item of the user, and the share that repeat the last item.
+    """Returns two shares of events: repeats of any earlier item of the same user, and repeats of the previous item.
 
-    `known_items` holds the ids of the items, sorted.
+    `known_items` holds the ids of all items, sorted.
     """
     first, last = int(item_id.min()), int(item_id.max())
-    # Each (user, item) gets one int64 key. Ids that lie far apart, such as hashed strings, are numbered from 0 first.
+    # Each pair (user, item) gets one int64 key. If item ids lie too far apart for such a key, as hashed strings do,
+    # the items are first numbered from 0.
     if (last - first + 1) * len(per_user) < 1 << 62:
         keys, span = item_id - first, last - first + 1
     else:
@@ -123,7 +124,10 @@ def _repeats(
 
 
 def _births(items: pa.Table, first_ms: int, last_ms: int) -> dict[str, float]:
-    """Describes when items appear (birth_ms or else first event): 0 is the start of the time span, 1 is its end."""
+    """Returns the spread of the times at which items appear, where 0 is the first event of the log and 1 is the last.
+
+    The time of an item is its birth_ms. If the table has no births, it is the time of the item's first event.
+    """
     column = items["birth_ms"] if "birth_ms" in items.column_names else items["first_ms"]
     births = column.drop_null().to_numpy().astype(np.float64)
     if not len(births):

@@ -1,9 +1,9 @@
-"""Reads the wanted columns of a user's file, which is CSV, gzipped CSV or Parquet, as a table.
+"""This module reads columns of a user's file, which is CSV, gzipped CSV or Parquet, into a table.
 
 The first bytes of a file, not its name, decide the format. Decided: CSV columns are read as text and never as a guessed
 type, because a guess turns the id `007` into 7, and one stray letter changes the type of a column. Rows with the wrong
-number of fields are left out, and their line numbers are kept. The caller decides whether too many rows were left out.
-A file that changes while it is read is refused.
+number of fields are left out, and the caller gets their line numbers and decides whether too many rows were left out. A
+file that changes while it is read raises DataError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DELIMITERS = (",", "\t", ";", "|")
 ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
-"""Matches a name that begins with a letter, or an empty name, because some programs write an unnamed index column."""
+"""Matches a column name that begins with a letter, and the empty name, which some programs give an index column."""
 _HEADER_BYTES = 1 << 20
 MAX_COLUMNS = 10_000
 """Largest number of columns in a file. A file with more columns is a matrix or has broken line ends."""
@@ -45,16 +45,16 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclasses.dataclass(frozen=True)
 class TableFile:
-    """A readable file: its columns, and how to read them."""
+    """A readable file, with its format and its columns."""
 
     path: Path
     format: str
     """`csv` or `parquet`."""
     columns: tuple[str, ...]
     state: tuple[int, ...]
-    """Device, inode, size and time of the last change in ns. If any of these differs later, the file was changed."""
+    """Device, inode, size and time of the last change (ns). If any of the four differs later, the file has changed."""
     types: tuple[pa.DataType, ...] = ()
-    """One type per column for Parquet. Empty for CSV, where every column is text."""
+    """Holds one type per column for Parquet. It is empty for CSV, because every CSV column is text."""
     delimiter: str = ","
     gzipped: bool = False
 
@@ -67,7 +67,7 @@ class TableFile:
 
     @property
     def is_named(self) -> bool:
-        """Whether the columns seem to have names. In a CSV without a header, data stands in place of the names."""
+        """Whether the columns seem to have names. If a CSV file has no header, the first line holds data, not names."""
         return self.format == "parquet" or all(_NAME.fullmatch(name) for name in self.columns)
 
     def check_unchanged(self) -> None:
@@ -86,31 +86,31 @@ class TableFile:
 
 @dataclasses.dataclass(frozen=True)
 class FileRows:
-    """The wanted columns of a file, and where each row stands in the file."""
+    """The columns that were read from a file, and the line of the file in which each row stands."""
 
     source: TableFile
     table: pa.Table
     malformed: NDArray[np.int64]
-    """Numbers of the records that were left out because of a wrong number of fields. The header is record 1."""
+    """Record numbers of the rows that were left out for a wrong number of fields. The header is record 1."""
 
     @property
     def unit(self) -> str:
         return "line" if self.source.format == "csv" else "row"
 
     def line_of(self, row: int) -> int:
-        """Returns the record number of a row of `table`, from 1. A CSV header and left-out records count as records."""
+        """Returns the record number, from 1, of a row of `table`. The CSV header and left-out rows are also counted."""
         line = row + 1 + (self.source.format == "csv")
         for left_out in np.sort(self.malformed).tolist():
             line += left_out <= line
         return line
 
     def place_of(self, row: int) -> str:
-        """Returns the place of a row of `table` in words: `a.csv line 7`."""
+        """Returns the place of a row of `table` in words, such as `a.csv line 7`."""
         return f"{self.source.path} {self.unit} {self.line_of(row)}"
 
 
 def inspect(path: Path) -> TableFile:
-    """Finds the format and the columns of a file. Unreadable files raise DataError, missing files UsageError."""
+    """Finds the format and columns of a file. An unreadable file raises DataError. A missing file raises UsageError."""
     if path.is_symlink() and not path.exists():
         raise DataError(
             f"{path} is a symlink whose target does not exist", fix="restore the target, or leave out the link"
@@ -141,7 +141,7 @@ def inspect(path: Path) -> TableFile:
 
 
 def require_columns(source: TableFile, wanted: dict[str, str]) -> None:
-    """Raises DataError unless every wanted column (option → column) exists; the error lists the existing columns."""
+    """Raises DataError if a column in `wanted` (option → column) does not exist. The error lists all columns."""
     for option, column in wanted.items():
         if column not in source.columns:
             if not source.is_named:
@@ -154,7 +154,7 @@ def require_columns(source: TableFile, wanted: dict[str, str]) -> None:
 
 
 def _no_names(path: Path, lack: str) -> DataError:
-    """Returns an error that does not quote the first line, because data in it may include the id of a user."""
+    """Returns an error that does not quote the first line of the file, because that line may hold the id of a user."""
     return DataError(
         f"{path} has {lack}, and its first line looks like data",
         allowed="allowed: CSV whose first line names the columns, each beginning with a letter",
@@ -171,9 +171,9 @@ def read(
 ) -> FileRows:
     """Reads `columns` (by default all). Parquet columns keep their types, and CSV columns are strings.
 
-    With `as_text`, only the CSV columns in `as_text` are strings, and the others get the type that fits all their
-    values. `progress` counts bytes of the file. A file that cannot be read, or that changes meanwhile, raises
-    DataError. The error names the row if the row is known.
+    If `as_text` is given, only the CSV columns in `as_text` are strings. Each other CSV column gets the type that fits
+    all its values. `progress` counts bytes of the file. A file that cannot be read, or that changes while it is read,
+    raises DataError. The error names the row if the row is known.
     """
     names = list(dict.fromkeys(columns if columns is not None else source.columns))
     progress = progress if progress is not None else Progress("", quiet=True)
@@ -183,7 +183,7 @@ def read(
         else:
             rows = _read_csv(source, names, as_text, progress)
     except DataError:
-        source.check_unchanged()  # If the file has changed, this error explains more.
+        source.check_unchanged()  # Raises its own error if the file has changed, because that explains the problem.
         raise
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         source.check_unchanged()
@@ -199,7 +199,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the text of a system or Arrow error. Omits the path in a system error, because our message names it."""
+    """Returns the text of a system error, without the path, which our message already names, or of an Arrow error."""
     if isinstance(error, OSError) and error.errno and error.strerror:
         return error.strerror
     return str(error)[:200] or type(error).__name__
@@ -222,7 +222,7 @@ def _unreadable(source: TableFile, error: BaseException) -> DataError:
 def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: bool) -> TableFile:
     header_bytes = start.split(b"\n", 1)[0].rstrip(b"\r")
     try:
-        # A cut line may end in the middle of a multi-byte character.
+        # Only the start of the file was read, so the line may end in the middle of a multi-byte character.
         is_cut = len(start) == _HEADER_BYTES and b"\n" not in start
         header = codecs.getincrementaldecoder("utf-8-sig")().decode(header_bytes, final=not is_cut)
     except UnicodeDecodeError:
@@ -230,7 +230,7 @@ def _inspect_csv(path: Path, start: bytes, state: tuple[int, ...], *, gzipped: b
     if not header.strip() or "\x00" in header:
         raise DataError(f"{path} has no header line", allowed="allowed: CSV whose first line names the columns")
     delimiter = max(DELIMITERS, key=header.count)
-    # The width is checked before the line is parsed, because the last name of a cut line is incomplete.
+    # The number of columns is checked before the names, because the last name of a cut line is incomplete.
     _check_width(path, header.count(delimiter) + 1, is_cut=is_cut)
     if is_cut:
         raise DataError(
@@ -261,7 +261,7 @@ def _check_width(path: Path, num_columns: int, *, is_cut: bool = False) -> None:
 
 
 def _check_columns(path: Path, names: tuple[str, ...]) -> None:
-    """Raises DataError if there are too many columns, or two columns of the same name."""
+    """Raises DataError if there are too many columns, or if two columns have the same name."""
     _check_width(path, len(names))
     doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles:
@@ -277,7 +277,7 @@ def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> Fi
             end = start + file.metadata.row_group(group).num_rows
             try:
                 table = file.read_row_group(group, columns=names)
-                # Arrow does not check text in Parquet. Bytes that are not UTF-8 would cause an error much later.
+                # Arrow does not check text in Parquet, and bytes that are not UTF-8 would cause an error much later.
                 table.validate(full=True)
             except (OSError, pa.ArrowException) as error:
                 if "Expected all lists to be of size" in str(error):
@@ -298,7 +298,7 @@ def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> Fi
 def _undecodable_rows(source: TableFile) -> Iterator[None]:
     """Raises DataError if a row with the wrong number of fields is also not UTF-8.
 
-    Arrow fails before it can hand this row to `invalid_row_handler`, in a place from which no exception can be raised.
+    Arrow fails before it can hand such a row to `invalid_row_handler`, at a point where Python cannot raise exceptions.
     Python then calls `sys.unraisablehook`, which would print a traceback. So this context manager replaces the hook.
     """
     failed: list[object] = []
@@ -319,7 +319,7 @@ def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress
     with pyarrow.csv.open_csv(stream, **options) as reader:
         for batch in reader:
             batches.append(batch)
-            # `tell` is called only once, because Arrow reads ahead in the background and the position may change.
+            # `tell` is called once per block, because Arrow reads ahead in the background, so two calls may differ.
             place = file.tell()
             progress.advance(place - position)
             position = place
@@ -338,7 +338,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
         return "skip"
 
     texts = dict.fromkeys(names if as_text is None else as_text, pa.string())
-    # Only one thread reads, because with several threads pyarrow does not number the records that it cannot parse.
+    # Only one thread reads, because with several threads pyarrow gives no record numbers for bad records.
     options = {
         "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
         "parse_options": pyarrow.csv.ParseOptions(
@@ -358,9 +358,9 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" not in str(error):
                 raise
-            table = pa.table({name: pa.array([], pa.string()) for name in names})  # No line break after the header.
+            table = pa.table({name: pa.array([], pa.string()) for name in names})  # The file ends in its header.
     if torn:
-        # The open quote swallows every line up to the next quote, and all these lines would count as one bad row.
+        # A quote that is not closed swallows all lines up to the next quote, so many lines would count as one bad row.
         raise DataError(
             f"{source.path} line {torn[0]} opens a quote and does not close it",
             fix="close the quote, or double the quotes inside a value",

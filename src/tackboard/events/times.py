@@ -2,9 +2,8 @@
 
 The rules are also in docs/events.md. The magnitude of a number decides whether it means seconds, milliseconds,
 microseconds or nanoseconds. Text is ISO 8601, and text without a zone means UTC. A time at or before 1970-01-01 is
-unusable, because logs write zero for a missing time. A time from late 5138 on is unusable, because its number of
-seconds would be read as milliseconds. A column that mixes units is refused, because nobody can know which unit is
-right.
+unusable, because logs write zero for a missing time. A time after late 5138 is unusable, because its number of seconds
+would be read as milliseconds. A column that mixes units raises DataError, because nobody can know which unit is right.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from tackboard.core.errors import DataError
 from tackboard.events.columns import Place, as_int64, in_row, is_text, plain, refuse_control, trimmed
 
 UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
-"""Units, each with the bound below which a number has this unit. 1e11 s is in the year 5138, 1e11 ms in March 1973."""
+"""Units with their upper bounds. A number has the first unit whose bound it is below. 1e11 s lies in the year 5138."""
 LATEST_MS = 10**14
-"""A time of this many ms (in the year 5138) or more is unusable."""
+"""Times from this number of ms on (in the year 5138) are unusable."""
 _LARGEST_NUMBER = float(1 << 63)
 _NUMBER = r"^\s*\+?\d{1,19}(\.\d+)?\s*$"
 _ISO = r"^\s*\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?)?\s*(Z|z|UTC|[+-]\d\d(:?\d\d)?)?\s*$"
@@ -36,7 +35,7 @@ class Times:
     """The parsed times of a column. Each array has one value per row."""
 
     ms: NDArray[np.int64]
-    """Milliseconds since 1970 UTC. The value is 0 for rows whose `good` is False."""
+    """Milliseconds since 1970 UTC. If `good` is False for a row, its value is 0."""
     good: NDArray[np.bool_]
     unit: str
     """The unit or format of the column, in words."""
@@ -50,14 +49,14 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
     column = plain(column)
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        # A timestamp with a zone is stored in UTC already; a timestamp without a zone counts as UTC.
+        # Arrow stores a timestamp with a zone in UTC. A timestamp without a zone is taken as UTC.
         moments = column.cast(pa.timestamp("ms")) if pa.types.is_date(kind) else column
         per_ms = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}[moments.type.unit]
         raw = moments.cast(pa.int64())
         good = raw.is_valid().to_numpy()
         values = raw.fill_null(0).to_numpy()
         if per_ms < 1:
-            # The values are clipped first, because an overflow could give a plausible time.
+            # The values are clipped before the conversion, because an overflow could give a plausible time.
             return _checked(np.clip(values, 0, LATEST_MS) * 1000, good, "timestamps")
         return _checked(values if per_ms == 1 else values // per_ms, good, "timestamps")
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -71,9 +70,9 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
 
 
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
-    """Parses a column of milliseconds. Whole numbers, even 0 and negative ones, are kept. Other text is unusable.
+    """Parses a column of milliseconds. All integers are usable, even 0 and negative integers. Other text is unusable.
 
-    A column that is neither integers nor text is parsed by `parse_times`.
+    If the column holds neither integers nor text, `parse_times` parses it.
     """
     column = plain(column)
     if is_text(column.type):
@@ -91,7 +90,7 @@ def _from_text(column: pa.ChunkedArray, name: str, place: Place) -> Times:
     is_iso = pc.match_substring_regex(column, _ISO).to_numpy()
     neither = ~(is_number | is_iso)
     if neither.any():
-        # A text with a line break would count as one bad row, although it may have swallowed all the rows that follow.
+        # A text with a line break would count as one bad row, although it may contain many later rows of the file.
         refuse_control(column.filter(pa.array(neither)), name, _place_of(place, neither))
     if is_number.any() and is_iso.any():
         raise _mixed(name, place, {"numbers": int(is_number.argmax()), "ISO 8601 text": int(is_iso.argmax())})
@@ -116,15 +115,15 @@ def _from_text(column: pa.ChunkedArray, name: str, place: Place) -> Times:
 
 
 def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
-    """Returns a function from n to the place of the n-th row that `chosen` marks."""
+    """Returns a function that takes n and returns the place of the n-th row that `chosen` marks."""
     rows = np.flatnonzero(chosen)
     return lambda row: place(int(rows[row]))
 
 
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
-    """Converts numeric texts to int64 if all are whole numbers that fit, else to float64."""
+    """Converts texts that are numbers to int64 if all of them are integers that fit, else to float64."""
     if not pc.any(pc.match_substring(text, ".")).as_py():
-        # A number of nineteen digits above 2^63 means nanoseconds after the year 2262. A float is exact enough for it.
+        # A number above 2^63 means nanoseconds after the year 2262. A float is exact enough for such a time.
         with contextlib.suppress(pa.ArrowInvalid):
             return np.asarray(text.cast(pa.int64()).to_numpy())
     return np.asarray(text.cast(pa.float64()).to_numpy())
@@ -133,8 +132,8 @@ def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
 def _cast_text(text: pa.Array, type_: pa.DataType) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Returns the times of ISO texts in ms, and a mask of the valid texts.
 
-    One text that looks right but is not a date (31 February) makes Arrow's cast of the whole block fail. A failing
-    block is halved until each bad text stands alone.
+    If one text has the right form but is not a date, such as 31 February, Arrow's cast of the whole block fails. A
+    block that fails is halved until each bad text is in a block of its own.
     """
     if not len(text):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
@@ -165,7 +164,7 @@ def _from_numbers(values: NDArray[Any], good: NDArray[np.bool_], name: str, plac
         raise _mixed(name, place, {UNITS[unit][0]: int(row) for unit, row in zip(found, rows, strict=True)})
     whole = np.issubdtype(values.dtype, np.integer)
     if highest == 0:
-        # Seconds are converted to 64 bits first, because a column of 32 bits can hold seconds but not milliseconds.
+        # The numbers are converted to 64 bits first, because 32 bits can hold seconds but not milliseconds.
         in_ms = usable.astype(np.int64) * 1000 if whole else np.round(usable * 1000.0)
     else:
         in_ms = usable if highest == 1 and whole else usable // 1000 ** (highest - 1)
@@ -183,7 +182,7 @@ def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
 
 
 def _mixed(name: str, place: Place, first_rows: dict[str, int]) -> DataError:
-    """Returns the error for a column that mixes units. `first_rows` gives the first row of each unit."""
+    """Returns the error for a column that mixes units. `first_rows` maps each unit to the first row that has it."""
     where = ", ".join(f"{unit} from {place(row)}" for unit, row in first_rows.items())
     return DataError(
         f"the time column {name!r} mixes {' and '.join(first_rows)}: {where}",

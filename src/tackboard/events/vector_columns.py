@@ -1,8 +1,8 @@
-"""Vectors among attributes: converts lists of floats to float32 vectors of fixed width, and prepares these for Parquet.
+"""This module converts attributes that are lists of floats to float32 vectors of fixed width, and stores the vectors.
 
-Decided: on disk a vector is a list, and the column's metadata holds the width of the vectors. Parquet has no lists of
-fixed width, and pyarrow cannot read back a fixed-width column with nulls. Nulls are common, because an item without
-attributes has a null.
+Decided: in Parquet files, vectors are stored as lists, and the column's metadata holds their width. Parquet has no
+lists of fixed width, and pyarrow cannot read back a fixed-width column with nulls. Nulls are common, because the vector
+of an item without attributes is null.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import pyarrow.compute as pc
 from tackboard.core.errors import DataError
 
 WIDTH = b"vector_width"
-"""The key under which the metadata of a stored column holds the width."""
+"""The key under which the metadata of a stored column holds the width of its vectors."""
 
 
 def with_vectors(table: pa.Table) -> pa.Table:
     """Converts each column of lists of floats to fixed_size_list<float32> if all its lists have the same length.
 
-    Other lists stay as they are. Lists of integers always stay, because they are usually ids, and float32 would make
-    large ids equal. A null instead of a list stays. A null inside a list of a converted column raises DataError.
+    Other columns are not converted. Lists of integers are never converted, because they are usually ids, and float32
+    would make different large ids equal. A row may hold null instead of a list, and this null stays null. A null inside
+    a list of a converted column raises DataError.
     """
     for place, name in enumerate(table.column_names):
         width = _width_of(table[name])
@@ -31,7 +32,7 @@ def with_vectors(table: pa.Table) -> pa.Table:
 
 
 def to_stored(table: pa.Table) -> pa.Table:
-    """Prepares `table` for Parquet: fixed-size lists become lists. For vectors, the metadata holds the width."""
+    """Prepares `table` for Parquet: converts fixed-size lists to lists, and stores the width of vectors as metadata."""
     for place, field in enumerate(table.schema):
         if pa.types.is_fixed_size_list(field.type):
             stored = table[field.name].cast(pa.list_(field.type.value_type))
@@ -41,7 +42,7 @@ def to_stored(table: pa.Table) -> pa.Table:
 
 
 def from_stored(table: pa.Table) -> pa.Table:
-    """Undoes `to_stored`: lists that were vectors become vectors again."""
+    """Reverses `to_stored`: lists that were vectors become vectors again."""
     for place, field in enumerate(table.schema):
         if field.metadata and WIDTH in field.metadata:
             vectors = _vectors_of(table[field.name], field.name, int(field.metadata[WIDTH]))

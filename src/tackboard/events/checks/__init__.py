@@ -1,1 +1,1 @@
-"""Checks of a snapshot for errors, statistics of its events, and measures of how far two snapshots differ."""
+"""This package checks a snapshot for errors, describes its events, and measures how far two snapshots differ."""

@@ -1,12 +1,12 @@
-"""Measures how far the events of two snapshots, or of two ranges of time, differ in each column.
+"""This module measures how far the events of two snapshots, or of two ranges of time, differ in each column.
 
-Every column becomes two lists of shares over the same values, one for the old side and one for the new side. For names
-(actions, surfaces, hours, items, fields of text or booleans) the values are the most frequent names of the old side,
-and `(other)`. Numbers (gaps, lateness, events per user, fields) are cut into bins at the quantiles of the old side.
-There are two distances. L∞ is the largest difference between the two shares of a value. The Jensen–Shannon divergence
-is in bits (logarithm to base 2): 0 for equal shares, 1 if no value occurs on both sides. This divergence does not
-change if the sides are swapped. Decided: names and bins come from the old side alone, so that all new snapshots are
-measured with the same values.
+The two are called the old side and the new side. For each column, the share of each value is computed on both sides.
+If the column holds names (actions, surfaces, hours, items, fields of text or booleans), the values are the most
+frequent names of the old side, and `(other)`. If the column holds numbers (gaps, lateness, events per user, fields),
+the values are bins between the quantiles of the old side. There are two distances. L∞ is the largest difference between
+the two shares of a value. The Jensen–Shannon divergence is in bits (logarithm to base 2). It is 0 if all shares are
+equal, 1 if no value occurs on both sides, and the same if the sides are swapped. Decided: names and bins come from the
+old side alone, so that all new snapshots are measured with the same values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tackboard.events.checks.measures import (
 from tackboard.events.schema import numpy_column
 
 NUM_NAMES = 100
-"""The most frequent names of the old side are counted, at most this many. All other names count as `(other)`."""
+"""Largest number of names of a column that are counted one by one. All other names count as `(other)`."""
 NUM_BINS = 20
 OTHER = "(other)"
 ITEM = "item"
@@ -41,7 +41,7 @@ ITEM = "item"
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """How far one column moved. Shares lie in [0, 1]. `moved` is the value whose share changed most."""
+    """Says how far one column differs. Shares lie in [0, 1]. `moved` is the value whose share differs most."""
 
     column: str
     kind: str
@@ -54,9 +54,9 @@ class Distance:
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """Distances, the largest Jensen–Shannon divergence first, and the fields that were not compared.
+    """The distances of all columns, largest Jensen–Shannon divergence first, and the fields that were not compared.
 
-    A field is not compared if one side lacks it, or if it holds names on one side and numbers on the other.
+    A field is not compared if one side lacks it, or if it holds names on one side and numbers on the other side.
     """
 
     num_old: int
@@ -103,7 +103,7 @@ def measure_drift(old: Slice, new: Slice) -> Drift:
 
 
 class _Scale:
-    """The values whose shares are compared. They are learnt from the old side."""
+    """The values (names or bins) whose shares are compared. `learn` takes them from the old side."""
 
     def __init__(self, names: list[str], numbers: list[str]) -> None:
         self._names, self._numbers = names, numbers
@@ -135,10 +135,10 @@ class _Scale:
         self._item_names = [str(text) for text in listed["item"].take(place).to_pylist()]
 
     def count(self, part: Slice) -> dict[str, NDArray[np.int64]]:
-        """Counts how often each value of each column occurs in a slice."""
+        """Returns, for each column, the number of times that each value occurs in a slice."""
         values = {ITEM: np.zeros(len(self._items) + 1, dtype=np.int64)}
         values |= {name: np.zeros(len(self._labels[name]) + 1, dtype=np.int64) for name in self._names}
-        # Numbers have one more bin than bounds, and one more place for missing values.
+        # A column of numbers has one bin more than it has bounds, and one more place for missing values.
         values |= {name: np.zeros(len(self._bounds[name]) + 2, dtype=np.int64) for name in self._numbers}
         for table in part.chunks(columns_of(part.dataset)):
             for name in self._names:
@@ -156,7 +156,7 @@ class _Scale:
         return values
 
     def label(self, column: str, place: int) -> str:
-        """Returns the text for a value of a column."""
+        """Returns a value of a column as text for people."""
         if column not in self._bounds:
             labels = self._item_names if column == ITEM else list(self._labels[column])
             return labels[place] if place < len(labels) else OTHER
@@ -176,7 +176,7 @@ class _Scale:
 
 def _count_numbers(numbers: Floats, bounds: Floats, values: NDArray[np.int64]) -> None:
     missing = np.isnan(numbers)
-    # A number that equals a bound counts into the lower bin. So if a column has few values, each value ends a bin.
+    # A number that equals a bound counts into the lower bin. So in a column of few distinct values, each has its bin.
     values[: len(bounds) + 1] += np.bincount(
         np.searchsorted(bounds, numbers[~missing], side="left"), minlength=len(bounds) + 1
     )

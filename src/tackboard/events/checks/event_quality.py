@@ -1,4 +1,4 @@
-"""Checks events.parquet, one row group after the other, and reports findings. findings.py has the rules."""
+"""This module checks events.parquet, one row group at a time, and reports findings. findings.py has the rules."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tackboard.events.schema import EVENT_COLUMNS, FIELD_KINDS, OPTIONAL_COLUMNS
 
 EVENTS = "events.parquet"
 MAX_HISTORY = 16_000
-"""The largest number of events that is read for one user."""
+"""Largest number of events of one user that a model can read."""
 NUM_NEIGHBOURS = 7
-"""A day is compared with this many days on each side."""
+"""The neighbours of a day are this number of days before it and this number of days after it."""
 SMALL_SHARE = 0.1
 """A day is a gap if it has fewer events than this share of the median of its neighbours."""
 USUAL_SHARE = 0.5
-"""A day is a usual day if it has at least this share of the median."""
+"""Some day before a gap and some day after it have at least this share of the median of the gap's neighbours."""
 USUAL_EVENTS = 50
 """A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user also has more than this many times the average number of events, as shares are large in small logs."""
+"""A heavy user has more than this number times the average of events, because in small logs all shares are large."""
 
 
 class EventCheck(TableCheck):
-    """Checks the events of a snapshot. `users` and `items` count the events of each user and item."""
+    """Checks the events of a snapshot. `users` and `items` count the events of each user and of each item."""
 
     def __init__(self, findings: Findings, known: KnownIds, *, now_ms: int) -> None:
         super().__init__(EVENTS, findings, {})
@@ -60,7 +60,7 @@ class EventCheck(TableCheck):
             self._check_items(table)
 
     def finish(self, max_user_share: float) -> None:
-        """Checks the rules about all events together, after the last row group."""
+        """Checks the rules that need all events. Call this after the last row group."""
         counts = self.users.result()[1]
         if len(counts):
             share = counts.max() / counts.sum()
@@ -80,7 +80,7 @@ class EventCheck(TableCheck):
         return list(starts), list(firsts), list(lasts)
 
     def begin(self, table: pa.Table) -> bool:
-        """Checks the columns of `table`, which has no rows. Always returns True: bad columns are skipped."""
+        """Checks the columns of `table`, which has no rows. Always returns True, because bad columns are skipped."""
         wanted = {**EVENT_COLUMNS, "user_id": (pa.int64(),), "item_id": (pa.int64(),)}
         fields = {name: tuple(FIELD_KINDS) for name in field_names(table)}
         for name, types in {**wanted, **OPTIONAL_COLUMNS, **fields}.items():
@@ -100,7 +100,7 @@ class EventCheck(TableCheck):
                 continue
             try:
                 right = ids_of(table[kind], kind)
-            except DataError:  # Two names have the same id, so the right ids are unknown.
+            except DataError:  # Two names have the same hash, so the right ids are unknown.
                 continue
             self._note("id-mismatch", right != integers(table[f"{kind}_id"])[0], f"{kind}_id")
 
@@ -122,7 +122,7 @@ class EventCheck(TableCheck):
                 self._note("not-finite", not_finite(table[name]), name)
 
     def _check_duplicates(self, table: pa.Table) -> None:
-        """Notes repeated events. Keeps rows with the last user and time, because the next row group may repeat them."""
+        """Notes repeated events. Keeps the rows of the last user and time, which the next row group may repeat."""
         names = encode(table["action"].fill_null("") if table["action"].null_count else table["action"])
         codes = [self._actions.setdefault(name or "", len(self._actions)) for name in names.dictionary.to_pylist()]
         action = np.array(codes, dtype=np.int64)[names.indices.to_numpy()]
@@ -149,9 +149,9 @@ class EventCheck(TableCheck):
 
 
 def day_gaps(days: dict[int, int]) -> list[int]:
-    """Returns the days (since 1970) that have far fewer events than the days around them.
+    """Returns the gaps: days (since 1970) that have far fewer events than the days around them.
 
-    A gap needs usual days before and after it, so few events at the beginning or at the end of a log are not a gap.
+    A usual number of events must come before a gap and after it. So a slow beginning or end of a log is not a gap.
     """
     if len(days) < 2:
         return []

@@ -1,8 +1,8 @@
-"""The rules for a snapshot, and the findings: one finding for all rows that break the same rule in the same place.
+"""This module holds the rules for a snapshot, and collects findings, which say that rows or files break a rule.
 
-RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: an error stops training
-or serving, or makes their results wrong. Data with a warning may be correct, but somebody should look at the data. A
-finding names files, columns, items, row numbers and counts, never a user.
+RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: a rule is an error if
+breaking it stops training or serving, or makes their results wrong. A rule is a warning if the data may be correct, but
+somebody should look at the data. A finding names files, columns, items, row numbers and counts, never a user.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 Severity = Literal["error", "warning"]
 COUNTED = {"rows": "row", "events": "event", "users": "user", "days": "day"}
-"""If a rule's sentence begins with one of these words, the count is put before the word. The value is the singular."""
+"""If a rule's sentence begins with a key of this dict, the count is put before it. The value is the singular form."""
 OF_ONE = {"have": "has", "repeat": "repeats", "name": "names", "lie": "lies", "were": "was", "are": "is"}
 OF_ONE |= {"them": "it", "they": "it", "their": "its"}
-"""Other words of these sentences, and their form for a count of one."""
+"""Maps other words of the rules' sentences to the form that they have if the count is one."""
 ROWS_NAMED = 5
-"""A finding names the first rows, at most this many."""
+"""Largest number of rows that a finding names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The severity, a sentence that says what is wrong ({} stands for a column or another name), and what to do."""
+    """The severity, a sentence that says what is wrong, and what to do. {} in the sentence stands for a name."""
 
     severity: Severity
     wrong: str
@@ -96,7 +96,7 @@ RULES: dict[str, Rule] = {
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One problem: the rule, the file, the number of cases, the first rows (counted from 0), and what to do."""
+    """One problem, with its rule, the file, the number of cases, the first rows (counted from 0), and what to do."""
 
     rule: str
     severity: Severity
@@ -108,7 +108,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """One line for people, without the fix."""
+        """The finding as one line for people, without the advice on what to do."""
         first = self.wrong.partition(" ")[0]
         count = f"{self.count:,} " if first in COUNTED or first in COUNTED.values() else ""
         where = f" (row {', '.join(map(str, self.rows))})" if self.rows else ""
@@ -116,7 +116,7 @@ class Finding:
 
 
 class Findings:
-    """Collects problems. Problems with the same rule, file and `about` become one finding with a count."""
+    """Collects problems. Problems that have the same rule, file and `about` become one finding with a count."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], list[Any]] = {}
@@ -133,7 +133,7 @@ class Findings:
             entry[1].extend(int(row) for row in rows[: ROWS_NAMED - len(entry[1])])
 
     def sorted(self) -> list[Finding]:
-        """Returns the findings: errors first, otherwise in the order in which they were found."""
+        """Returns the errors, then the warnings, both in the order in which they were found."""
         found = []
         for (name, file, about), (count, rows) in self._found.items():
             rule = RULES[name]
@@ -147,7 +147,7 @@ class Findings:
 
 
 def _sentence(wrong: str, count: int) -> str:
-    """Returns a rule's sentence, in the singular for a count of one."""
+    """Returns a rule's sentence. If the count is one, the sentence is put into the singular."""
     first, _, rest = wrong.partition(" ")
     if count == 1 and first in COUNTED:
         return COUNTED[first] + " " + re.sub(r"\w+", lambda word: OF_ONE.get(word[0], word[0]), rest)

@@ -1,7 +1,7 @@
-"""Measures of events: reads names and numbers from a dataset one bucket at a time, and counts them.
+"""This module reads measures of events, which are names or numbers, one bucket at a time, and counts their values.
 
-`data stats` and `data drift` both use this module, so a gap or an hour means the same in both. Both commands need
-memory for one bucket, and for one count per item and per user. Samples and counts of names are bounded.
+`data stats` and `data drift` both use this module, so a gap or an hour means the same in both commands. Both need
+memory for one bucket, and for one count per item and per user. The sizes of samples and of counts of names are bounded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TOLERANCE_MS = DAY_MS
 """A time up to this far in the future is accepted, because some clocks run fast and some logs mix up time zones."""
 SAMPLE_SIZE = 65_536
 MAX_NAMES = 100_000
-"""If a column has more different names than this, only the MAX_NAMES // 2 most frequent names are kept."""
+"""If a column has more distinct names than this, only the MAX_NAMES // 2 most frequent names are kept."""
 MERGE_AT = 1 << 22
-"""When more ids than this have been collected, their counts are merged."""
+"""When more ids than this have been collected, they are merged into the counts."""
 MISSING = "(missing)"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,14 +40,14 @@ _RANGE = re.compile(rf"{_DAY}\.\.{_DAY}")
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """The events of a dataset whose time lies in [from_ms, until_ms); None means no bound."""
+    """The events of a dataset whose time lies in [from_ms, until_ms). A bound of None means no bound."""
 
     dataset: Dataset
     from_ms: int | None = None
     until_ms: int | None = None
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields user_id, time_ms and `columns`, one bucket of whole users at a time. Skips buckets without events."""
+        """Yields user_id, time_ms and `columns`, one bucket at a time. Skips buckets without events in the range."""
         for table in self.dataset.event_chunks(list(dict.fromkeys(["time_ms", *columns]))):
             times = numpy_column(table, "time_ms")
             kept = np.ones(len(times), dtype=bool)
@@ -61,7 +61,7 @@ class Slice:
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """Parses `2026-01-01..2026-01-31` to ms UTC [from, until). The last day is included. Either day may be omitted."""
+    """Parses days `2026-01-01..2026-01-31` to [from, until) in ms UTC, last day included. A bound may be left out."""
     if text is None:
         return None, None
     found = _RANGE.fullmatch(text.strip())
@@ -97,7 +97,7 @@ def number_columns(dataset: Dataset) -> list[str]:
 
 
 def names_in(table: pa.Table, name: str) -> dict[str, int]:
-    """Counts how often each name occurs in a table. The measure `hour` is the hour of the day in UTC."""
+    """Counts the events of each name in a table. The measure `hour` is the hour of the day in UTC."""
     if name == "hour":
         counts = np.bincount(hours_in(table), minlength=24)
         return {f"{hour:02d}": int(count) for hour, count in enumerate(counts) if count}
@@ -110,7 +110,7 @@ def names_in(table: pa.Table, name: str) -> dict[str, int]:
 
 
 def numbers_in(table: pa.Table, name: str) -> Floats:
-    """Returns the values of a measure in a table. Gaps and lateness are in seconds. NaN means missing or not finite."""
+    """Returns the values of a measure in a table. Gaps and lateness are in seconds. Missing and infinite become NaN."""
     if name == "gap_s":
         users, times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
         return np.asarray(np.diff(times)[users[1:] == users[:-1]] / 1000.0)
@@ -123,7 +123,7 @@ def numbers_in(table: pa.Table, name: str) -> Floats:
 
 
 def user_counts_in(table: pa.Table) -> Ints:
-    """Returns the number of events of each user of a table, in the order of the users."""
+    """Returns the number of events of each user, in the order of the users in the table."""
     users = numpy_column(table, "user_id")
     return np.diff(np.append(starts_of_users(users), len(users)))
 
@@ -134,7 +134,7 @@ def hours_in(table: pa.Table) -> Ints:
 
 
 class Sample:
-    """A uniform sample of at most `SAMPLE_SIZE` of the added values. Every run draws the same sample."""
+    """A uniform sample of at most `SAMPLE_SIZE` of the added values. The same values always give the same sample."""
 
     def __init__(self) -> None:
         self.num_seen = 0
@@ -166,7 +166,7 @@ class Sample:
 
 
 class NameCounts:
-    """Counts names exactly for up to `MAX_NAMES` different names. If there are more, the rarest names are dropped."""
+    """Counts names. If there are more than `MAX_NAMES` distinct names, drops the rarest names, else counts exactly."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -177,12 +177,12 @@ class NameCounts:
             self.counts = Counter(dict(self.counts.most_common(MAX_NAMES // 2)))
 
     def top(self, number: int) -> list[str]:
-        """Returns the most frequent names. Names with the same count are sorted by name."""
+        """Returns the `number` most frequent names. Names with the same count are sorted by name."""
         return sorted(self.counts, key=lambda name: (-self.counts[name], name))[:number]
 
 
 class IdCounts:
-    """Counts how often each int64 id occurs. Keeps one count per id."""
+    """Keeps one count per int64 id."""
 
     def __init__(self) -> None:
         self._ids: list[Ints] = []
@@ -190,7 +190,7 @@ class IdCounts:
         self._waiting = 0
 
     def add(self, ids: Ints) -> None:
-        """Adds one to the count of each of `ids`. An id may occur several times."""
+        """Adds one to the count of an id each time that it occurs in `ids`."""
         unique, counts = np.unique(ids, return_counts=True)
         self._ids.append(unique)
         self._counts.append(counts)
@@ -214,8 +214,8 @@ class IdCounts:
 def newest_time(dataset: Dataset, column: str, *, now_ms: int | None = None) -> tuple[int, int]:
     """Returns the newest time in `column` that is not in the future, and the number of events in the future.
 
-    The future begins a day after `now_ms` (default: the clock's time). If all times are in the future, raises
-    DataError.
+    The future begins a day after `now_ms` (by default the clock's time). Raises DataError if every time is in the
+    future.
     """
     last = (int(time.time() * 1000) if now_ms is None else now_ms) + TOLERANCE_MS
     newest, num_future = -1, 0

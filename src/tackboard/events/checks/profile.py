@@ -1,9 +1,9 @@
-"""`tackboard data stats`: describes the events of a snapshot, as plain JSON.
+"""This module describes the events of a snapshot as plain JSON, for `tackboard data stats`.
 
 Events are read one bucket at a time and counted into fixed bins. Memory holds one number per item and per user. Nothing
-in the result is about a single user. If there are more than 65,536 values, the quantiles of gaps, lateness and
-candidates per request come from a sample, drawn the same way every time, and are marked `estimated`. Everything else is
-exact, unless there are more than 100,000 different actions or surfaces.
+in the result is about a single user. The quantiles of gaps, lateness and candidates per request come from a sample if
+there are more than 65,536 values, and are then marked `estimated`. The same data always gives the same sample. All
+other numbers are exact, unless there are more than 100,000 different actions or surfaces.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ DURATIONS_S: tuple[tuple[str, float], ...] = (
     ("1 to 7 days", 604_800.0),
     ("7 to 30 days", 2_592_000.0),
 )
-"""Bins of gaps and lateness: the name and the largest number of seconds of each. Longer times are in `over 30 days`."""
+"""Name and largest number of seconds of each bin of gaps and lateness. Longer times count as `over 30 days`."""
 COUNTS: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000)
-"""Bins of events per user: the smallest number of each bin."""
+"""The smallest number of events per user in each bin."""
 NUM_RANKS = 60
 NUM_TOP_ITEMS = 10
 
 
 def profile(dataset: Dataset) -> dict[str, Any]:
-    """Returns the content of `data stats`. Shares lie in [0, 1], times are in seconds, and days are UTC."""
+    """Returns what `data stats` shows. Shares lie in [0, 1], times are in seconds, and days are UTC."""
     actions, surfaces, items, days = NameCounts(), NameCounts(), IdCounts(), IdCounts()
     hours = np.zeros(24, dtype=np.int64)
     user_counts: list[NDArray[np.int64]] = []
@@ -126,7 +126,7 @@ class _Durations:
 
 
 def _by_share(quantiles: NDArray[np.float64]) -> dict[str, float]:
-    """Returns the quantiles at SHARES by name (`q50`), or an empty dict if there are no quantiles."""
+    """Maps names such as `q50` to the quantiles at SHARES. Returns an empty dict if there are no quantiles."""
     return {f"q{round(100 * q)}": float(value) for q, value in zip(SHARES, quantiles, strict=False)}
 
 
@@ -166,20 +166,23 @@ def _popularity(dataset: Dataset, item_ids: NDArray[np.int64], per_item: NDArray
 
 
 def _growth(dataset: Dataset) -> dict[str, Any]:
-    """Counts all items up to each day with a new item. An item is new at its birth or else at its first event."""
+    """Returns the number of items that exist on each day on which an item appears.
+
+    An item appears at its birth or, if the table of items has no births, at its first event.
+    """
     held = pq.read_schema(dataset.path / "items.parquet").names
     name = "birth_ms" if "birth_ms" in held else "first_ms"
     births = dataset.read_items([name])[name].drop_null().to_numpy()
     if not len(births):
         return {"by": name, "day": [], "items": []}
     start = int(dataset.statistics["first_ms"]) // DAY_MS
-    # Items that are older than the first event count from the first day on.
+    # Items that are older than the first event are counted on the day of the first event.
     days, counts = np.unique(np.maximum(births // DAY_MS - start, 0), return_counts=True)
     return {"by": name, "day": days.tolist(), "items": np.cumsum(counts).tolist()}
 
 
 def _requests(path: Path) -> dict[str, Any] | None:
-    """Counts requests, candidates, and positive, negative and unknown labels. Returns None if there is no file."""
+    """Counts the requests, candidates and positive, negative and unknown labels. Returns None if no file exists."""
     if not path.is_file():
         return None
     num_requests, sizes, sample = 0, 0, Sample()
@@ -210,7 +213,7 @@ def _requests(path: Path) -> dict[str, Any] | None:
 
 
 def _file_sizes(dataset: Dataset) -> dict[str, Any]:
-    """Returns the bytes of every file, and the compressed bytes of every column of the Parquet files."""
+    """Returns the size in bytes of every file, and the compressed bytes of every column of the Parquet files."""
     sizes: dict[str, Any] = {}
     for entry in dataset.manifest["files"]:
         name = str(entry["name"])

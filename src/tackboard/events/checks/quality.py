@@ -1,8 +1,8 @@
-"""`tackboard data check`: finds everything that is wrong with a snapshot on disk.
+"""This module checks a snapshot on disk against all rules, for `tackboard data check`.
 
 The check compares every file with the manifest, then reads each Parquet file one row group at a time. It needs memory
-for one row group and for the ids of items and users, whatever the number of events. A damaged file does not keep the
-other files from being checked. Decided: a check never repairs anything, and never stops at the first mistake.
+for one row group and for the ids of items and users, whatever the number of events. If a file is damaged, the other
+files are still checked. Decided: a check never repairs anything, and never stops at the first error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FEATURES = "features.parquet"
 
 @dataclasses.dataclass(frozen=True)
 class QualityReport:
-    """What was checked, and what was found; errors come first."""
+    """Says what was checked, and lists the findings. Errors come first."""
 
     path: Path
     num_events: int
@@ -136,7 +136,7 @@ def _check_manifest(folder: Path, findings: Findings) -> bool:
 
 @contextlib.contextmanager
 def _noting(name: str, findings: Findings) -> Iterator[None]:
-    """Turns an error inside the `with` block, which reads a Parquet file, into a finding."""
+    """Turns an error inside the `with` block, which reads the Parquet file `name`, into a finding."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -144,7 +144,7 @@ def _noting(name: str, findings: Findings) -> Iterator[None]:
 
 
 def _run(check: TableCheck, files: Mapping[str, Path], findings: Findings) -> None:
-    """Gives a check the columns of its file, then the row groups in order."""
+    """Runs a check: gives it the columns of its file, and then the row groups in order."""
     if check.file not in files:
         return
     with _noting(check.file, findings), pq.ParquetFile(files[check.file]) as opened:

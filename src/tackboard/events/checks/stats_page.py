@@ -1,4 +1,4 @@
-"""`tackboard data stats`: shows a profile as one self-contained HTML page, or as lines for a terminal."""
+"""This module shows the profile of `tackboard data stats` as a self-contained HTML page, or as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tackboard.report.page import Figure, Page, Section
 from tackboard.report.svg import Bars, Line, bar_chart, format_number, line_chart
 
 MAX_DAYS = 4000
-"""If a log spans more days, only days with events are drawn. The usual reason for such a span is a wrong time unit."""
+"""If a log spans more days than this, only days with events are drawn. The usual reason is a wrong unit of time."""
 NUM_BARS = 20
-"""At most this many actions, surfaces or columns are drawn."""
+"""Largest number of bars in a chart of actions, surfaces or columns."""
 
 
 def render(profile: Mapping[str, Any]) -> str:
@@ -46,7 +46,7 @@ def render(profile: Mapping[str, Any]) -> str:
 
 
 def lines(profile: Mapping[str, Any]) -> list[str]:
-    """Returns the figures for a terminal, one per line."""
+    """Returns the profile as lines for a terminal."""
     per_user, gap, lateness = profile["events_per_user"], profile["gap_s"], profile["lateness_s"]
     rows = [
         ("dataset", f"{profile['dataset']}, snapshot {profile['snapshot']}"),
@@ -227,7 +227,7 @@ def _bars(
 
 
 def _bins(section: Section, caption: str, bins: Mapping[str, int], title: str, unit: str) -> None:
-    """Draws the bins from the first non-empty one to the last non-empty one."""
+    """Draws the bins, without the empty bins at both ends."""
     filled = [place for place, count in enumerate(bins.values()) if count]
     shown = list(bins.items())[filled[0] : filled[-1] + 1] if filled else list(bins.items())[:1]
     total = max(sum(bins.values()), 1)

@@ -1,4 +1,4 @@
-"""Checks the items, users, attribute versions, impressions and requests of a snapshot. findings.py has the rules."""
+"""This module checks the items, users, attribute versions, impressions and requests. findings.py has the rules."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from tackboard.events.dataset import LABEL
 from tackboard.events.layout import out_of_order
 
 FIRST_MS = 631_152_000_000
-"""1990-01-01 UTC. A time before this nearly always has a wrong unit."""
+"""This is 1990-01-01 UTC. An earlier time nearly always has a wrong unit."""
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
 class KnownIds:
-    """Sorted ids of items and users, or None if the file is unreadable. An unknown birth (ms) is the smallest int64."""
+    """The sorted ids of items and users, and the births of items (ms). A field is None if its file is unreadable.
+
+    If a birth is unknown, its value is the smallest int64.
+    """
 
     items: Ints | None
     users: Ints | None
@@ -35,7 +38,7 @@ class KnownIds:
 class TableCheck(abc.ABC):
     """Checks one file. `begin` gets the columns, then `look` gets the row groups in order.
 
-    `columns` are the columns to read (None means all). The caller sets `is_whole` once all row groups have been read.
+    `columns` holds the columns to read (None means all). The caller sets `is_whole` once all row groups have been read.
     """
 
     columns: tuple[str, ...] | None = None
@@ -67,7 +70,7 @@ class TableCheck(abc.ABC):
     def _check(self, table: pa.Table) -> None: ...
 
     def _note_rows(self, rule: str, rows: Ints, about: str = "") -> None:
-        """Adds a finding about rows of the current row group. `rows` counts from the first row of the group."""
+        """Adds a finding about rows of the current row group. `rows` holds their numbers; its first row is row 0."""
         self._findings.add_rows(rule, self.file, self.num_rows + rows, about)
 
     def _note(self, rule: str, wrong: Bools, about: str = "") -> None:
@@ -124,13 +127,13 @@ class EntityCheck(TableCheck):
         return np.sort(_joined(self._ids)) if self.is_whole else None
 
     def births(self) -> Ints | None:
-        """Returns birth_ms in the order of `ids`, or None if there are no births or part of the file is unreadable."""
+        """Returns birth_ms in the order of `ids`, or None if there is no birth_ms or part of the file is unreadable."""
         if not self.is_whole or not self._births:
             return None
         return _joined(self._births)[np.argsort(_joined(self._ids), kind="stable")]
 
     def compare_counts(self, counted: tuple[Ints, Ints]) -> None:
-        """Compares num_events with `counted`: the sorted ids of the events, and the number of events of each id."""
+        """Compares num_events with `counted`, which holds the sorted ids in the events and their numbers of events."""
         if not self.is_whole:
             return
         ids, said = _joined(self._ids), _joined(self._counts)
@@ -141,7 +144,7 @@ class EntityCheck(TableCheck):
 
 
 class HistoryCheck(TableCheck):
-    """Checks item_history.parquet or user_history.parquet, which hold attribute versions by id and valid_from_ms."""
+    """Checks item_history.parquet or user_history.parquet, the attribute versions, sorted by id and valid_from_ms."""
 
     def __init__(self, kind: str, known: KnownIds, findings: Findings) -> None:
         super().__init__(f"{kind}_history.parquet", findings, {f"{kind}_id": pa.int64(), VALID_FROM: pa.int64()})
@@ -202,7 +205,7 @@ class RequestCheck(TableCheck):
             self._note_values("label-value", lengths, valid & (values != 0) & (values != 1), name)
 
     def _note_values(self, rule: str, lengths: Ints, wrong: Bools, about: str = "") -> None:
-        """Adds a finding about values in lists. `wrong` marks the values; `lengths` holds the length of each list."""
+        """Adds a finding about values in lists. `wrong` marks the bad values. `lengths` has the length of each list."""
         rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
         self._note_rows(rule, np.unique(rows[wrong]), about)
 
@@ -216,13 +219,13 @@ def integers(column: pa.ChunkedArray | pa.Array) -> tuple[Ints, Bools]:
 
 
 def not_finite(column: pa.ChunkedArray | pa.Array) -> Bools:
-    """Returns a mask of the numbers that are NaN or infinite. Nulls are False."""
+    """Returns a mask of the numbers that are NaN or infinite. The mask is False for nulls."""
     wrong = pc.invert(pc.is_finite(column)).fill_null(False)
     return np.asarray(wrong.to_numpy() if isinstance(wrong, pa.ChunkedArray) else wrong.to_numpy(zero_copy_only=False))
 
 
 def is_known(ids: Ints, known: Ints) -> Bools:
-    """Returns, for each of `ids`, whether it is in `known`, which is sorted."""
+    """Returns a mask of the `ids` that are in `known`. `known` is sorted."""
     if not len(known):
         return np.zeros(len(ids), dtype=bool)
     found = known[np.clip(np.searchsorted(known, ids), 0, len(known) - 1)]

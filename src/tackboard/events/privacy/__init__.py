@@ -1,1 +1,1 @@
-"""Removes users who asked to be forgotten, and events that are too old."""
+"""This package removes users who asked to be forgotten, and events that are too old."""

@@ -1,12 +1,13 @@
-"""Keeps the list of forgotten users in a sealed file beside a dataset's snapshots. Removes these users from tables.
+"""This module keeps a dataset's list of forgotten users in a sealed file, and removes these users from tables.
 
     datasets/<name>/forgotten.json    {"kind": "forgotten users", "format_version": 1, "user_ids": [...], seal}
 
-Every writer of a snapshot reads the list first, leaves the listed users out and calls `promote` at the end. `promote`
-fails if the list has grown meanwhile, so an import cannot bring back a user who was forgotten while the import ran.
-Decided: the list holds 64-bit ids and no names, although an integer id is also the user's name. A user whose name is a
-whole number has two entries, the number and the hash of its text, because the next import may read the user column as
-text. The list only grows. A damaged list stops every writer, because the users to leave out are then unknown.
+Code that writes a snapshot first reads the list, leaves out the users on the list, and calls `promote` at the end.
+`promote` fails if the list has grown after it was read, so an import cannot bring back a user who was forgotten while
+the import ran. Decided: the list holds 64-bit ids and no names, except that an integer id is also the user's name. A
+user whose name is an integer has two entries, the integer and the hash of its text, because the next import may read
+the user column as text. The list only grows. If the list is damaged, no snapshot can be written, because the users to
+leave out are unknown.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ LATEST = "latest"
 LOCK = ".lock"
 """The list of forgotten users and the link `latest` change only while this file is locked."""
 WITH_USERS = ("impressions.parquet", "requests.parquet")
-"""Files that may hold users who are not in users.parquet, because these users saw impressions and did nothing."""
+"""Files that may hold users who are not in users.parquet, because these users only saw impressions."""
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,18}")
 _INT64 = np.iinfo(np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Forgotten:
-    """The list as it was read. `user_ids` is sorted and holds each id once."""
+    """The list of forgotten users at the time when it was read. `user_ids` is sorted and holds each id once."""
 
     user_ids: NDArray[np.int64]
 
@@ -52,7 +53,7 @@ class Forgotten:
         return len(self.user_ids)
 
     def holds(self, user_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns, for each of `user_ids`, whether it is on the list."""
+        """Returns a mask of the `user_ids` that are on the list."""
         return np.isin(user_ids, self.user_ids) if len(self) else np.zeros(len(user_ids), dtype=bool)
 
 
@@ -70,7 +71,7 @@ class Remains:
 
 
 def user_ids_of(name: str) -> list[int]:
-    """Returns the 64-bit ids that a user of this name can have: as text and, for a whole number, as an integer."""
+    """Returns the 64-bit ids that a user can have: the hash of the name and, if the name is an integer, the integer."""
     text = name.strip()
     if not text:
         raise UsageError("the name of a user is empty", allowed="allowed: the user's id as it stands in the log")
@@ -81,7 +82,7 @@ def user_ids_of(name: str) -> list[int]:
 
 
 def dataset_folder(path: Path) -> Path:
-    """Returns the folder of a dataset, given this folder or one of its snapshots. Other paths raise DataError."""
+    """Returns the folder of a dataset. `path` is this folder or one of its snapshots. Other paths raise DataError."""
     resolved = path.resolve()
     for folder in (resolved, resolved.parent):
         if (folder / LATEST).is_symlink() and (folder / LATEST / MANIFEST).is_file():
@@ -107,7 +108,7 @@ def refuse_dangling(path: Path) -> None:
 
 
 def read_forgotten(folder: Path) -> Forgotten:
-    """Reads the list in a dataset's folder. No file means an empty list. A damaged list raises CorruptFileError."""
+    """Reads the list of a dataset. If there is no file, the list is empty. A damaged file raises CorruptFileError."""
     path = folder / FILE_NAME
     try:
         content = unseal(path.read_bytes())
@@ -128,7 +129,7 @@ def read_forgotten(folder: Path) -> Forgotten:
 
 
 def add_forgotten(folder: Path, user_ids: Iterable[int]) -> Forgotten:
-    """Adds users to the list of a dataset's folder, durably. Returns the new list. Concurrent calls lose no user."""
+    """Adds users to the list of a dataset, durably. Returns the new list. Concurrent calls do not lose users."""
     with wait_for_lock(folder / LOCK):
         remove_leftovers(folder, FILE_NAME)
         known = read_forgotten(folder)
@@ -140,7 +141,7 @@ def add_forgotten(folder: Path, user_ids: Iterable[int]) -> Forgotten:
 
 
 def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Returns `table` without the rows of forgotten users. Reads the column user_id or, if there is none, user."""
+    """Returns `table` without the rows of forgotten users. Uses the column `user_id` or, if it is missing, `user`."""
     if not len(forgotten) or not table.num_rows:
         return table
     has_ids = "user_id" in table.column_names
@@ -150,7 +151,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Removes the impressions of forgotten users. Without user_id, finds them by these users' requests in `events`."""
+    """Removes the impressions of forgotten users. If impressions have no user_id, `events` names a request's user."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:
@@ -160,7 +161,7 @@ def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotte
 
 
 def without_values(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
-    """Returns the rows of `table` whose `column` is not in `values`. Rows with a null stay."""
+    """Removes the rows of `table` whose value of `column` is in `values`. Rows with a null stay."""
     is_gone = pc.is_in(table[column], value_set=values.cast(table[column].type))
     return table.filter(pc.invert(is_gone))
 
@@ -182,7 +183,7 @@ def promote(snapshot: Path, forgotten: Forgotten) -> None:
 
 
 def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
-    """Raises DataError if a snapshot holds forgotten users, because a snapshot made from it would hold them too."""
+    """Raises DataError if a snapshot holds forgotten users, because a copy of its files would also hold these users."""
     remains = remains_in(snapshot, forgotten)
     if remains.num_users:
         raise DataError(
@@ -207,7 +208,10 @@ def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
 
 
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
-    """Returns the forgotten users in a Parquet file, if the file has user_id. Skips row groups that cannot hold any."""
+    """Returns the forgotten users in the column user_id of a Parquet file. Without this column, the result is empty.
+
+    Skips row groups that, by their smallest and largest user_id, cannot hold a forgotten user.
+    """
     found = [np.zeros(0, dtype=np.int64)]
     with reading(path), pq.ParquetFile(path) as file:
         if "user_id" not in file.schema_arrow.names:
@@ -233,14 +237,14 @@ def snapshots_of(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """The given ids that occur in any snapshot of a dataset, and the snapshots that still hold any forgotten user."""
+    """Holds the given ids that occur in any snapshot of a dataset, and the forgotten users that each snapshot holds."""
 
     found: frozenset[int]
     remains: list[Remains]
 
 
 def forget_users(names: Sequence[str], folders: Sequence[Path]) -> list[Listed]:
-    """Adds users to the lists of some datasets. Returns one result per dataset, in the order of `folders`."""
+    """Adds users to the list of every dataset in `folders`. Returns one result per dataset, in the same order."""
     ids = [user_id for name in names for user_id in user_ids_of(name)]
     listed = []
     for folder in folders:

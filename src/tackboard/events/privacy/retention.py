@@ -1,13 +1,13 @@
-"""Retention: makes the next snapshot of a dataset, without old events and without forgotten users.
+"""This module makes the next snapshot of a dataset, without old events and without forgotten users.
 
-A forgotten user disappears from every file: events and their features, users and the versions of their attributes,
-impressions and requests. Items stay. Events are read and written one bucket at a time. Small buckets are joined, and a
-user is never split. Decided: a user whose last event, impression or request is removed is removed completely. A user
-who had none of these before, and appears only in the file of attributes, stays. The features of a remaining event keep
-their values.
+A forgotten user is removed from every file: events, features, users, versions of attributes, impressions and requests.
+Items stay. Events are read and written one bucket at a time. Small buckets are joined, and a user is never split.
+Decided: a user who loses all events, impressions and requests is removed completely. A user who had no events,
+impressions or requests before, because only the file of attributes names this user, stays. The features of a remaining
+event keep their values.
 
-Older snapshots still hold the removed data until they are removed too. `prune` removes the snapshots that no unfinished
-run needs. It refuses to remove any if it cannot find out what a run needs.
+The removed data remains in older snapshots. `prune` removes the older snapshots that no unfinished run needs. If it
+cannot find out which snapshot a run needs, it removes nothing and raises UsageError.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ FEATURES, IMPRESSIONS = "features.parquet", "impressions.parquet"
 USERS, USER_HISTORY, STATISTICS = "users.parquet", "user_history.parquet", "statistics.json"
 REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)
 WITHOUT_USERS = ("item_history.parquet", "features.json", "labels.json", TRUTH)
-"""Files that name no user and stay as they are."""
+"""Files that name no user. The new snapshot keeps them unchanged."""
 MAX_DAYS = 36_500
 Ints = NDArray[np.int64]
 Spans = tuple[Ints, Ints, Ints, Ints]
-"""Four parallel arrays: the distinct ids, sorted; the number of events of each id; its first time; its last time."""
+"""Four parallel arrays: sorted distinct ids, and for each id the number of events, the first time and the last time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Retained:
-    """The snapshot that is now `latest`, and what was removed. If nothing was removed, `path` is the old snapshot."""
+    """Says what was removed. `path` is the snapshot that is now `latest`: the old snapshot if nothing was removed."""
 
     path: Path
     cutoff_ms: int | None
@@ -66,17 +66,17 @@ class Retained:
     num_users_removed: int
     num_forgotten_removed: int
     num_future: int = 0
-    """Number of events that lie more than a day in the future. They stay, but do not count as the newest event."""
+    """Number of events that lie more than a day in the future. These events stay, but none counts as the newest."""
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
-    """Makes the next snapshot from `dataset`, which must be the newest one, and points `latest` at the new snapshot.
+    """Makes the next snapshot from `dataset`, the newest snapshot, and points `latest` at the new snapshot.
 
     Leaves out the users on the dataset's list of forgotten users. With `days`, also leaves out the events, impressions
     and requests that are more than `days` older than the newest event. Events more than a day after `now_ms` (by
     default the clock's time) do not count as the newest, because otherwise one wrong clock could remove the entire log.
-    If nothing would change, the old snapshot stays. Raises DataError if no event would remain, or if a file of unknown
-    content might hold users.
+    If nothing would change, the old snapshot stays. Raises DataError if no event would remain, or if the snapshot has a
+    file that this module does not know, because the file might hold users.
     """
     cutoff_ms, num_future = None, 0
     if days is not None:
@@ -92,12 +92,13 @@ def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = 
     _refuse_unknown(dataset)
     writer = _Writer(dataset, forgotten, cutoff_ms if is_old else None)
     digest = hashlib.sha256(forgotten.user_ids.tobytes()).hexdigest()
-    # The truth of a synthetic world numbers a user's events from the first, so it is wrong once old events are gone.
+    # The truth of a synthetic world counts a user's events from the first event. So if old events are removed, the
+    # truth is wrong.
     replaced = (*REWRITTEN, TRUTH) if is_old else REWRITTEN
     path = derive_snapshot(
         dataset, "retention", {"cutoff_ms": cutoff_ms, "forgotten": digest}, replaced=replaced, fill=writer.fill
     )
-    # A user may have been added to the list after the list was read above.
+    # Another process may have added a user to the list of forgotten users after this function read the list.
     require_clean(path, read_forgotten(path.parent))
     now = pq.read_metadata(path / USERS).num_rows
     before = pq.read_metadata(dataset.path / USERS).num_rows
@@ -106,7 +107,7 @@ def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = 
 
 
 def _first_ms(dataset: Dataset) -> int:
-    """Returns the oldest time in the snapshot. Impressions and requests may be older than all events."""
+    """Returns the oldest time of all events, impressions and requests of the snapshot."""
     first = int(dataset.statistics["first_ms"])
     for path in (dataset.path / IMPRESSIONS, dataset.path / REQUESTS):
         if path.is_file() and "time_ms" in pq.read_schema(path).names:
@@ -139,7 +140,7 @@ class _Writer:
         self._num_rows: list[int] = []
 
     def fill(self, staging: Path) -> list[str]:
-        """Writes a layout and those files of `REWRITTEN` that the old snapshot has. Returns the names of the files."""
+        """Writes a layout, and each file of `REWRITTEN` that the old snapshot has. Returns the names of the files."""
         self._write_events(staging)
         if not self._num_rows:
             raise DataError(
@@ -211,11 +212,11 @@ class _Writer:
     def _note_gone(self, events: pa.Table, kept: NDArray[np.bool_]) -> None:
         """Remembers requests that lose all their events.
 
-        If impressions have no user column, only their request says whose they are.
+        If impressions have no column of users, the impressions of these requests are removed.
         """
         if "request" in events.column_names and self._has(IMPRESSIONS) and not kept.all():
             gone = pc.unique(events["request"].filter(pa.array(~kept))).drop_null()
-            # All events of a request lie in this bucket, because a request belongs to one user; some events may stay.
+            # A request belongs to one user, so its events all lie in this bucket. If an event stays, the request stays.
             stays = pc.is_in(gone, value_set=pc.unique(events["request"].filter(pa.array(kept))))
             self._requests.append(gone.filter(pc.invert(stays)))
 
@@ -231,7 +232,7 @@ class _Writer:
             ids = numpy_column(history, "user_id")
             stays = np.isin(ids, numpy_column(users, "user_id"))
             if self._cutoff_ms is not None:
-                # No remaining event can see a version that was replaced at or before the cutoff.
+                # A version that was replaced at or before the cutoff is valid for no remaining event, so it is dropped.
                 since = numpy_column(history, VALID_FROM)
                 stays[:-1] &= (ids[1:] != ids[:-1]) | (since[1:] > self._cutoff_ms)
             _write(history.filter(pa.array(stays)), staging / USER_HISTORY)
@@ -241,7 +242,7 @@ class _Writer:
             return pq.read_table(self._dataset.path / name)
 
     def _with_spans(self, name: str, id_name: str, parts: list[Spans]) -> pa.Table:
-        """Reads a table of items or users. Sets num_events, first_ms and last_ms to those of the remaining events."""
+        """Reads a table of items or users. Computes num_events, first_ms and last_ms from the remaining events."""
         table = self._read(name)
         ids, counts, first, last = _merged(parts)
         wanted = numpy_column(table, id_name)
@@ -272,7 +273,7 @@ class _Writer:
         reach(f"{IMPRESSIONS}:after-write")
 
     def _write_requests(self, path: Path, layout: Layout) -> Layout:
-        """Writes requests.parquet in the buckets of `layout`. Returns `layout` with the offsets of the new file."""
+        """Writes requests.parquet in the buckets of `layout`. Returns `layout` with the offsets of this file added."""
         old, offsets = self._dataset.path / REQUESTS, [0]
         schema = pq.read_schema(old)
         with pq.ParquetWriter(path, schema) as out:
@@ -286,7 +287,7 @@ class _Writer:
 
 
 def _cut(tables: Iterator[pa.Table], bounds: Ints, nothing: pa.Table) -> Iterator[pa.Table]:
-    """Cuts tables that are sorted by user_id at each of `bounds`. Yields one table per bucket, `nothing` if empty."""
+    """Cuts tables, sorted by user_id, at the users in `bounds`. Yields one table per bucket, or `nothing` if empty."""
     held: list[pa.Table] = [nothing]
     bucket = 0
     for table in tables:
@@ -331,17 +332,17 @@ def _write(table: pa.Table, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """The removed snapshots, and the older snapshots that stay, each with the run that needs it."""
+    """Holds the removed snapshots, and a dict: older snapshot that stays → run that needs this snapshot."""
 
     removed: list[str]
     kept: dict[str, str]
 
 
 def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
-    """Returns the snapshots of a dataset's folder that unfinished runs under `runs` need: snapshot → run.
+    """Returns a dict: each snapshot in `folder` that an unfinished run under `runs` needs → this run.
 
     An unfinished run can be resumed, so it needs the snapshot on which it started. Raises UsageError if `runs` is not a
-    folder, or if a run does not say which snapshot it needs and may have been started on this dataset.
+    folder, or if a run that may have started on this dataset does not say which snapshot it needs.
     """
     if not runs.is_dir():
         raise UsageError(
@@ -369,7 +370,7 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
 
 
 def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
-    """Returns whether, judging by its config, a run may have been started on the dataset in `folder`."""
+    """Returns whether a run may use the dataset in `folder`, according to the config of the run."""
     try:
         data = read_json(run / "config.json")["data"]
         named = [Path(str(data["dataset"])), *([Path(str(data["judged_on"]))] if data.get("judged_on") else [])]
@@ -398,7 +399,7 @@ def prune(folder: Path, runs: Path) -> Pruned:
             remove_directory(path)
             removed.append(path.name)
     indexes = folder / INDEX
-    # A link could lead to the folder of another dataset.
+    # A link is not followed, because it could lead to the folder of another dataset.
     if not indexes.is_symlink():
         remove_leftovers(indexes)
         for index in indexes.glob("[!.]*"):

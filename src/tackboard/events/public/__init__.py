@@ -1,1 +1,1 @@
-"""Public datasets as their publishers ship them: reads files that a user downloaded, and writes datasets."""
+"""This package reads the files of public datasets that a user downloaded, and writes them as datasets."""

@@ -1,7 +1,7 @@
-"""Downloaded files: finds a file by name in zip archives, folders and single files, and returns its bytes.
+"""This module finds a downloaded file by its name in zip archives, folders and single files, and returns its bytes.
 
-Decided: a file is found by the publisher's name, wherever it lies in the archive or folder, so it makes no difference
-whether the user unpacked the download first. Files that end in `.gz` or `.zst` are decompressed.
+Decided: a file is found by the publisher's name, wherever it lies in the archive or folder, so users may unpack a
+download or not. Files that end in `.gz` or `.zst` are decompressed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PACKED = (".gz", ".zst")
 
 
 class Download:
-    """The files that one or more paths contain, by name."""
+    """Finds files by name in one or more paths."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         if not paths:
@@ -48,7 +48,7 @@ class Download:
 
     @property
     def title(self) -> str:
-        """The given paths, for a message."""
+        """The given paths as text for a message."""
         return ", ".join(str(path) for path in self.paths)
 
     def names(self) -> list[str]:
@@ -60,11 +60,11 @@ class Download:
         return next((path for full, path, member in self._places if member is None and _is(full, name)), None)
 
     def has(self, name: str) -> bool:
-        """Returns whether there is a file of this name. A name may include folders: `u.data`, `bts/all/all.csv`."""
+        """Returns whether a file of this name exists. A name such as `bts/all/all.csv` may include folders."""
         return any(_is(_unpacked(full), name) for full, _, _ in self._places)
 
     def read(self, name: str) -> bytes:
-        """Reads a file. Raises DataError if the file is missing or torn, or if two files have this name."""
+        """Returns the bytes of a file. Raises DataError if it is missing or torn, or if two files have this name."""
         found = [place for place in self._places if _is(_unpacked(place[0]), name)]
         if len(found) != 1:
             have = ", ".join(self.names()[:8]) or "nothing"
@@ -90,7 +90,7 @@ class Download:
 
 
 def _is_archive(path: Path) -> bool:
-    """Returns whether a file is a zip archive, even a torn one, which lacks the list that `is_zipfile` looks for."""
+    """Returns whether a file is a zip archive. Unlike `is_zipfile`, this function also recognises a torn archive."""
     with path.open("rb") as file:
         begins = file.read(4) == b"PK\x03\x04"
     return begins or path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)

@@ -1,8 +1,8 @@
-"""Deskdrop: what employees of CI&T did with shared articles, in twelve months of 2016 and 2017.
+"""This module reads Deskdrop, a log of what employees of CI&T did with articles in twelve months of 2016 and 2017.
 
-Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow). Times are seconds. A
-session is not a request, so it becomes a field `session`. The other fields are `user_agent`, `region` and `country`,
-where empty text means missing. Events of one user at the same time keep the order of the file.
+Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow). Times in the file are
+seconds. A session is not a request, so the session id becomes a field `session`. The other fields are `user_agent`,
+`region` and `country`. In these, empty text means missing. Events of one user at the same time keep the file's order.
 """
 
 from __future__ import annotations

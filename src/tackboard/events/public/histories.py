@@ -1,10 +1,11 @@
-"""Sequences of items as four papers published them: Amazon reviews 2014 (5-core) and Last.fm.
+"""This module reads the sequences of items that four papers made from Amazon reviews 2014 (5-core) and Last.fm.
 
-Rules: there is one action, `event`. S3-Rec and TiCoSeRec ship one line per user, `user item item …`, with the items in
-order. SASRec and BERT4Rec ship one line per event, `user item`. Only TiCoSeRec ships times (seconds, whole days), in a
-second file of the same shape. The other papers ship only an order, so their times are made up. S3-Rec ships item
-attributes as numbers, which become a list `attributes`. Events at the same time keep the order of the line. Each paper
-numbered its items in its own way, so item 7 of one dataset is not item 7 of another.
+Rules: there is one action, `event`. The files of S3-Rec and TiCoSeRec have one line per user, `user item item …`, with
+the oldest item first. The files of SASRec and BERT4Rec have one line per event, `user item`. TiCoSeRec also has a file
+of times, with one time per item in the same places. These times are in seconds, but exact only to the day. The other
+papers give no times, so times are made up from the order. S3-Rec gives each item attributes as numbers, which become a
+list `attributes`. Events at the same time keep the order of the file. Each paper numbered its items in its own way, so
+item 7 of one dataset is not item 7 of another dataset.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _AMAZON_TERMS = "Amazon review data (McAuley): research use; the repository stat
 
 
 def read_s3rec(stem: str) -> Callable[[Download], PublicData]:
-    """Returns a reader of `stem`.txt and `stem`_item2attributes.json."""
+    """Returns a function that reads `stem`.txt and `stem`_item2attributes.json."""
 
     def read(download: Download) -> PublicData:
         lines = _lines(download, f"{stem}.txt")
@@ -45,7 +46,7 @@ def read_s3rec(stem: str) -> Callable[[Download], PublicData]:
 
 
 def read_ticoserec(stem: str) -> Callable[[Download], PublicData]:
-    """Returns a reader of `stem`_item.txt and `stem`_time.txt."""
+    """Returns a function that reads `stem`_item.txt and `stem`_time.txt."""
 
     def read(download: Download) -> PublicData:
         lines, times = _lines(download, f"{stem}_item.txt"), _lines(download, f"{stem}_time.txt")
@@ -59,7 +60,7 @@ def read_ticoserec(stem: str) -> Callable[[Download], PublicData]:
 
 
 def read_pairs(name: str) -> Callable[[Download], PublicData]:
-    """Returns a reader of a file of lines `user item`. All lines of a user stand together."""
+    """Returns a function that reads a file of lines `user item`. In the file, all lines of a user stand together."""
 
     def read(download: Download) -> PublicData:
         pairs = np.array([line.split() for line in download.text(name).splitlines()], dtype=np.int64)

@@ -1,11 +1,11 @@
-"""Kakao Brunch: which users read which articles, by hour, from October 2018 to February 2019.
+"""This module reads Kakao Brunch, a log of the articles that users read from October 2018 to February 2019.
 
-Rules: there is one action, `read`. A time is the beginning of the hour, in Korean time (UTC+9). Two forms can be read.
-The competition ships a folder `read` with one file per hour, `2018100100_2018100101`. A line has a user and then the
-articles in the order of reading, and ids are text. The compact form is reads.parquet (user, item, hour since
-2018-10-01) with items.txt.zst, whose n-th line names item n - 1. In the compact form, ids are integers, and an item's
-attributes are `article` and `author`. Reads of one user in the same hour keep the publisher's order. One read in five
-repeats the read before it. All reads are kept.
+Rules: there is one action, `read`. The files give times only by the hour, in Korean time (UTC+9), so a time is the
+beginning of an hour. Two forms of the data can be read. The hourly form, from the competition, is a folder `read` with
+one file per hour, such as `2018100100_2018100101`. A line has a user and then the articles in the order of reading, and
+ids are text. The compact form is reads.parquet (user, item, hour since 2018-10-01) with items.txt.zst, whose n-th line
+names item n - 1. In the compact form, ids are integers, and an item's attributes are `article` and `author`. Reads of
+one user in the same hour keep the publisher's order. One read in five repeats the previous read, and all are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tackboard.events.public.archive import Download
 from tackboard.events.public.publisher import PublicData, PublicDataset, PublishedCounts, canonical_events, named
 
 START_MS = 1_538_319_600_000
-"""2018-10-01 00:00 in Korea."""
+"""The time 2018-10-01 00:00 in Korea."""
 HOUR_MS = 3_600_000
 _HOURLY = re.compile(r"(\d{10})_\d{10}")
 
@@ -78,7 +78,7 @@ def _read_hourly(download: Download, names: list[str]) -> PublicData:
 
 
 def _time_of(name: str) -> int:
-    """Returns the ms UTC of an hourly file, whose name begins with its hour in Korea."""
+    """Returns the time, in ms UTC, of an hourly file. The name of the file begins with the hour in Korean time."""
     match = _HOURLY.fullmatch(name.rpartition("/")[2])
     assert match is not None
     korea = datetime.timezone(datetime.timedelta(hours=9))

@@ -1,4 +1,4 @@
-"""KuaiRand-27K, the sample of liked and hated videos with at least 15 events per user and per video.
+"""This module reads a sample of KuaiRand-27K: liked and hated videos, at least 15 events per user and per video.
 
 Rules: the action is `like` (label 1) or `hate` (label 0). Times are ms. The other signals are fields. `is_click`,
 `is_follow`, `is_comment`, `is_forward`, `is_profile_enter` and `long_view` are 0 or 1. `play_time_ms`, `duration_ms`
@@ -28,7 +28,7 @@ _FIELDS = {name: name for name in (*_SIGNALS, "play_time_ms", "duration_ms")} | 
 
 
 def read_kuairand(download: Download) -> PublicData:
-    """Reads processed_standard_kcore_15, which is comma- or tab-separated."""
+    """Reads the file processed_standard_kcore_15, whose values are separated by commas or tabs."""
     ending = "tsv" if download.has(f"{FILE}.tsv") else "csv"
     names = ("user_id", "video_id", "time_ms", "label", *_FIELDS.values())
     data = download.read(f"{FILE}.{ending}")

@@ -1,4 +1,4 @@
-"""The public datasets that can be imported, by name.
+"""This module lists the public datasets that can be imported, and finds a dataset by its name.
 
 Census-Income (KDD) is left out, because it is not a log of events: it has no users, no items and no times.
 """

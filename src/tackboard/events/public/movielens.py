@@ -1,8 +1,8 @@
-"""MovieLens 100K and 1M: which users rated which films, and when.
+"""This module reads MovieLens 100K and 1M, which are logs of ratings of films.
 
-Rules: the action is the rating, `rating_1` to `rating_5`, and a field `rating` holds the rating as a number. Times are
-seconds. Ratings of one user in the same second keep the order of the file. This rule decides which film is a user's
-last, because in the 1M set three ratings in four have the same user and second as another rating.
+Rules: the action is the rating, `rating_1` to `rating_5`, and a field `rating` holds the rating as a number. Times in
+the files are seconds. Ratings of one user in the same second keep the order of the file. This rule often decides which
+film comes last, because in the 1M set three ratings in four have the same user and second as another rating.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Open Bandit, small version: which fashion item a policy showed at which position, and whether it was clicked.
+"""This module reads the small version of Open Bandit, a log of fashion items that two policies showed.
 
-Rules: the publisher gives no user ids, so every impression is a user of its own, with four hashed features as
-attributes. The action is `click` or `impression`. The surface is the campaign (all, men, women). Each impression is
-also a request of its own. Positions 1 to 3 become 0 to 2. Items are numbered per campaign: item 3 of `men` is `men-3`.
-The fields are `policy` (bts or random), `propensity`, and `affinity`, the user-item affinity of the item shown.
-Affinities of other items are left out. Of the item features, only the numeric one is kept, as `feature_0`. The hashed
-item features are left out, because they differ between the folders of the two policies. Times are the times of the
-impressions, which the files give in µs. Rows are ordered by policy, then by campaign, then as in the file.
+Rules: the publisher gives no user ids, so each impression gets a new user, with four hashed features as attributes,
+and a new request. The action is `click` or `impression`. The surface is the campaign (all, men, women). Positions 1 to
+3 become 0 to 2. Each campaign numbers its items from 0, so item 3 of `men` gets the id `men-3`. The fields are `policy`
+(bts or random), `propensity`, and `affinity`, which is the user-item affinity of the shown item. Affinities of other
+items are left out. The numeric item feature is kept as `feature_0`. The hashed item features are left out, because they
+differ between the folders of the two policies. Times are the times of the impressions, which the files give in µs. Rows
+are sorted by policy, then by campaign. Rows of the same policy and campaign keep the order of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FEATURES = tuple(f"user_feature_{number}" for number in range(4))
 
 
 def read_open_bandit(download: Download) -> PublicData:
-    """Reads POLICY/CAMPAIGN/CAMPAIGN.csv of two policies and three campaigns, and item_context.csv of one policy."""
+    """Reads POLICY/CAMPAIGN/CAMPAIGN.csv for two policies and three campaigns, and item_context.csv for one policy."""
     parts = [_read_part(download, policy, campaign) for policy in POLICIES for campaign in CAMPAIGNS]
     table = pa.concat_tables(parts)
     num_rows = table.num_rows

@@ -1,8 +1,8 @@
-"""What all public datasets share: reads the publisher's files as canonical events, and compares them with known counts.
+"""This module holds the code that all public datasets share: it imports a publisher's files as canonical events.
 
-Decided: every row of the publisher is kept, even exact repeats, because published results include them. The numbers of
-users, items and events are known, and files with other numbers are refused, so that a dataset of this name always holds
-the published data. In all datasets, rows of the same user and time keep the publisher's order.
+Decided: every row of the publisher is kept, even exact repeats, because published results include the repeats. The
+published numbers of users, items and events are known, and files with other numbers raise DataError. So a dataset of
+this name always holds the published data. In all datasets, rows of the same user and time keep the publisher's order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tackboard.events.public.archive import Download
 from tackboard.events.schema import NAMES, encode
 
 ORDER_ONLY_START_MS = 946_684_800_000
-"""2000-01-01 UTC, the time of every user's first event in datasets that have an order but no times."""
+"""The time 2000-01-01 UTC. Every user's first event gets this time if the publisher gives an order but no times."""
 ORDER_ONLY_STEP_MS = 60_000
-"""The time between two successive events of a user in datasets that have an order but no times."""
+"""The made-up time between two successive events of a user if the publisher gives an order but no times."""
 ORDER_ONLY_NOTE = "times are made up: the publisher gives only the order; the n-th event of a user is n minutes in 2000"
 
 
@@ -44,7 +44,7 @@ class PublishedCounts:
 
 @dataclasses.dataclass(frozen=True)
 class PublicData:
-    """Canonical events (see `canonical_events`), and tables of attributes with a column `item` or `user`."""
+    """The canonical events of a public dataset, and its tables of attributes, which have a column `item` or `user`."""
 
     events: pa.Table
     items: pa.Table | None = None
@@ -53,7 +53,7 @@ class PublicData:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicDataset:
-    """One public dataset: where to download it, and how to read it."""
+    """Says where to download a public dataset, and how to read it."""
 
     name: str
     title: str
@@ -66,7 +66,7 @@ class PublicDataset:
     counts: PublishedCounts
     read: Callable[[Download], PublicData]
     note: str = ""
-    """What to know before training on the dataset."""
+    """A note for people who train on the dataset."""
 
 
 def import_public(
@@ -112,7 +112,10 @@ def read_public(dataset: PublicDataset, paths: Sequence[Path]) -> PublicData:
 def canonical_events(
     user: Any, item: Any, time_ms: Any, *, action: Any = None, surface: Any = None, **more: Any
 ) -> pa.Table:
-    """Makes a canonical table from columns in the publisher's order. Ids are integers or text; times are ms UTC."""
+    """Makes canonical events from columns, whose rows are in the publisher's order.
+
+    Ids are integers or text, and times are ms UTC.
+    """
     times = np.asarray(time_ms, dtype=np.int64)
     zeros = np.zeros(len(times), dtype=np.int32)
     columns = {
@@ -128,14 +131,14 @@ def canonical_events(
 
 
 def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
-    """Replaces codes 0, 1, … by `names`. A code without a name raises DataError."""
+    """Replaces each code c by `names[c]`. A code without a name raises DataError."""
     if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
         raise DataError(f"the code {int(codes.max())} has no name", allowed=f"allowed: 0 to {len(names) - 1}")
     return schema.named(codes, names)
 
 
 def order_only_times(lengths: Any) -> NDArray[np.int64]:
-    """Makes up times for events, one user after the other. `lengths` holds the number of events of each user."""
+    """Returns made-up times for the events of all users, user by user. `lengths` is each user's number of events."""
     counts: NDArray[np.int64] = np.asarray(lengths, dtype=np.int64)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     places: NDArray[np.int64] = np.arange(int(counts.sum()), dtype=np.int64) - starts
@@ -143,9 +146,9 @@ def order_only_times(lengths: Any) -> NDArray[np.int64]:
 
 
 def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *, header: bool = False) -> pa.Table:
-    """Reads a publisher's CSV. `columns` are given in file order or, with a header, are found by name.
+    """Reads a publisher's CSV. If there is no header, `columns` must be in the order of the file.
 
-    A file of another shape raises ArrowInvalid.
+    A file with other columns raises ArrowInvalid.
     """
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),

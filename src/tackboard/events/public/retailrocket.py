@@ -1,10 +1,10 @@
-"""RetailRocket, with several kinds of actions, as the authors of MB-IMN published it in the format of MBHT.
+"""This module reads RetailRocket as the authors of MB-IMN published it, with several actions, in the format of MBHT.
 
-Rules: a line is a history and the item that is bought next. Each line becomes its own user, `train-7` or `test-7`,
-because the publisher does not say which lines belong together. A long history comes as several lines, each longer than
-the one before, so events repeat between users. The action 0 is `buy`, 1 is `cart`, 2 is `view`. The action 3 is not
-documented and becomes `type_3`. The last event of a user is a `buy` of the bought item. The publisher gives an order
-but no times, so times are made up.
+Rules: a line holds a history and the item that the user buys next. Each line becomes a separate user, such as `train-7`
+or `test-7`, because the publisher does not say which lines belong to the same user. A long history comes as several
+lines of growing length, so the same events occur under several users. Action 0 is `buy`, 1 is `cart`, 2 is `view`.
+Action 3 is not documented and becomes `type_3`. The last event of a user is a `buy` of the bought item. The publisher
+gives an order but no times, so times are made up.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Synthetic worlds with known ground truth: makes a dataset and its exact oracle from a few parameters."""
+"""This package makes synthetic worlds: it computes a dataset and its exact oracle from a few parameters."""

@@ -1,9 +1,9 @@
-"""The best possible next-item prediction in a synthetic world: computes exact probabilities from the world's config.
+"""The oracle predicts the next item of a synthetic world with exact probabilities, computed from the world's config.
 
 The oracle knows the world's rules and the latent state just before an event: the interests, the session's topic so far,
-whether a session starts, the time, and the recent items. It knows none of the draws that follow. Its probabilities are
-the closed form of `world.draw_items`, summed over the topics that the session may get. A model sees only events, so no
-model can be expected to beat the oracle. Evaluation reports how close a model comes to the oracle.
+whether a session starts, the time, and the recent items. It does not know the random draws that follow. Its
+probabilities are the closed form of `world.draw_items`, summed over the topics that the session may get. A model sees
+only events, so no model can be expected to beat the oracle. Evaluation reports how close a model comes to the oracle.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tackboard.events.synthetic.world_config import FIRST_USER_ID, HIDE, WorldCo
 from tackboard.events.synthetic.world_items import Floats, Ints, WorldItems
 
 ROWS_PER_CHUNK = 1024
-"""Number of users scored at once. In addition to the result, memory holds only a few arrays of this many rows."""
+"""Number of users that are scored at once. A smaller number needs less memory for temporary arrays."""
 
 
 def oracle_item_ids(config: WorldConfig) -> Ints:
-    """Returns item ids in the order of the columns of `oracle_scores`."""
+    """Returns the item id of each column of `oracle_scores`."""
     return WorldItems(config).ids
 
 
 def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, *, given_kept: bool = False) -> Floats:
     """Returns P(item of event `event_index` | latent state before the event): float64 [U, num_items], rows sum to 1.
 
-    `event_index` counts a user's events in order of time from 0, including hides. It holds one index per user, or one
-    index for all users. `given_kept` conditions on the event not being a hide, for an evaluation that leaves out hides
-    as targets. A user or event that does not exist raises UsageError.
+    `event_index` is one index for all users, or one index per user. It counts a user's events, including hides, in
+    order of time from 0. With `given_kept`, the probabilities are conditional on the event not being a hide. Use this
+    if the evaluation never ranks hides. A user or event that does not exist raises UsageError.
     """
     users = np.atleast_1d(np.asarray(user_ids, dtype=np.int64)) - FIRST_USER_ID
     index = np.broadcast_to(np.asarray(event_index, dtype=np.int64), users.shape)
@@ -58,9 +58,9 @@ def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, 
 def latent_states(
     config: WorldConfig, catalogue: WorldItems, users: Ints, index: Ints
 ) -> list[tuple[Ints, LatentState]]:
-    """Returns the states before event `index[i]` of user `users[i]`, in groups (rows of the input, their states).
+    """Returns the state before event `index[i]` of user `users[i]`, for each i, in groups: (values of i, their states).
 
-    All rows of a group have the same event index, because their windows of recent items must be equally long.
+    All states of a group have the same event index, because their windows of recent items must be equally long.
     """
     groups: list[tuple[Ints, LatentState]] = []
     distinct = np.unique(users)
@@ -79,7 +79,7 @@ def latent_states(
 
 
 def score_state(config: WorldConfig, catalogue: WorldItems, state: LatentState, *, given_kept: bool = False) -> Floats:
-    """Returns P(item | state): float64 [U, num_items], the closed form of one draw."""
+    """Returns P(item | state) as float64 [U, num_items]. This is the closed form of one draw of an item."""
     num_rows, rows = len(state.user), np.arange(len(state.user))
     alive = catalogue.birth[None, :] <= state.time[:, None]
     popularity = np.where(alive, catalogue.weight, 0.0)
@@ -92,7 +92,7 @@ def score_state(config: WorldConfig, catalogue: WorldItems, state: LatentState, 
     share = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0) * config.repeat_probability
     engaged = np.zeros((num_rows, config.num_items))
     np.add.at(engaged, (np.broadcast_to(rows[:, None], share.shape), state.recent), share)
-    # An event that neither repeats nor follows a link nor explores is drawn from the session's topic.
+    # An item that is not a repeat, not a followed link and not explored is drawn from the session's topic.
     from_topic = 1.0 - config.explore_probability - np.where(can_repeat, config.repeat_probability, 0.0)
 
     linked = np.flatnonzero(link_open(state))

@@ -1,10 +1,10 @@
-"""A synthetic world with known ground truth: generates events with requests and candidates from a world config.
+"""This module generates the events, requests and candidates of a synthetic world from a world config.
 
 Users have interests that drift, a taste for styles and their own pace. Items have topics, styles, popularity, births
 and links. docs/synthetic-world.md describes the process, and `oracle.py` computes its exact next-item probabilities.
-Decided: every draw is keyed by (seed, user, event index, purpose). So a user's events depend on no other user, users
-can be generated in any chunks or alone, and the same config gives the same bytes forever. The code loops over event
-indices, and draws the events of one index for all users at once.
+Decided: every random draw is a function of (seed, user, event index, purpose). So a user's events do not depend on
+other users, users can be generated in any chunks or alone, and the same config gives the same bytes forever. The code
+loops over event indices, and draws the events of one index for all users at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tackboard.events.synthetic.world_items import DAY_MS, Floats, Ints, WorldIt
 
 USERS_PER_CHUNK = 32_768
 SESSION_GAP_MS = 30 * 60 * 1000
-"""A gap above this starts a new session. Gaps inside a session are at most 25 minutes."""
+"""A gap that is longer than this starts a new session. Gaps inside a session are at most 25 minutes."""
 REPEAT, LINK, TOPIC, EXPLORE = range(4)
 
 _USER_EVENTS, _USER_START, _USER_SPAN, _USER_TOPIC, _USER_STYLE, _EVENT = range(100, 106)
@@ -31,7 +31,7 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Number of uniform draws per item: one picks the mechanism, one its item, and two an item of the topic as fallback."""
+"""Number of uniform draws per item. One picks the mechanism, one picks its item, and two pick an item of the topic."""
 
 
 @dataclass
@@ -45,15 +45,15 @@ class LatentState:
     new_session: np.ndarray
     """Whether the event opens a session."""
     slots: Ints
-    """Topic of each of the user's interests (slots), before a drift."""
+    """Topic of each of the user's interests (slots). If an interest drifts at this event, this is the old topic."""
     session_topic: Ints
-    """Topic of the session before a switch. It has no meaning if new_session is true."""
+    """Topic of the session. If it switches at this event, this is the old topic. Unused if new_session is true."""
     affinity: Floats
-    """Affinity to each style."""
+    """The user's affinity to each style."""
     recent: Ints
-    """The last repeat_window items, oldest first. The first events of a user have fewer columns."""
+    """The user's last repeat_window items, oldest first. There are fewer columns if the user has had fewer events."""
     recent_hidden: np.ndarray
-    """Which of the recent items were hidden."""
+    """Mask of the recent items that the user hid."""
 
     def take(self, rows: Ints | slice) -> LatentState:
         return LatentState(**{name: value[rows] for name, value in vars(self).items()})
@@ -61,7 +61,7 @@ class LatentState:
 
 @dataclass
 class WorldEvents:
-    """Events of whole users, ordered by (user, event index). Items are numbered from 0. Times are ms from the start."""
+    """All events of some users, sorted by (user, event index). Item numbers begin at 0. Times are ms from the start."""
 
     user: Ints
     index: Ints
@@ -73,7 +73,7 @@ class WorldEvents:
     received: Ints
     position: Ints
     candidates: Ints
-    """The items drawn in addition to the engaged item [num_events, num_candidates - 1], with duplicates."""
+    """Items drawn as further candidates of each event [num_events, num_candidates - 1]. There may be duplicates."""
 
 
 def num_events_of(config: WorldConfig, users: Ints) -> Ints:
@@ -84,7 +84,7 @@ def num_events_of(config: WorldConfig, users: Ints) -> Ints:
 
 
 def generate(config: WorldConfig, catalogue: WorldItems | None = None, *, quiet: bool = True) -> WorldEvents:
-    """Generates all events of a world, one chunk of users after the other."""
+    """Generates all events of a world, one chunk of users at a time."""
     catalogue = catalogue or WorldItems(config)
     users = np.arange(config.num_users, dtype=np.int64)
     chunks = []
@@ -107,7 +107,7 @@ def simulate(
     """Generates the first `num_events` events (by default all) of each of `users`.
 
     `observe(event_index, state)` is called before the events of each index are drawn, with the users who have an event
-    of this index. The state is a view, which the next step changes.
+    of this index. Copy the state if you keep it, because its arrays are views, and the next step changes them.
     """
     limit = num_events_of(config, users) if num_events is None else num_events
     # Users with the most events come first. So the users who still have events are a prefix, and a slice needs no copy.
@@ -119,7 +119,7 @@ def simulate(
 
 
 class _Walk:
-    """The state of the users and their events so far. Rows are users, and users with the most events come first."""
+    """The users' states and the events drawn so far. Each row is a user. Users with the most events come first."""
 
     def __init__(self, config: WorldConfig, catalogue: WorldItems, users: Ints, limit: Ints) -> None:
         self.config, self.catalogue, self.users, self.limit = config, catalogue, users, limit
@@ -127,7 +127,7 @@ class _Walk:
         length = int(limit.max(initial=0))
         period_ms = config.period_days * DAY_MS
         slots = np.arange(len(config.slot_weights))
-        # Topic numbers are the ranks of the topics.
+        # The number of a topic is also its rank.
         weights = (np.arange(config.num_topics) + 1.0) ** -config.topic_exponent
         cumulative = np.cumsum(weights / weights.sum())
         draws = uniform(seed, _USER_TOPIC, users[:, None], slots)
@@ -187,11 +187,11 @@ class _Walk:
         )
 
     def _settle_topic(self, index: int, row: slice, state: LatentState, draws: Floats) -> None:
-        """Lets interests drift at session starts. Draws a new topic for sessions that start or switch."""
+        """Lets interests drift if a session starts. Draws a new topic for sessions that start or switch."""
         config = self.config
         drifting = np.flatnonzero(state.new_session & (draws[:, _COLUMN["drift"]] < config.drift_probability))
         slot = (draws[drifting, _COLUMN["drift_slot"]] * len(config.slot_weights)).astype(np.int64)
-        # A drifting interest goes one step round the ring, or to any topic.
+        # An interest that drifts moves one step on the ring of topics, or to any topic.
         choice = draws[drifting, _COLUMN["drift_topic"]]
         near = self.slots[drifting, slot] + np.where(choice < 0.5, -1, 1)
         anywhere = np.floor(choice * config.num_topics).astype(np.int64)
@@ -225,7 +225,7 @@ class _Walk:
             self.log[name][row, index] = values
 
     def _position(self, index: int, row: slice, item: Ints, draw: Floats) -> Ints:
-        """Draws the engaged item's position among the distinct items shown. Position p has weight 1 / (p + 1)."""
+        """Draws the position of the engaged item among the distinct shown items. Position p has weight 1 / (p + 1)."""
         shown = keep_distinct(item, self.candidates[row, index]).sum(axis=1) + 1
         places = np.arange(self.config.num_candidates)
         weights = np.where(places < shown[:, None], 1.0 / (places + 1.0), 0.0)
@@ -251,8 +251,8 @@ def draw_items(
 ) -> tuple[Ints, Ints]:
     """Draws one item per row. Returns the items and the mechanisms that gave them. `draws` holds uniforms [M, 4].
 
-    A repeat falls back to the session's topic if there is nothing to repeat. A link falls back to the topic at a
-    session start, after a hide, and if the linked item is not yet born.
+    The mechanism is a repeat, a link, an exploration or a draw from the session's topic. A repeat becomes a draw from
+    the topic if there is nothing to repeat. So does a link at a session start, after a hide, or to an unborn item.
     """
     mechanism = np.full(len(topic), TOPIC, dtype=np.int64)
     wanted = draws[:, 0]
@@ -289,14 +289,14 @@ def repeat_weights(config: WorldConfig, state: LatentState) -> Floats:
 
 
 def link_open(state: LatentState) -> np.ndarray:
-    """Returns whether a link can be followed. It can inside a session, if the previous item was not hidden."""
+    """Returns a mask of the rows that can follow a link: inside a session, with a previous item that is not hidden."""
     if state.recent.shape[1] == 0:
         return np.zeros(len(state.user), dtype=bool)
     return np.asarray(~state.new_session & ~state.recent_hidden[:, -1])
 
 
 def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
-    """Returns the chance that the session's topic is drawn anew before this event, for rows inside a session."""
+    """Returns the chance that a session's topic is drawn again before this event. Rows must be inside a session."""
     if state.recent.shape[1] == 0:
         return np.ones(len(state.user))
     hidden = state.recent_hidden[:, -1]

@@ -1,7 +1,7 @@
-"""The parameters of a synthetic world, as a checked config that can be read from a JSON file.
+"""This module defines the config of a synthetic world, checks its parameters, and reads it from a JSON file.
 
-`worlds/demo.json` holds the demo's parameters. They were chosen and frozen before any model was compared on that world.
-A change of these parameters needs an entry in docs/log.md with the old and the new figures.
+`worlds/demo.json` holds the parameters of the demo world. They were chosen and frozen before any models were compared
+on this world. A change of these parameters needs an entry in docs/log.md with the old and the new figures.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ HIDE = ACTIONS.index("hide")
 FIRST_USER_ID = 1
 FIRST_ITEM_ID = 100_000
 REQUESTS_PER_USER = 10_000
-"""A request id is user id × this number + event index, so a user has fewer events than this number."""
+"""A request id is user id × this number + event index, so a user must have fewer events than this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig:
-    """One synthetic world. Two worlds with equal configs are equal in every byte."""
+    """The parameters of one synthetic world. Two worlds with equal configs are equal in every byte."""
 
     seed: int = 1
-    """Key of every draw."""
+    """Seed of every random draw."""
     num_users: int = 3000
     """Number of users. Their ids are 1 to num_users."""
     num_items: int = 2000
-    """Number of items. Their ids count up from 100000."""
+    """Number of items. Their ids are successive integers from 100000 on."""
     num_topics: int = 20
     """Number of topics, which are arranged on a ring. Every item belongs to one topic."""
     num_styles: int = 4
@@ -42,18 +42,18 @@ class WorldConfig:
     start_ms: int = 1_736_121_600_000
     """Start of the world's period, ms UTC."""
     period_days: float = 60.0
-    """Length of the period in days. Users arrive in its first 60%, and items are born in its first 90%."""
+    """Length of the period in days. Users arrive in the first 60% of the period. Items are born in the first 90%."""
 
     zipf_exponent: float = 1.0
     """The base weight of the item of rank r (from 0) is (r + zipf_offset) ** -zipf_exponent."""
     zipf_offset: float = 20.0
-    """Flattens the head of the popularity curve."""
+    """A larger offset makes the most popular items less dominant (see zipf_exponent)."""
     topic_exponent: float = 0.4
     """An interest falls on the topic of rank r (from 0) with probability proportional to (r + 1) ** -topic_exponent."""
     born_later_share: float = 0.25
-    """Share of items born during the period instead of at its start."""
+    """Share of items that are born during the period. All other items exist from its start."""
     link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
-    """Probability of each linked successor of an item. The probabilities sum to 1."""
+    """Probability of each successor of an item, if a user follows a link from the item. They sum to 1."""
 
     slot_weights: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
     """Weight of each of a user's interests, which are called slots. The weights sum to 1."""
@@ -65,17 +65,17 @@ class WorldConfig:
     """Share of drifts that go to a neighbouring topic on the ring. The other drifts go to any topic."""
 
     median_events: float = 38.0
-    """Median number of events of a user before clipping (lognormal)."""
+    """Median number of events of a user. The number is lognormal and then clipped to [min_events, max_events]."""
     events_spread: float = 0.75
-    """Standard deviation of the logarithm of the number of events."""
+    """Standard deviation of the logarithm of a user's number of events, before clipping."""
     min_events: int = 5
     """Smallest number of events of a user."""
     max_events: int = 200
     """Largest number of events of a user."""
     mean_session_events: float = 7.0
-    """Mean number of events of a session (geometric)."""
+    """Mean number of events of a session. The number has a geometric distribution."""
     gap_seconds: float = 60.0
-    """Median gap inside a session, seconds (lognormal, clipped to 1 s to 25 min)."""
+    """Median gap inside a session, in seconds. Gaps are lognormal, and are clipped to between 1 s and 25 min."""
     gap_spread: float = 1.0
     """Standard deviation of the logarithm of the gap inside a session."""
 
@@ -84,33 +84,36 @@ class WorldConfig:
     link_probability: float = 0.45
     """Chance, inside a session, that an event follows a link of the previous item."""
     explore_probability: float = 0.12
-    """Chance that an event falls on a popular item of any topic. The remaining chance goes to the session's topic."""
+    """Chance that an event explores, which means that its item is drawn from all topics, by popularity.
+
+    If an event does not repeat, follow a link or explore, its item is drawn from the session's topic.
+    """
     repeat_window: int = 20
-    """Number of events that a repeat can reach back."""
+    """Largest age of an event that a repeat can pick. The previous event has age 1."""
     repeat_decay: float = 0.9
-    """A repeat picks the event of age a (1 is the previous event) with weight repeat_decay ** a, or 0 if hidden."""
+    """A repeat picks the event of age a with weight repeat_decay ** a, or with weight 0 if its item was hidden."""
     switch_probability: float = 0.25
-    """Chance, before each event inside a session, that the session's topic is drawn anew from the interests."""
+    """Chance, before each event inside a session, that the session's topic is drawn again from the interests."""
     switch_after_hide_probability: float = 0.6
-    """The same chance after a hide."""
+    """Replaces switch_probability if the previous event was a hide."""
 
     engaged_actions: tuple[float, ...] = (0.77, 0.14, 0.07, 0.02)
-    """Shares of click, save, share and hide on items that were not explored. They sum to 1."""
+    """Shares of the actions click, save, share and hide on items that were not explored. They sum to 1."""
     explored_actions: tuple[float, ...] = (0.62, 0.05, 0.03, 0.3)
-    """Shares of click, save, share and hide on explored items. They sum to 1."""
+    """Shares of the actions click, save, share and hide on explored items. They sum to 1."""
     repeat_surfaces: tuple[float, ...] = (0.5, 0.1, 0.4)
     """Shares of the surfaces home, related and search for repeats. They sum to 1."""
     link_surfaces: tuple[float, ...] = (0.05, 0.9, 0.05)
-    """Shares of the surfaces for followed links."""
+    """Shares of the same surfaces for followed links. They sum to 1."""
     topic_surfaces: tuple[float, ...] = (0.6, 0.1, 0.3)
-    """Shares of the surfaces for draws from the session's topic."""
+    """Shares of the same surfaces for draws from the session's topic. They sum to 1."""
     explore_surfaces: tuple[float, ...] = (0.9, 0.05, 0.05)
-    """Shares of the surfaces for explored items."""
+    """Shares of the same surfaces for explored items. They sum to 1."""
 
     num_candidates: int = 6
-    """Number of items drawn per request, including the engaged item. Duplicates are shown once."""
+    """Number of items drawn per request, including the engaged item. An item that is drawn twice is shown once."""
     late_share: float = 0.01
-    """Share of events that are received hours late instead of within seconds."""
+    """Share of events that the log receives hours late. All other events are received within seconds."""
 
     def __post_init__(self) -> None:
         for name in ("num_users", "num_topics", "num_styles", "min_events", "num_candidates", "repeat_window"):
@@ -135,7 +138,7 @@ class WorldConfig:
 
 
 def load_world_config(name_or_path: str) -> WorldConfig:
-    """Reads the config of a shipped world (`demo`) or of a JSON file. Unknown names and settings raise UsageError."""
+    """Reads the config of a shipped world (`demo`) or from a JSON file. Unknown names and settings raise UsageError."""
     if name_or_path.endswith(".json"):
         path = Path(name_or_path)
         if not path.is_file():

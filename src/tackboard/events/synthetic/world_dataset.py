@@ -1,4 +1,4 @@
-"""Writes a synthetic world as a dataset: makes a snapshot folder from a world config.
+"""This module generates a synthetic world from its config and writes it as a dataset.
 
 In addition to the canonical tables, the snapshot holds impressions.parquet (what requests showed) and truth.json (the
 complete config, from which the oracle can be computed). Item attributes are topic, style and birth_ms.
@@ -61,10 +61,10 @@ def item_table(config: WorldConfig, catalogue: WorldItems) -> pa.Table:
 
 
 def impression_table(catalogue: WorldItems, events: WorldEvents) -> pa.Table:
-    """Returns the items that each request showed: (request, position, item_id). Includes the engaged item."""
+    """Returns the items that each request showed, including the engaged item, as (request, position, item_id)."""
     num_events, num_others = events.candidates.shape
     kept = keep_distinct(events.item, events.candidates)
-    # The other items fill the positions around the engaged item in the order in which they were drawn.
+    # The other items take the remaining positions, in the order in which they were drawn.
     place = np.cumsum(kept, axis=1) - 1
     place += place >= events.position[:, None]
     items = np.concatenate([events.item[:, None], events.candidates], axis=1)

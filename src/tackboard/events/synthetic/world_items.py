@@ -1,9 +1,9 @@
-"""The items of a synthetic world, and exact draws among the items that are alive (already born) at a given time.
+"""This module makes the items of a synthetic world, and draws among the items that are alive (born) at a given time.
 
-A world config decides each item's topic, style, weight, birth and successors. Items are drawn by inverse CDF. Decided:
-items of one (topic, style) cell lie together, sorted by birth, and one array holds the cumulative weights. So the items
-alive at a given time are a prefix of their cell, and a draw among them is one binary search, exact and without
-rejection.
+The world config decides each item's topic, style, weight, birth and successors. Items are drawn by inverse CDF.
+Decided: the items of the same topic and style, called a cell, lie together, sorted by birth, and one array holds the
+cumulative weights. So the items of a cell that are alive at a given time are a prefix of the cell. A draw among them is
+one binary search, which is exact and needs no rejection.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Floats = NDArray[np.float64]
 
 DAY_MS = 86_400_000
 _BIRTH_BITS = 44
-"""A birth, in ms after the start, fits into this many bits (550 years). The bits above hold the cell number."""
+"""Number of bits of a key that hold a birth, in ms after the start (up to 550 years). Higher bits hold the cell."""
 _STREAM_RANK, _STREAM_STYLE, _STREAM_BORN_LATER, _STREAM_BIRTH, _STREAM_LINK = range(5)
 
 
 class WorldItems:
-    """Items 0 to num_items - 1, in this order. Times are ms after the world's start."""
+    """Holds arrays with one value per item, from item 0 to num_items - 1. Times are ms after the world's start."""
 
     def __init__(self, config: WorldConfig) -> None:
         self.num_topics, self.num_styles = config.num_topics, config.num_styles
@@ -61,18 +61,18 @@ class WorldItems:
         topic_size = (config.num_items - self.topic + config.num_topics - 1) // config.num_topics
         num_links = min(len(config.link_weights), int(topic_size.min()) - 1)
         place = rank // config.num_topics
-        # Steps around the topic's circle of items must be distinct, so sorted draws are increased by their index plus
-        # 1.
+        # The items of a topic form a circle, and a link is a number of steps on it. The steps of an item must be
+        # distinct and positive, so each sorted draw is increased by its index plus 1.
         draws = uniform(config.seed, _STREAM_LINK, items[:, None], np.arange(num_links))
         steps = np.sort(_floor(draws * (topic_size[:, None] - num_links)), axis=1) + np.arange(num_links) + 1
-        # After the sort, the strongest link would lead to the nearest item. A keyed rotation changes the links' order.
+        # After the sort, the strongest link would always lead to the nearest item. So the links are rotated at random.
         turn = _floor(uniform(config.seed, _STREAM_LINK, items, num_links) * num_links)
         steps = np.take_along_axis(steps, (np.arange(num_links) + turn[:, None]) % num_links, axis=1)
         target = (place[:, None] + steps) % topic_size[:, None]
         return np.asarray(by_rank[target * config.num_topics + self.topic[:, None]], dtype=np.int64)
 
     def draw_from_topic(self, topic: Ints, affinity: Floats, time: Ints, draws: Floats) -> Ints:
-        """Draws one alive item of `topic` [M] per row, P ∝ weight × affinity[style]. `draws` [M, 2] holds uniforms."""
+        """Draws one alive item of `topic` [M] per row with P ∝ weight × affinity[style]. `draws` is uniform [M, 2]."""
         cells = topic[:, None] * self.num_styles + np.arange(self.num_styles)
         start = self._cell_start[cells]
         end = np.searchsorted(self._cell_keys, cells << _BIRTH_BITS | time[:, None], side="right")
@@ -84,7 +84,7 @@ class WorldItems:
         return np.asarray(self._cell_order[np.clip(place, start, end - 1)], dtype=np.int64)
 
     def draw_popular(self, time: Ints, draws: Floats) -> Ints:
-        """Draws one alive item of any topic per row, P ∝ weight."""
+        """Draws one alive item of any topic per row with P ∝ weight."""
         end = np.searchsorted(self._births_sorted, time, side="right")
         place = np.searchsorted(self._birth_cumulative, draws * self._birth_cumulative[end], side="right") - 1
         return np.asarray(self._birth_order[np.clip(place, 0, end - 1)], dtype=np.int64)
