@@ -4,10 +4,10 @@ The horizon is the newest received_ms of the snapshot. Events that the store rec
 the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events in
 the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
 briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues with the
-users that were not done.
+users that were not corrected yet.
 
-Decided: events that the store received in the millisecond of the horizon itself stay. A log often ends within this
-millisecond, and an acknowledged event that the log lacks must not be lost. Forgotten users do not come back.
+Decided: events that the store received in the same millisecond as the horizon stay. A log often ends in the middle of
+this millisecond, and an acknowledged event must not be lost because the log lacks it. Forgotten users stay forgotten.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Correction:
 
     horizon_ms: int
     num_users: int = 0
-    """Number of checked users, who have events in the snapshot, in the store or in both."""
+    """Number of checked users. Every user with events in the snapshot or in the store is checked."""
     num_changed_users: int = 0
     actions: Counts = dataclasses.field(default_factory=dict)
     """Counts for each action: `missing` events are only in the snapshot, `extra` events only in the store. `different`
@@ -111,7 +111,10 @@ def horizon_ms(dataset: Dataset) -> int:
 def _pieces(
     store: SequenceStore, dataset: Dataset, *, after: int | None, is_changing: bool
 ) -> Iterator[tuple[Integers, dict[int, Columns], int]]:
-    """Yields (users, snapshot's events by user, last user) for all users of snapshot and store, sorted by user id."""
+    """Yields all users of the snapshot and the store in order of their ids, in pieces.
+
+    A piece is (users, the snapshot's events by user, last user of the piece). Users up to `after` are left out.
+    """
     check_has_columns(pq.read_schema(dataset.events_path).names, store.config)
     held = store.user_ids()
     if after is not None:
@@ -163,14 +166,14 @@ def _is_same(held: Columns | None, wanted: Columns | None) -> bool:
 
 
 def _differences(store: SequenceStore, held: Columns | None, wanted: Columns | None) -> Counts:
-    """Counts what is wrong with a user, by action; empty if nothing is wrong."""
+    """Counts the missing, extra and different events of a user, by action. The result is empty if there are none."""
     if _is_same(held, wanted):
         return {}
     ours, theirs = _events(store, held), _events(store, wanted)
     missing = Counter(theirs[key][:3] for key in theirs.keys() - ours.keys())
     extra = Counter(ours[key][:3] for key in ours.keys() - theirs.keys())
     # A missing and an extra event with the same time, item and action count as one event with different values. An
-    # event that differs only in its received time counts as different too.
+    # event that differs only in its received time also counts as different.
     different = missing & extra
     moved = Counter(ours[key][:3] for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
     found: Counts = {}

@@ -12,9 +12,9 @@ damaged page may hide rows. Therefore a user without a head must have no other r
 check all pages. The tables of version 1 have other names. A process that still runs an older tackboard therefore stops
 when its store is migrated, instead of writing values without seals.
 
-Decided: write-ahead log and synchronous=FULL, so a commit is on disk before it is acknowledged. There is one writer at
-a time, and other writers wait; readers never wait. secure_delete is on for every connection, so that no free page holds
-deleted events. Before `forget` returns, the write-ahead log is emptied and unused bytes are set to zero.
+Decided: SQLite runs with a write-ahead log and synchronous=FULL, so a commit is on disk before it is acknowledged.
+There is one writer at a time, and other writers wait; readers never wait. secure_delete is on for every connection, so
+that no free page holds deleted events. Before `forget` returns, the write-ahead log is emptied and unused bytes are set to zero.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class SqliteStore(SequenceStore):
                     if change is not None:
                         self._apply(user, change)
                     continue
-                # The buffer's key finds the duplicates.
+                # Duplicates have equal keys in the table `buffer`, and the statement ignores rows with an existing key.
                 rows = [
                     (user, *self.seals.seal_recent(user, (times[p], packed[p], received[p], head.next_arrival + n)))
                     for n, p in enumerate(kept.tolist())
@@ -343,7 +343,7 @@ class SqliteStore(SequenceStore):
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[sqlite3.Connection]:
-        """Like `_writing`, but for a store of any version; yields the connection."""
+        """Does the same as `_writing`, but for a store of any version; yields the connection."""
         with explained(self.path):
             self._lock()
             try:
@@ -411,7 +411,7 @@ def _connect(path: Path, synchronous: str, busy_s: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into ours."""
+    """Turns SQLite's errors into Tackboard errors."""
     try:
         yield
     except sqlite3.Error as error:
