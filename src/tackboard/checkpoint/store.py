@@ -1,4 +1,4 @@
-"""Checkpoints of one run. A checkpoint stores groups of named tensors and a JSON state; damage is found on loading.
+"""Keeps the checkpoints of one run. A checkpoint holds groups of named tensors and a JSON state. Loading finds damage.
 
     checkpoints/step-00000200/   <group>.safetensors … · state.json · features.json · MANIFEST.json
     checkpoints/latest           -> step-00000200
@@ -6,9 +6,9 @@
 
 A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; then `latest` is replaced. A
 kill at any instant leaves `latest` at a complete checkpoint, and every `step-*` complete. The newest two checkpoints
-and the best are kept; older checkpoints are removed only after the new checkpoint is complete. Decided: safetensors and
-JSON only. Nothing is unpickled. A `Checkpoint` object means that its bytes were verified. Callers pass it on, so that a
-command hashes no file twice. Its tensors are memory-mapped and take no memory before they are used.
+and the best are kept; older checkpoints are removed only after the new checkpoint is complete. Decided: the files are
+safetensors and JSON, and nothing is unpickled. The bytes of every `Checkpoint` object have been verified. Callers pass
+the object on, so that a command hashes no file twice. The tensors are memory-mapped and take no memory before use.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """Verifies every byte of a checkpoint, then reads it with all tensors or with those of `groups`.
+    """Verifies every byte of a checkpoint, then reads its state and all tensors, or only the tensors of `groups`.
 
     A `Checkpoint` is already verified and is returned as it is.
     """
@@ -189,7 +189,7 @@ def _read(path: Path, manifest: Mapping[str, Any], groups: tuple[str, ...] | Non
 def find_checkpoint(path: Path) -> Path:
     """Returns the best checkpoint of a run if `best` exists, otherwise the newest. Nothing is verified.
 
-    `path` is the folder of a run, the folder of its checkpoints, or one checkpoint, which is returned itself.
+    `path` is the folder of a run, the folder of its checkpoints, or one checkpoint, which is returned unchanged.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist", allowed="allowed: a run or checkpoint folder", fix="ls runs/")

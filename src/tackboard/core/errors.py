@@ -34,7 +34,7 @@ class TackboardError(Exception):
 
 
 class UsageError(TackboardError):
-    """The command or request makes no sense as given."""
+    """The command or request is wrong or impossible."""
 
     exit_code = 2
 

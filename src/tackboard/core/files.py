@@ -1,8 +1,8 @@
-"""Atomic writes: a file or folder has its old content or its new content, never a part of it.
+"""Writes files and folders atomically: each has its complete old content or its complete new content, never a part.
 
-Every durable write is: temporary file → flush → fsync → rename → fsync of the folder. A kill at any instant leaves the
-old content or the new content. `observer` is called at named points between these steps; the chaos tests use it to kill
-the process there.
+The steps of a durable write are: temporary file → flush → fsync → rename → fsync of the folder. A kill at any instant
+leaves the old content or the new content. `observer` is called at named points between these steps; the chaos tests use
+it to kill the process there.
 
 Unfinished work has a unique temporary name:
 
@@ -10,7 +10,7 @@ Unfinished work has a unique temporary name:
     .NAME.tmp-TOKEN.lock    lock file, held while that folder is being written (see locks.py)
     .NAME.gone-TOKEN        a folder that is being deleted
 
-Decided: a cleaner (`remove_leftovers`) never removes a folder whose lock is held, even by a writer in another
+Decided: a cleaner (`remove_leftovers`) never removes a folder while a writer holds its lock, even a writer in another
 container. A temporary file or link needs no lock: if a cleaner removes it, the writer, which still has the content in
 memory, writes it again.
 """
@@ -56,7 +56,7 @@ STORAGE_FAULTS = {
     errno.ELOOP: "that path is a symlink to itself; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
-"""Errors that the machine or a path causes, and what to do about each error."""
+"""Maps each error that the machine or a path can cause to advice for the user."""
 
 
 def reach(point: str) -> None:

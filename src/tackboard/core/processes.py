@@ -3,7 +3,8 @@
 `Process` is a running command; `ask` runs a short command to its end and returns an `Answer`. Decided: by default a
 command gets its own process group, and the whole group is killed when the command ends, so no worker stays behind.
 Ctrl-C then reaches only this process, which must stop its commands. Commands are reaped by wait4, so the kernel reports
-what a command and its workers used. No other module starts a process (`tests/rules/test_processes.py`).
+the CPU time and memory of a command and its workers. Only this module starts processes
+(`tests/rules/test_processes.py`).
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a short command ended, and what it printed."""
+    """The exit code and the output of a short command that has ended."""
 
     code: int
     output: str = ""
@@ -166,7 +167,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Why the command failed, in one line: the last line of its errors."""
+        """The reason why the command failed: the last line of its errors, or its exit code."""
         return one_line((self.errors.strip().splitlines() or [f"exit code {self.code}"])[-1])[:300]
 
 
@@ -195,7 +196,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """Returns the last line that is a JSON object, or {}. Other lines may follow, because stderr is in the same log."""
+    """Returns the JSON object in the last line of `text` that holds one, or {}. Lines of stderr may follow this line."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -208,7 +209,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` takes these signals. Outside the main thread it does nothing (a limit of Python)."""
+    """Within the block, `handler` gets these signals, but only in the main thread. Python allows no other thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -260,7 +261,7 @@ def watch_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-# ---- what processes use ----
+# ---- memory and CPU time of processes ----
 
 
 def process_tree(pid: int) -> list[int]:

@@ -20,7 +20,8 @@ the directory has changed.
 
 Decided: a call for many users is all or nothing for each user, not for all users together. The server's settings decide
 how safe acknowledged events are: with `appendfsync always` they are on disk; with `everysec` the events of the last
-second may be lost. After `forget`, the operator must rewrite the server's own files (append-only file, dumps) with BGREWRITEAOF.
+second may be lost. After `forget`, the operator must rewrite the server's files (append-only file, dumps) with
+BGREWRITEAOF.
 """
 
 from __future__ import annotations
