@@ -5,8 +5,8 @@
     checkpoints/best             -> step-00000100        if the run is validated during training
 
 A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; then `latest` is replaced. A
-kill at any instant leaves `latest` at a complete checkpoint, and every `step-*` complete. The newest two checkpoints
-and the best are kept; older checkpoints are removed only after the new checkpoint is complete. Decided: the files are
+kill at any instant leaves every `step-*` complete, and `latest` points at one of them. The newest two checkpoints and
+the best are kept; older checkpoints are removed only after the new checkpoint is complete. Decided: the files are
 safetensors and JSON, and nothing is unpickled. The bytes of every `Checkpoint` object have been verified. Callers pass
 the object on, so that a command hashes no file twice. The tensors are memory-mapped and take no memory before use.
 """
@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints in one folder."""
+    """Writes and finds the checkpoints in one folder."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder = folder
@@ -142,7 +142,7 @@ class CheckpointStore:
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Writes named tensors as safetensors. A failing disk raises OSError with its errno, like every other write."""
+    """Writes named tensors as safetensors. A failing disk raises OSError with an errno, as in any other write."""
     stored = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     places: set[int] = set()
     for key, tensor in stored.items():

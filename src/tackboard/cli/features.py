@@ -135,7 +135,7 @@ def features_docs(
         help="Print the operator reference; with --out PAGE.md, put it between the page's markers.",
     ),
 ) -> None:
-    """Write a page that shows the source of each feature, its transform, and the models that use it."""
+    """Write a page that shows the source and the transform of each feature, and the models that use the feature."""
     from tackboard.core.errors import UsageError
 
     if reference:

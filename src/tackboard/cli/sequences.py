@@ -66,7 +66,7 @@ def sequences_append(
     max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows up to this share of all rows.")] = 0.01,
     json_output: Json = False,
 ) -> None:
-    """Append events. A missing store is made from the log's columns. Appending a file again changes nothing."""
+    """Append events. A store that does not exist is made from the log. Appending a file again changes nothing."""
     from tackboard.core.errors import UsageError
     from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig

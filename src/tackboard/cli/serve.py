@@ -82,7 +82,7 @@ def serve(
         ),
     )
     if port_file is not None:
-        # A file that a killed server left behind would send a script to the wrong port.
+        # A killed server may have left this file, and a script would then read the wrong port from it.
         port_file.unlink(missing_ok=True)
     # A taken port is reported here, because importing torch and loading the model may take long.
     take_port(config).close()

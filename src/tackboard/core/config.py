@@ -33,7 +33,7 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
-    """Returns `did you mean …?`, where … is `before` and the choice closest to `word`; empty if no choice is close."""
+    """Returns `did you mean X?`. X is `before` and the choice closest to `word`. Empty if no choice is close."""
     close = suggest(word, choices)
     return f"did you mean {before}{close}?" if close else ""
 
@@ -68,7 +68,7 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
 def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
     """Returns `data`, a config that an older version wrote, with the settings in `moved` at their present places.
 
-    `moved` maps an old key to its new place `a.b`. If the value is a table, it is merged into the table at its new
+    `moved` maps an old key to its new place `a.b`. If the old value is a table, it is merged into the table at the new
     place. If an old key is also the name of a present table, a table under this key stays, because the present version
     wrote it. If a new place is not inside a table, `data` is returned unchanged, and `from_dict` reports the mistake.
     """
@@ -216,7 +216,7 @@ def _parse(text: str, hint: Any) -> Any:
 
 
 def _unknown_key(before: str, key: str, after: str, known: Iterable[str]) -> ConfigError:
-    """Returns the error for a path whose part `key` does not exist; `before` and `after` are the parts around it."""
+    """Returns the error for the unknown setting `key` in a path. `before` and `after` are the parts around `key`."""
     names = list(known)
     close = suggest(key, names)
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""

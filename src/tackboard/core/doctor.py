@@ -220,7 +220,7 @@ def _python(facts: MachineFacts) -> DoctorFinding:
 def _torch(facts: MachineFacts) -> list[DoctorFinding]:
     version = facts.installed.get("torch")
     if version is None:
-        return []  # reported with the other missing packages
+        return []  # Another check reports missing packages.
     if "torch" in facts.duplicates:
         return [DoctorFinding("torch", "broken", "installed more than once in this environment", REPAIR_ANEW)]
     if "error" in facts.torch:
@@ -254,7 +254,7 @@ def _needed_packages(facts: MachineFacts) -> list[DoctorFinding]:
     for name in NEEDED:
         if name not in facts.installed:
             findings.append(DoctorFinding(name, "broken", "not installed", REPAIR_CORE))
-        elif name != "torch":  # torch is judged separately
+        elif name != "torch":  # A separate check judges torch.
             findings.append(_installed(facts, name, REPAIR_CORE))
     return findings
 

@@ -153,7 +153,7 @@ def _remove_silent(descriptor: int, path: Path) -> bool | None:
         return None
     try:
         if not _is_at(descriptor, aside):
-            os.link(aside, path)  # Another process was faster, and this is its new lock file: put it back.
+            os.link(aside, path)  # This is the new lock file of another process, which was faster. Put it back.
             return False
     finally:
         aside.unlink()

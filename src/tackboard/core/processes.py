@@ -113,7 +113,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def kill(self) -> int:
-        """Ends the command at once, together with its own group if it has one; returns the exit code."""
+        """Kills the command, together with its own process group if it has one; returns the exit code."""
         while (code := self.poll()) is None:
             self.send(signal.SIGKILL)
             self.wait(1.0)
@@ -130,7 +130,7 @@ class Process:
         return code
 
     def printed(self) -> str:
-        """Returns what this command has printed so far, without the output of earlier commands in the same log."""
+        """Returns the output of this command so far, without the output of earlier commands in the same log."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
@@ -178,7 +178,7 @@ def ask(
     timeout_s: float | None = None,
     sample_memory: bool = False,
 ) -> Answer:
-    """Runs a command to its end. Raises OSError if it does not exist, TimeoutError after `timeout_s`."""
+    """Runs a command to its end. A missing command raises OSError. A command that exceeds `timeout_s` raises TimeoutError."""
     deadline, peak_bytes = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 0
     env = {**os.environ, **(environment or {})}
     with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, env=env) as process:
@@ -196,7 +196,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """Returns the JSON object in the last line of `text` that holds one, or {}. Lines of stderr may follow this line."""
+    """Returns the last JSON object in `text`, which fills one line, or {}. Lines of stderr may follow this line."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -209,7 +209,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` gets these signals, but only in the main thread. Python allows no other thread."""
+    """Within the block, `handler` gets these signals. Outside the main thread, nothing changes (a limit of Python)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -255,7 +255,7 @@ def watch_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(WATCH_EVERY_S)
-        _stop_myself()  # A killed parent could not stop its children, and nobody waits for their work any more.
+        _stop_myself()  # The parent was killed before it could stop this process, and nobody waits for the result.
 
     if parent:
         threading.Thread(target=watch, daemon=True).start()
@@ -293,7 +293,7 @@ def process_cpu_seconds(pid: int) -> float:
 
 
 def own_cpu_seconds() -> float:
-    """Returns user and system time of this process with its threads, and of all its descendants."""
+    """Returns the user and system time of this process, its threads and all its descendants."""
     own = time.process_time() + sum(os.times()[2:4])
     return own + sum(map(process_cpu_seconds, process_tree(os.getpid())[1:]))
 

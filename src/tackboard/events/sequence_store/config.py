@@ -19,11 +19,11 @@ MAX_FIELDS = 60
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """The settings say which columns a store has, and how many events it keeps for each user."""
+    """The settings declare a store's columns and limit the number of events that it keeps for each user."""
 
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Name of each further column → its kind: `int`, `float`, `bool` or `string`. This map must also declare `request`
-    and `position` if the store is to keep them."""
+    """Maps the name of each further column to its kind: `int`, `float`, `bool` or `string`. If the store is to keep
+    `request` and `position`, they are declared here."""
     max_events: int = 16_000
     """Largest number of events that the store keeps for a user. If there are more, the oldest events are dropped."""
     max_recent: int = 64

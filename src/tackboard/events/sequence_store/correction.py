@@ -44,7 +44,7 @@ class Correction:
     num_changed_users: int = 0
     actions: Counts = dataclasses.field(default_factory=dict)
     """Counts for each action: `missing` events are only in the snapshot, `extra` events only in the store. `different`
-    events have the same time, item and action in both, but other values."""
+    events have the same time, item and action in both, but differ in another value."""
 
     def total(self, kind: str) -> int:
         """Returns the number of `missing`, `extra` or `different` events of all actions together."""
@@ -59,7 +59,7 @@ class Correction:
 
 
 def correct(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Corrects the store from a snapshot; returns what was wrong. After a kill, the next call continues."""
+    """Corrects the store from a snapshot; returns the corrected differences. After a kill, the next call continues."""
     horizon = horizon_ms(dataset)
     report = Correction(horizon)
     key = {"snapshot": dataset.path.name, "horizon_ms": horizon}
@@ -79,7 +79,7 @@ def correct(store: SequenceStore, dataset: Dataset) -> Correction:
 
 
 def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: int, found: dict[int, Counts]) -> Edit:
-    """Returns the edit that corrects a user and adds to `found` what was wrong."""
+    """Returns a function that corrects a user and writes the differences that it corrects to `found`."""
 
     def edit(user_id: int, state: State) -> Change | None:
         held = all_columns(state, store.config)
@@ -91,7 +91,7 @@ def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: in
 
 
 def compare(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Returns what `correct` would find. It changes nothing, and other clients do not wait."""
+    """Returns the differences that `correct` would find. It changes nothing, and no other client has to wait."""
     report = Correction(horizon_ms(dataset))
     for users, events, _ in _pieces(store, dataset, after=None, is_changing=False):
         for step in in_steps(users, USERS_PER_READ):

@@ -38,7 +38,7 @@ def read_log(config: ImportConfig) -> tuple[pa.Table, ImportReport]:
 
 
 def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
-    """Returns settings that declare the fields of these events, and `request` and `position` if they are columns."""
+    """Returns settings that declare the fields of `table`, and `request` and `position` if the table has them."""
     fields = {name: FIELD_KINDS[table[name].type] for name in field_names(table)}
     for name in ("request", "position"):
         if name in table.column_names:

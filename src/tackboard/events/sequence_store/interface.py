@@ -248,7 +248,7 @@ class SequenceStore(Engine):
         return self._read(list(user_ids), Query(tuple(self.config.columns)))
 
     def named(self, columns: Columns) -> dict[str, Values]:
-        """Returns `columns` after adding a dictionary, which gives each code its name, to actions and surfaces."""
+        """Returns `columns`. The columns `action` and `surface` get a dictionary with the name of each code."""
         changed = dict(columns)
         for kind in NAMED:
             if kind in changed:
@@ -258,7 +258,7 @@ class SequenceStore(Engine):
                 changed[kind] = Values(codes, None, self._names[kind])
         return changed
 
-    # ---- one user at a time; data of the whole store ----
+    # ---- states of users, and data of the whole store ----
 
     def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
         """Applies `edit` to the users in small steps. The change of each user is all or nothing.
@@ -433,7 +433,7 @@ class SequenceStore(Engine):
             return [part for step in in_steps(user_ids, USERS_PER_CALL) for part in self._read_step(step, query)]
 
     def _read_step(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
-        """Reads several users together. In each round, one call to the engine fetches bytes for all of them."""
+        """Reads several users together. In each round, one call to the engine serves all unfinished users."""
         results: dict[int, dict[str, Values]] = {}
         waiting = list(range(len(user_ids)))
         while waiting:
@@ -504,7 +504,10 @@ def check_user_ids(user_ids: Sequence[int] | Integers) -> Integers:
 
 
 def visible(columns: Columns, places: Integers, forgotten: int | None) -> tuple[Integers, int]:
-    """Returns those of `places` whose events were received since the user was forgotten, and the number of the rest."""
+    """Drops events that were received before the user was forgotten.
+
+    `places` are positions in `columns`. Returns the remaining positions and the number of dropped events.
+    """
     if forgotten is None:
         return places, 0
     kept = places[columns["received_ms"].values[places] >= forgotten]

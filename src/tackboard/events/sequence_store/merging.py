@@ -141,7 +141,7 @@ def duplicates(columns: Columns, codec: RowCodec) -> Mask:
 
 
 def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int] | None:
-    """Does `append_change` for events that fit into the buffer; returns None if `new` must be merged with chunks."""
+    """Does the work of `append_change` if `new` fits into the buffer. Returns None if chunks must be merged."""
     head, times = state.head, new["time_ms"].values
     if not fits_buffer(head, state.load, times, config):
         return None

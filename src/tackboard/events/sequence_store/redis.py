@@ -349,7 +349,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """Merges events that are late or overfill the buffer; returns the numbers of added and of refused events."""
+        """Merges events that are late or do not fit into the buffer; returns the numbers of added and refused ones."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:
@@ -396,5 +396,5 @@ class RedisStore(SequenceStore):
 
 
 def registry_entry(seals: Seals, user_id: int) -> bytes:
-    """Returns the value of a user in the list of users, which is only a seal."""
+    """Returns a user's value in the list of users. The value is a seal without content."""
     return seals.seal(b"", REGISTRY_PLACE, b"%d" % user_id)

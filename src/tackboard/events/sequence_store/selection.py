@@ -139,7 +139,7 @@ def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig)
             picked.held.update(((name, chunk), column) for name, column in columns.items())
             times = columns["time_ms"].values if "time_ms" in columns else np.full(num_events, entry[LAST_MS])
             received = columns["received_ms"].values if "received_ms" in columns else np.full(num_events, -1)
-            # If time_ms was not needed, the whole chunk lies in the range, so its last time stands for all its times.
+            # If time_ms was not needed, all times of the chunk are in the range, so its last time can replace them all.
             mask = query.mask(times, received)
         if start < hidden:
             mask = np.ones(num_events, dtype=np.bool_) if mask is None else mask

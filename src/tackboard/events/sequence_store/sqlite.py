@@ -360,8 +360,8 @@ class SqliteStore(SequenceStore):
     def _lock(self) -> None:
         """Begins a transaction that may write, as soon as no other transaction writes.
 
-        SQLite itself would try the lock less and less often, in the end ten times a second. At this rate it would
-        rarely find the lock free while another process writes one transaction after the other.
+        SQLite itself would try to get the lock less and less often, in the end ten times a second. This would rarely
+        succeed while another process writes one transaction after another.
         """
         deadline = time.monotonic() + self.busy_s
         self._db.execute("PRAGMA busy_timeout = 0")
