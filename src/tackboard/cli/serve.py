@@ -84,7 +84,7 @@ def serve(
     if port_file is not None:
         # A killed server may have left this file, and a script would then read the wrong port from it.
         port_file.unlink(missing_ok=True)
-    # A taken port is reported here, because importing torch and loading the model may take long.
+    # A taken port is reported before torch is imported and the model is loaded, because both may take long.
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
@@ -117,7 +117,7 @@ def _announce(name: str, port_file: Path | None, url: str) -> None:
 
     from tackboard.core.files import write_text_atomic, writing
 
-    # After `freeze`, the garbage collector skips all present objects. Visiting torch's objects would block for 100 ms.
+    # After `freeze`, the garbage collector skips all present objects. Visiting them would block the loop for 100 ms.
     gc.collect()
     gc.freeze()
     if port_file is not None:

@@ -33,7 +33,7 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
-    """Returns `did you mean X?`. X is `before` and the choice closest to `word`. Empty if no choice is close."""
+    """Returns `did you mean X?`. X is `before` and the choice closest to `word`. Returns "" if no choice is close."""
     close = suggest(word, choices)
     return f"did you mean {before}{close}?" if close else ""
 

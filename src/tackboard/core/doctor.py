@@ -96,7 +96,7 @@ class MachineFacts:
     pins: Mapping[str, str] = field(default_factory=dict)
     """Pinned version of each package, by normalised name; empty outside a checkout."""
     torch: Mapping[str, Any] = field(default_factory=dict)
-    """torch's report: version, cuda, threads and devices. If torch cannot be imported, it holds `error`."""
+    """torch's report: version, cuda, threads and devices. If torch cannot be imported, only `error` is set."""
     nvidia_driver: bool = False
     cores: int = 1
     memory_bytes: int = MIN_MEMORY_BYTES

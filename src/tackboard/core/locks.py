@@ -67,7 +67,7 @@ def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]:
-    """Repeats `try_lock` until this process has the lock or `timeout_s` seconds have passed; yields whether it has."""
+    """Repeats `try_lock` for at most `timeout_s` seconds; yields whether this process holds the lock."""
     deadline = time.monotonic() + timeout_s
     while True:
         with try_lock(path) as held:

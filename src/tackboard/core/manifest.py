@@ -1,6 +1,6 @@
 """MANIFEST.json lists the files of a folder, so that a single changed bit is found.
 
-The manifest holds the size and SHA-256 of every file, and ends with the SHA-256 of all its bytes before. A flipped
+The manifest holds the size and SHA-256 of every file, and ends with the SHA-256 of all bytes before it. A flipped
 bit anywhere, even in the manifest, is found, and the error names the file. The manifest is written last, so a folder
 without a manifest was never finished. (safetensors, torch.save and DCP would load flipped bits without an error.)
 Decided: a sealed folder (a folder with a manifest) may contain plain files and folders only. A symbolic link could lead

@@ -178,7 +178,7 @@ def ask(
     timeout_s: float | None = None,
     sample_memory: bool = False,
 ) -> Answer:
-    """Runs a command to its end. A missing command raises OSError. A command that exceeds `timeout_s` raises TimeoutError."""
+    """Runs a command to its end. Raises OSError for a missing command, and TimeoutError after `timeout_s` seconds."""
     deadline, peak_bytes = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 0
     env = {**os.environ, **(environment or {})}
     with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, env=env) as process:
@@ -196,7 +196,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """Returns the last JSON object in `text`, which fills one line, or {}. Lines of stderr may follow this line."""
+    """Parses and returns the last line of `text` that is a JSON object, or {}. Lines of stderr may follow this line."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):

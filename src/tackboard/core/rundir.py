@@ -162,7 +162,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Returns the commit of this package's source; None outside a checkout. A `+` at its end means that files have changed."""
+    """Returns the commit of this package's source, with a `+` if files have changed since; None outside a checkout."""
     source = Path(__file__).parent
     try:
         answer = ask(

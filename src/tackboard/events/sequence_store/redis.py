@@ -349,7 +349,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """Merges events that are late or do not fit into the buffer; returns the numbers of added and refused ones."""
+        """Merges late events and events that overfill the buffer; returns the numbers of added and refused events."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:

@@ -110,7 +110,7 @@ class _Picked:
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks that together have `num_wanted` events for `query`, or with None all that have any."""
+    """Picks the newest chunks that together have `num_wanted` events for `query`. None means all events."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]
