@@ -40,7 +40,7 @@ NUM_TRIES = 10
 """Number of attempts to write a small file, in case a cleaner removes its temporary file."""
 LOCK_SUFFIX = ".lock"
 UNLOCKED_DAYS = 1
-"""Days after which a temporary folder without a lock file is removed. Only older versions made them without locks."""
+"""Days after which a temporary folder without a lock file is removed. Only older versions left out the lock file."""
 
 STORAGE_FAULTS = {
     errno.ENOSPC: "make room on that disk, then run the command again",

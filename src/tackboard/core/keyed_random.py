@@ -27,7 +27,7 @@ def bits(seed: int, *keys: Key) -> NDArray[np.uint64]:
 
 
 def uniform(seed: int, *keys: Key) -> NDArray[np.float64]:
-    """Returns uniform float64 in [0, 1), 53 random bits each, in the shape of the broadcast keys (at least 1-D)."""
+    """Returns uniform float64 in [0, 1) with 53 random bits, in the shape of the broadcast keys (at least 1-D)."""
     return np.asarray((bits(seed, *keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 

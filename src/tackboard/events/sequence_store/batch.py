@@ -180,7 +180,7 @@ def local_names(columns: Columns, kind: str) -> list[str]:
 
 
 def with_codes(columns: Columns, codes: Mapping[str, Mapping[str, int]]) -> dict[str, Values]:
-    """Returns the batch. Its own codes of actions and surfaces are replaced by the store's codes."""
+    """Returns the batch after its own codes of actions and surfaces are replaced by the store's codes."""
     changed = dict(columns)
     for kind, code_of in codes.items():
         mapped = np.array([code_of[name] for name in local_names(columns, kind)], dtype=np.int64)

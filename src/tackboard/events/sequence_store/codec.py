@@ -28,7 +28,7 @@ _KINDS = ("int", "float", "bool", "string", "name")
 _WIDTHS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _HEAD = struct.Struct("<4q")
 CHUNK_FIELDS = ("id", "num_events", "first_ms", "last_ms", "max_received_ms")
-"""The names of the columns of `Head.chunks`, the directory, which has one row per chunk."""
+"""The names of the columns of `Head.chunks`, which is a directory with one row per chunk."""
 ID, NUM_EVENTS, FIRST_MS, LAST_MS, MAX_RECEIVED_MS = range(len(CHUNK_FIELDS))
 _NO_CHUNKS = np.empty((0, len(CHUNK_FIELDS)), dtype=np.int64)
 _ROW_TYPES = {"int": ("q", "<i8"), "float": ("d", "<f8"), "bool": ("?", "?"), "string": ("I", "<u4")}
@@ -165,7 +165,7 @@ class RowCodec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Head:
-    """A user's head holds counters and the directory of chunks. The store can read it without reading any event."""
+    """A user's head holds counters and the directory of chunks. The store can read the head without reading events."""
 
     num_recent: int = 0
     """Number of events in the buffer."""

@@ -25,7 +25,7 @@ class StoreConfig:
     """Maps the name of each further column to its kind: `int`, `float`, `bool` or `string`. If the store is to keep
     `request` and `position`, they are declared here."""
     max_events: int = 16_000
-    """Largest number of events that the store keeps for a user. If there are more, the oldest events are dropped."""
+    """Largest number of events that the store keeps for a user. The store drops the oldest events first."""
     max_recent: int = 64
     """Largest number of a user's events in the buffer. A read fetches the whole buffer. A full buffer is merged into
     the chunks."""

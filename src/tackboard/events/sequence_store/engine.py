@@ -27,7 +27,7 @@ ColumnRequest = tuple[int, Sequence[str], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Appended:
-    """Counts of what happened to the events of one call. Added events are durable when the call returns."""
+    """The numbers of added and dropped events of one call. Added events are durable when the call returns."""
 
     num_events: int
     """Number of added events."""
@@ -41,7 +41,7 @@ class Fetched(NamedTuple):
     """The data of one user that an engine returns. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """A value that changes when events move into other chunks; None if a transaction prevents this in a read."""
+    """A value that changes when events move into other chunks; None if transactions prevent moves during a read."""
     head: Head
     recent: list[SealedEvent]
 

@@ -123,9 +123,9 @@ class SequenceStore(Engine):
     def append(self, user_id: int, events: Sequence[Event] | Columns) -> Appended:
         """Adds events of one user. `events` is a list of dictionaries, or a map from each column's name to the column.
 
-        The keys of a dictionary are names of the store's columns.
-        When the call returns, the events are durable and every reader sees them. If the call raises, or the process
-        dies, call it again with the same events. Events that are already stored are dropped as duplicates.
+        The keys of a dictionary are names of the store's columns. When the call returns, the events are durable and
+        every reader sees them. If the call raises, or the process dies, call it again with the same events. Events that
+        are already stored are dropped as duplicates.
         """
         num_events = num_rows(events) if isinstance(events, dict) else len(events)
         return self.append_many(np.full(num_events, check_user_id(user_id), dtype=np.int64), events)
@@ -208,8 +208,7 @@ class SequenceStore(Engine):
 
         Only events that happened at `since_ms` or later and before `until_ms` are returned. Events received at
         `received_before_ms` or later are left out, because a request at that time could not have seen them. If more
-        than `last` events remain, only the newest `last` events are returned. For an unknown user, no events are
-        returned.
+        than `last` events remain, only the newest `last` events are returned. An unknown user has no events.
         """
         return self.read_many(
             [user_id],
@@ -299,6 +298,7 @@ class SequenceStore(Engine):
 
     def check_engine(self) -> int:
         """Checks that no user is lost and that the list of forgotten users is intact; returns the length of this list.
+
         Damage raises CorruptFileError.
         """
         with self._reading():
