@@ -1,1 +1,1 @@
-"""Training state on disk. It is written atomically, all or nothing, and verified when it is loaded."""
+"""This package writes the training state to disk, all or nothing, and verifies it when it is loaded."""

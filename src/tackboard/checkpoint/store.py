@@ -1,14 +1,14 @@
-"""Checkpoints of one run. A checkpoint stores groups of named tensors and a JSON state; damage is found on loading.
+"""Keeps the checkpoints of one run. A checkpoint holds groups of named tensors and a JSON state. Loading finds damage.
 
     checkpoints/step-00000200/   <group>.safetensors … · state.json · features.json · MANIFEST.json
     checkpoints/latest           -> step-00000200
     checkpoints/best             -> step-00000100        if the run is validated during training
 
 A checkpoint is written into a temporary folder, hashed, fsynced and renamed into place; then `latest` is replaced. A
-kill at any instant leaves `latest` at a complete checkpoint, and every `step-*` complete. The newest two checkpoints
-and the best are kept; older checkpoints are removed only after the new checkpoint is complete. Decided: safetensors and
-JSON only. Nothing is unpickled. A `Checkpoint` object means that its bytes were verified. Callers pass it on, so that a
-command hashes no file twice. Its tensors are memory-mapped and take no memory before they are used.
+kill at any instant leaves every `step-*` complete, and `latest` points at one of them. The newest two checkpoints and
+the best are kept; older checkpoints are removed only after the new checkpoint is complete. Decided: the files are
+safetensors and JSON, and nothing is unpickled. The bytes of every `Checkpoint` object have been verified. Callers pass
+the object on, so that a command hashes no file twice. The tensors are memory-mapped and take no memory before use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints in one folder."""
+    """Writes and finds the checkpoints in one folder."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder = folder
@@ -142,7 +142,7 @@ class CheckpointStore:
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Writes named tensors as safetensors. A failing disk raises OSError with its errno, like every other write."""
+    """Writes named tensors as safetensors. A failing disk raises OSError with an errno, as in any other write."""
     stored = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     places: set[int] = set()
     for key, tensor in stored.items():
@@ -168,7 +168,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """Verifies every byte of a checkpoint, then reads it with all tensors or with those of `groups`.
+    """Verifies every byte of a checkpoint, then reads its state and all tensors, or only the tensors of `groups`.
 
     A `Checkpoint` is already verified and is returned as it is.
     """
@@ -189,7 +189,7 @@ def _read(path: Path, manifest: Mapping[str, Any], groups: tuple[str, ...] | Non
 def find_checkpoint(path: Path) -> Path:
     """Returns the best checkpoint of a run if `best` exists, otherwise the newest. Nothing is verified.
 
-    `path` is the folder of a run, the folder of its checkpoints, or one checkpoint, which is returned itself.
+    `path` is the folder of a run, the folder of its checkpoints, or one checkpoint, which is returned unchanged.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist", allowed="allowed: a run or checkpoint folder", fix="ls runs/")

@@ -1,6 +1,6 @@
 """Loads the checkpoint of a training run and checks the fields of its state.json.
 
-`store` keeps groups of tensors and any JSON. This module checks the content, for evaluation, export and the trainer.
+`store` accepts any tensors and any JSON. This module checks the content, for evaluation, export and the trainer.
 Decided: `lineage.dataset` may name any folder, as the recipe may, because data lies outside of runs. The folder is
 verified like any other dataset. `lineage.snapshot` names a folder inside the dataset's folder.
 """

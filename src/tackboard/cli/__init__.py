@@ -1,1 +1,1 @@
-"""The commands `tackboard …`, one module per command or group. A command imports what it needs when it runs."""
+"""Each module defines a command `tackboard …` or a group of commands. A command imports what it needs when it runs."""

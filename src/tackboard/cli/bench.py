@@ -1,4 +1,4 @@
-"""`tackboard bench …` measures what the documentation claims. It prints a table and can write JSON and Markdown."""
+"""`tackboard bench …` measures the figures that the documentation claims, prints them and can write them to files."""
 
 from __future__ import annotations
 

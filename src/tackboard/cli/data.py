@@ -1,4 +1,4 @@
-"""`tackboard data …`: make datasets, describe and check them, and remove users and old events from them."""
+"""The commands `tackboard data …` make, describe and check datasets, and remove users and old events from them."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def data_check(
     ),
     json_output: Json = False,
 ) -> None:
-    """Look for errors in a dataset: files, types, ranges, duplicates, times. Change nothing. Exit code 3: errors."""
+    """Check the files, types, ranges, duplicates and times of a dataset. If there are errors, exit with code 3."""
     from tackboard.core.errors import DataError, counted
     from tackboard.events.checks.quality import check_dataset
 
@@ -267,7 +267,7 @@ def data_drift(
     ),
     json_output: Json = False,
 ) -> None:
-    """Measure how far each column moved between two snapshots: L∞ and Jensen–Shannon, worst first."""
+    """Measure how much each column changed between two snapshots (L∞ and Jensen–Shannon); list the largest first."""
     from tackboard.core.errors import DataError
     from tackboard.events.checks.drift import measure_drift
     from tackboard.events.checks.measures import Slice, parse_range
@@ -419,7 +419,7 @@ def data_retain(
 
     folder = dataset_folder(dataset)
     if prune:
-        # The errors of this call must come before anything is written, so that the command never does half of its work.
+        # If this call raises an error, nothing has been written yet, so the command never does half of its work.
         retention.snapshots_in_use(folder, runs)
     result = retention.retain(open_dataset(dataset), days)
     pruned = retention.prune(folder, runs) if prune else retention.Pruned([], {})

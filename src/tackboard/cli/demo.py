@@ -1,4 +1,4 @@
-"""`tackboard demo` needs no data of your own, and ends with a served score and a report."""
+"""`tackboard demo` runs the whole path on synthetic data, from a log to a served score and a report."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def evaluate_run(
     code_file: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Evaluates one checkpoint and returns the table, which is also written to step-N.json in the run's eval folder.
+    """Evaluates one checkpoint and returns its metrics, which are also written to step-N.json in the run's eval folder.
 
-    metrics.json holds the table of the last evaluation. A loaded checkpoint is not verified again, and neither is
-    `verified`, the opened snapshot that the run was trained on. `code_file` is the file of a user's own model, if the
-    user named it.
+    metrics.json holds the metrics of the last evaluation. If `run` is a `Checkpoint`, it is not verified again.
+    `verified` is the snapshot that the run was trained on, if it is open already; it is not verified again. `code_file`
+    is the file of a user's own model, if the user named it.
     """
     import torch
 
@@ -198,7 +198,7 @@ def _judge_requests(
     max_users: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Scores the requests of held-out users (data.test_share) or, on another dataset, of all users."""
+    """Scores the requests of held-out users (data.test_share). On another dataset, scores the requests of all users."""
     import dataclasses
 
     from tackboard.core.errors import UsageError

@@ -1,4 +1,4 @@
-"""`tackboard features …`: check, explain, compute and document a feature set, and compare it with served features.
+"""`tackboard features …` checks, explains, computes and documents features, and compares them with served features.
 
 SPEC is a Python file of features, a features.json, or a folder with a features.json, such as a bundle or a run.
 """
@@ -135,7 +135,7 @@ def features_docs(
         help="Print the operator reference; with --out PAGE.md, put it between the page's markers.",
     ),
 ) -> None:
-    """Write a page that shows the source of each feature, its transform, and the models that use it."""
+    """Write a page that shows the source and the transform of each feature, and the models that use the feature."""
     from tackboard.core.errors import UsageError
 
     if reference:
@@ -174,7 +174,7 @@ def features_replay(
     examples: int = typer.Option(3, "--examples", min=0, help="Show this many differences of each feature."),
     json_output: Json = False,
 ) -> None:
-    """Compute logged features again from a dataset and compare them bit for bit. Exit code 3: some differ."""
+    """Compute logged features again from a dataset and compare them bit for bit. If some differ, exit with code 3."""
     from tackboard.core.errors import DataError
     from tackboard.events.dataset import open_dataset
     from tackboard.features.replay import replay

@@ -66,7 +66,7 @@ def _verify_store(url: str, *, as_json: bool) -> None:
 
 
 def doctor(json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text.")) -> None:
-    """Report versions (and whether they fit together), devices and repairs. Exit code 2: something is broken."""
+    """Check versions and devices, and name a repair for each problem. If something is broken, exit with code 2."""
     from tackboard.core.doctor import as_json, collect, examine, exit_code
 
     findings = examine(collect(Path.cwd()))

@@ -1,4 +1,4 @@
-"""The command line: lists the commands, and turns an error into at most three lines and an exit code.
+"""The command line lists the commands, runs them, and turns an error into at most three lines and an exit code.
 
 Command modules import only typer and core at the top. Heavy modules are imported inside the commands, so that
 `tackboard --help` answers at once and a missing optional part breaks only the command that needs it.
@@ -98,13 +98,13 @@ def _run_command() -> int:
             _print_usage_error(error)
             return UsageError.exit_code
         return _report_bug(error)
-    if code == INTERRUPTED:  # typer itself also turns Ctrl-C into this number
+    if code == INTERRUPTED:  # typer itself also turns Ctrl-C into this exit code
         print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
 def _drop_output() -> int:
-    """Discards the rest of our output, because its reader has ended (`| head`); returns exit code 0."""
+    """Discards the rest of the output, because the process that read it has ended (`| head`); returns exit code 0."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -121,7 +121,7 @@ def _print_usage_error(error: Any) -> None:
 
 
 def _report_os_error(error: OSError) -> int:
-    """Explains an error of the machine, such as a full disk or a forbidden path; any other system error is our bug."""
+    """Explains a system error such as a full disk or a forbidden path. Any other system error is reported as a bug."""
     known = storage_error(error)
     if known is None:
         return _report_bug(error)
@@ -130,7 +130,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """Reports an unexpected error, which is our bug unless the error came through a user's own file."""
+    """Reports an unexpected error. It is a bug of Tackboard, unless the error came through a user's own file."""
     if place := line_of_user_code(error):
         _explain(error, f"{place} raised {type(error).__name__}: {one_line(str(error))[:300]}")
         if not _debugging():

@@ -1,4 +1,4 @@
-"""`tackboard sequences …`: make a sequence store, append to it, read it, correct it, and delete old events."""
+"""The commands `tackboard sequences …` make, fill, read and correct a sequence store, and delete old events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sequences_create(
     field: list[str] = typer.Option([], "--field", help="Add a field: name=int, float, bool or string. Repeatable."),
     max_events: int = typer.Option(16_000, "--max-events", min=1, help="Keep at most this many events of each user."),
 ) -> None:
-    """Make an empty store. `sequences append` makes a store by itself, from the columns of a log."""
+    """Make an empty store. This is optional for logs: `sequences append` makes a missing store from a log's columns."""
     from tackboard.core.errors import UsageError
     from tackboard.events.sequence_store import StoreConfig, create_store
 
@@ -66,7 +66,7 @@ def sequences_append(
     max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows up to this share of all rows.")] = 0.01,
     json_output: Json = False,
 ) -> None:
-    """Append events. A missing store is made from the log's columns. Appending a file again changes nothing."""
+    """Append events. A store that does not exist is made from the log. Appending a file again changes nothing."""
     from tackboard.core.errors import UsageError
     from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig
@@ -144,7 +144,7 @@ def sequences_read(
     from tackboard.events.sequence_store import open_store
 
     names = None if fields is None else [name.strip() for name in fields.split(",") if name.strip()]
-    # A user such as `42` has one id if the log's ids are numbers and another id if they are text, so both are read.
+    # A user such as `42` has one id if the log's ids are numbers, and another id if they are text. Both ids are read.
     with open_store(store) as opened:
         found = [
             opened.read(

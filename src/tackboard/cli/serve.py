@@ -82,13 +82,13 @@ def serve(
         ),
     )
     if port_file is not None:
-        # A file that a killed server left behind would send a script to the wrong port.
+        # A killed server may have left this file, and a script would then read the wrong port from it.
         port_file.unlink(missing_ok=True)
-    # A taken port is reported before torch is imported and the model loaded, which may take long.
+    # A taken port is reported before torch is imported and the model is loaded, because both may take long.
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
-    # One core is left to the event loop. Otherwise kernels would wait for the thread that shares a core with the loop.
+    # One core is left to the event loop. Otherwise each kernel would wait for its thread on the loop's core.
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads or max(1, usable_cores() - 1))
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
     _run(scorer, config, log, port_file)
@@ -107,7 +107,7 @@ def _run(scorer: Scorer, config: ServeConfig, log: FeatureLog | None, port_file:
         if port_file is not None:
             port_file.unlink(missing_ok=True)
     if not ended:
-        # The model still computes something that nobody waits for, and a normal exit would wait for its thread.
+        # A thread still computes scores that nobody waits for, and a normal exit would wait for this thread.
         sys.stdout.flush()
         os._exit(0)
 
@@ -117,7 +117,7 @@ def _announce(name: str, port_file: Path | None, url: str) -> None:
 
     from tackboard.core.files import write_text_atomic, writing
 
-    # After `freeze` the collector skips these objects. A collection of torch's objects blocks the loop for 100 ms.
+    # After `freeze`, the garbage collector skips all present objects. Visiting them would block the loop for 100 ms.
     gc.collect()
     gc.freeze()
     if port_file is not None:

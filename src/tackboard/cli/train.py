@@ -65,7 +65,7 @@ def train(
     run = run or RunDirectory.new(runs, config.name)
     # Impossible settings fail here, before a run directory is written.
     trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
-    # The checkpoint's files are memory-mapped. The disk frees deleted files only when this variable is gone.
+    # The checkpoint's files are memory-mapped. The disk space of deleted files is not freed while this variable exists.
     del checkpoint
     if is_new:
         run.write(config_to_json(config))

@@ -1,1 +1,1 @@
-"""The base of all other folders: errors, strict config, hashing, atomic files, run directories. It needs no torch."""
+"""All other packages use core: errors, strict config, hashing, atomic files, run directories. Core needs no torch."""

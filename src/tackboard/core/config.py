@@ -1,4 +1,4 @@
-"""Strict configuration: converts frozen dataclasses to JSON and back, and applies overrides `a.b=c`.
+"""Converts configurations (frozen dataclasses) to JSON and back with strict checks, and applies overrides `a.b=c`.
 
 A config class is a frozen, keyword-only dataclass with a docstring (a string literal) under every field. Decided: an
 unknown key is always an error that shows the closest known key, because a typo that silently keeps a default costs a
@@ -23,7 +23,7 @@ from tackboard.core.errors import ConfigError
 
 C = TypeVar("C")
 NAMES_SHOWN = 16
-"""An error lists at most this many settings, and suggests the one with the nearest name."""
+"""Largest number of known settings that an error about an unknown setting lists."""
 
 
 def suggest(word: str, choices: Iterable[str]) -> str | None:
@@ -33,13 +33,13 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
-    """Returns `did you mean …?` with `before` and the choice closest to `word`; empty if no choice is close."""
+    """Returns `did you mean X?`. X is `before` and the choice closest to `word`. Returns "" if no choice is close."""
     close = suggest(word, choices)
     return f"did you mean {before}{close}?" if close else ""
 
 
 def check(condition: bool, field: str, got: object, allowed: str) -> None:  # noqa: FBT001
-    """Raises ConfigError naming `field` unless `condition` holds; used by `__post_init__` of config classes."""
+    """Raises ConfigError for `field` if `condition` is false. Config classes call it in `__post_init__`."""
     if not condition:
         raise _wrong_value(field, got, allowed)
 
@@ -68,7 +68,7 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
 def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
     """Returns `data`, a config that an older version wrote, with the settings in `moved` at their present places.
 
-    `moved` maps an old key to its new place `a.b`. If the value is a table, it is merged into the table at its new
+    `moved` maps an old key to its new place `a.b`. If the old value is a table, it is merged into the table at the new
     place. If an old key is also the name of a present table, a table under this key stays, because the present version
     wrote it. If a new place is not inside a table, `data` is returned unchanged, and `from_dict` reports the mistake.
     """
@@ -135,7 +135,7 @@ def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """Returns `value` as the annotated type, or raises ConfigError. Ints pass as floats, never the reverse."""
+    """Returns `value` as the type `hint`, or raises ConfigError. An int is allowed for a float, but not the reverse."""
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint):
         if dataclasses.is_dataclass(value):
@@ -216,7 +216,7 @@ def _parse(text: str, hint: Any) -> Any:
 
 
 def _unknown_key(before: str, key: str, after: str, known: Iterable[str]) -> ConfigError:
-    """Returns the error for a path whose part `key` does not exist; `before` and `after` are the parts around it."""
+    """Returns the error for the unknown setting `key` in a path. `before` and `after` are the parts around `key`."""
     names = list(known)
     close = suggest(key, names)
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""

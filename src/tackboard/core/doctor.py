@@ -1,8 +1,8 @@
-"""Checks the installed packages, whether their versions fit together, and the machine; names a repair for each problem.
+"""Checks the installed packages, the fit of their versions, and the machine. It names a repair for each problem.
 
 It reads the versions of installed packages, the versions that the checkout pins, torch's own report, and the size of
-the machine. It returns findings. Each finding is ok, absent (an optional part), note (worth knowing) or broken, and
-has a command that repairs it, if one is known.
+the machine. It returns findings. The state of a finding is ok, absent (an optional part), note (worth knowing) or
+broken. If a command can repair the problem, the finding names the command.
 
 Decided: collecting and judging are separate. `collect` looks at the machine; `examine` is a pure function of what was
 collected, so a test can simulate every problem. A separate process imports torch, because a broken build may kill the
@@ -28,7 +28,7 @@ NEEDED = (
     "torch", "numpy", "pyarrow", "safetensors", "typer", "rich", "uvicorn", "httptools", "orjson", "prometheus-client",
     "tzdata",
 )  # fmt: skip
-"""The packages that the core needs; the same list as in pyproject.toml."""
+"""The packages that the core needs. pyproject.toml has the same list."""
 
 SUPPORTED_PYTHON = ((3, 11), (3, 12))
 TORCH_MINORS = range(11, 14)
@@ -59,7 +59,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class OptionalPart:
-    """Something the core works without."""
+    """A part of the installation that the core can work without."""
 
     packages: tuple[str, ...]
     """The part is present if at least one of these packages is installed."""
@@ -86,7 +86,7 @@ OPTIONAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """What was found on the machine. `examine` reads nothing else."""
+    """The facts that `collect` found on the machine. `examine` reads nothing else."""
 
     python: tuple[int, int, int]
     installed: Mapping[str, str]
@@ -96,7 +96,7 @@ class MachineFacts:
     pins: Mapping[str, str] = field(default_factory=dict)
     """Pinned version of each package, by normalised name; empty outside a checkout."""
     torch: Mapping[str, Any] = field(default_factory=dict)
-    """What torch reports: version, cuda, threads and devices; or `error`."""
+    """torch's report: version, cuda, threads and devices. If torch cannot be imported, only `error` is set."""
     nvidia_driver: bool = False
     cores: int = 1
     memory_bytes: int = MIN_MEMORY_BYTES
@@ -130,7 +130,7 @@ def collect(folder: Path) -> MachineFacts:
 
 
 def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the version of every package in this environment, by normalised name, and names with two versions."""
+    """Returns the version of every package in this environment, by normalised name, and names with several versions."""
     versions: dict[str, str] = {}
     duplicates = set()
     for distribution in importlib.metadata.distributions():
@@ -173,7 +173,7 @@ def ask_torch() -> dict[str, Any]:
 
 
 def examine(facts: MachineFacts) -> list[DoctorFinding]:
-    """Returns all findings, in the order of the report. A pure function."""
+    """Returns all findings, in the order of the report. This is a pure function."""
     return [
         _python(facts),
         *_torch(facts),
@@ -220,7 +220,7 @@ def _python(facts: MachineFacts) -> DoctorFinding:
 def _torch(facts: MachineFacts) -> list[DoctorFinding]:
     version = facts.installed.get("torch")
     if version is None:
-        return []  # reported with the other missing packages
+        return []  # Another check reports missing packages.
     if "torch" in facts.duplicates:
         return [DoctorFinding("torch", "broken", "installed more than once in this environment", REPAIR_ANEW)]
     if "error" in facts.torch:
@@ -254,7 +254,7 @@ def _needed_packages(facts: MachineFacts) -> list[DoctorFinding]:
     for name in NEEDED:
         if name not in facts.installed:
             findings.append(DoctorFinding(name, "broken", "not installed", REPAIR_CORE))
-        elif name != "torch":  # torch is judged separately
+        elif name != "torch":  # A separate check judges torch.
             findings.append(_installed(facts, name, REPAIR_CORE))
     return findings
 

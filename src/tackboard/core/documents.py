@@ -45,9 +45,9 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
 
 @contextlib.contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Wraps the use of a sealed file: an error that its content causes becomes a CorruptFileError with its path.
+    """Wraps the use of a sealed file. An error that the file's content causes becomes a CorruptFileError with its path.
 
-    A plain UsageError is not changed, because it is about the command. Errors of its subclasses are changed, because
+    A plain UsageError is not changed, because it is about the command. Subclasses of UsageError are changed, because
     they are about settings and features in the file. Errors of a user's own code are not changed.
     """
     try:

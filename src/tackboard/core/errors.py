@@ -7,7 +7,7 @@ An error says what happened, what is allowed and what to do, in at most three li
     │   └── ConfigError       2   a setting that does not exist or has a value that is not allowed
     ├── StorageError          2   the disk is full, or a path may not be read or written
     ├── DataError             3   invalid data
-    │   └── CorruptFileError  3   a file that is not what its manifest says
+    │   └── CorruptFileError  3   a file that differs from its entry in the manifest, or cannot be parsed
     ├── DivergedError         4   training diverged and could not recover
     └── Preempted            75   stopped on request with the state saved; run again to continue
 """
@@ -34,7 +34,7 @@ class TackboardError(Exception):
 
 
 class UsageError(TackboardError):
-    """The command or request makes no sense as given."""
+    """The command or request is wrong or impossible."""
 
     exit_code = 2
 
@@ -56,11 +56,11 @@ class DataError(TackboardError):
 
 
 class CorruptFileError(DataError):
-    """A file differs from what its manifest recorded, or cannot be parsed."""
+    """A file differs from its entry in the manifest, or cannot be parsed."""
 
 
 class DivergedError(TackboardError):
-    """Training met non-finite or spiking values more often than its policy allows."""
+    """Training met non-finite or spiking values more often than the run's settings allow."""
 
     exit_code = 4
 

@@ -1,8 +1,8 @@
-"""Atomic writes: a file or folder has its old content or its new content, never a part of it.
+"""Writes files and folders atomically: each has its complete old content or its complete new content, never a part.
 
-Every durable write is: temporary file → flush → fsync → rename → fsync of the folder. A kill at any instant leaves the
-old content or the new content. `observer` is called at named points between these steps; the chaos tests use it to kill
-the process there.
+The steps of a durable write are: temporary file → flush → fsync → rename → fsync of the folder. A kill at any instant
+leaves the old content or the new content. `observer` is called at named points between these steps; the chaos tests use
+it to kill the process there.
 
 Unfinished work has a unique temporary name:
 
@@ -10,7 +10,7 @@ Unfinished work has a unique temporary name:
     .NAME.tmp-TOKEN.lock    lock file, held while that folder is being written (see locks.py)
     .NAME.gone-TOKEN        a folder that is being deleted
 
-Decided: a cleaner (`remove_leftovers`) never removes a folder whose lock is held, even by a writer in another
+Decided: a cleaner (`remove_leftovers`) never removes a folder while a writer holds its lock, even a writer in another
 container. A temporary file or link needs no lock: if a cleaner removes it, the writer, which still has the content in
 memory, writes it again.
 """
@@ -40,7 +40,7 @@ NUM_TRIES = 10
 """Number of attempts to write a small file, in case a cleaner removes its temporary file."""
 LOCK_SUFFIX = ".lock"
 UNLOCKED_DAYS = 1
-"""Older versions made temporary folders without lock files. Such a folder is removed after this number of days."""
+"""Days after which a temporary folder without a lock file is removed. Only older versions left out the lock file."""
 
 STORAGE_FAULTS = {
     errno.ENOSPC: "make room on that disk, then run the command again",
@@ -56,7 +56,7 @@ STORAGE_FAULTS = {
     errno.ELOOP: "that path is a symlink to itself; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
-"""Errors that the machine or a path causes, and what to do about each error."""
+"""Maps each error that the machine or a path can cause to advice for the user."""
 
 
 def reach(point: str) -> None:
@@ -75,7 +75,7 @@ def fsync_path(path: Path) -> None:
 
 
 def name_path(error: BaseException, path: Path) -> None:
-    """Adds `path` to a system error that has no path, such as an error of a write."""
+    """Adds `path` to a system error that names no path, for example an error while writing to an open file."""
     if isinstance(error, OSError) and error.filename is None:
         error.filename = str(path)
 
@@ -151,7 +151,7 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextlib.contextmanager
 def staging_directory(final: Path) -> Iterator[Path]:
-    """Makes an empty folder beside `final`. No cleaner removes it during the block; it is removed after the block."""
+    """Makes an empty folder next to `final`, which is removed after the block. No cleaner removes it earlier."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(final)
     with try_lock(temporary.with_name(temporary.name + LOCK_SUFFIX)):
@@ -244,9 +244,9 @@ def _is_old(path: Path) -> bool:
 
 
 def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageError | None:
-    """Returns `error` as an error for users, or None if neither the machine nor a path caused it.
+    """Returns `error` as a StorageError, or None if neither the machine nor a path caused `error`.
 
-    `doing` says what failed; `advice` may hold `allowed` and `fix`.
+    `doing` says what failed. `advice` may hold the texts `allowed` and `fix` of the new error.
     """
     if error.errno not in STORAGE_FAULTS:
         return None
@@ -257,7 +257,7 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Wraps the writing of the file that a command's `option` names. System errors become errors with its path."""
+    """Wraps code that writes to `path`, which a command's `option` names. System errors become errors with the path."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The one hash of the project maps ids to table rows. This NumPy version is the reference for all others.
+"""The project has one hash function, from ids to rows of tables. This NumPy version is the reference for all versions.
 
 An id is an int64; BLAKE2b turns a string into an int64. A row is computed in two steps, which int64 arithmetic can
 repeat exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the
@@ -34,7 +34,7 @@ def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
     if x.dtype != np.uint64:
         x = x.astype(np.int64, copy=False).view(np.uint64)
     if x.size == 1:
-        # A request has one user, and for one id plain ints are several times faster than arrays.
+        # A request has only one user id. For one id, plain ints are several times faster than arrays.
         return np.array(_mixed_one(int(x.flat[0]), seed_offset(seed)), dtype=np.uint64).reshape(x.shape)
     # The rest works in place, because for a request's thousand ids new arrays would cost as much as the mixing.
     x = x + np.uint64(seed_offset(seed))

@@ -1,4 +1,4 @@
-"""Random numbers that are functions of their key, never of a stream.
+"""Computes random numbers as functions of a key, without the state of a random stream.
 
 Everything that a resumed run must repeat (order, negatives, synthetic worlds) is drawn as f(seed, keys…). The same key
 gives the same number in any process, in any order, for ever. No library's random stream is used, so an update of a
@@ -27,7 +27,7 @@ def bits(seed: int, *keys: Key) -> NDArray[np.uint64]:
 
 
 def uniform(seed: int, *keys: Key) -> NDArray[np.float64]:
-    """Returns uniform float64 in [0, 1), 53 random bits each, in the shape of the broadcast keys (at least 1-D)."""
+    """Returns uniform float64 in [0, 1) with 53 random bits, in the shape of the broadcast keys (at least 1-D)."""
     return np.asarray((bits(seed, *keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
@@ -38,5 +38,5 @@ def normal(seed: int, *keys: Key) -> NDArray[np.float64]:
 
 
 def permutation(n: int, seed: int, *keys: int) -> NDArray[np.int64]:
-    """Returns a permutation of range(n), a pure function of (n, seed, keys)."""
+    """Returns a permutation of range(n), which depends only on (n, seed, keys)."""
     return np.argsort(bits(seed, *keys, np.arange(n, dtype=np.int64)), kind="stable").astype(np.int64)

@@ -34,8 +34,8 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 """The errors of a file system without locks."""
 
 _held: dict[str, object] = {}
-"""Lock files that this process holds. The kernel cannot tell: it would grant a process its own lock a second time, and
-drop the lock when the process closes either descriptor."""
+"""Lock files that this process holds. The list is needed because the kernel would grant a process its own lock a second
+time, and would drop the lock when the process closes either descriptor."""
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]:
-    """Repeats `try_lock` until the lock is free or `timeout_s` have passed."""
+    """Repeats `try_lock` for at most `timeout_s` seconds; yields whether this process holds the lock."""
     deadline = time.monotonic() + timeout_s
     while True:
         with try_lock(path) as held:
@@ -78,7 +78,7 @@ def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]
 
 
 def silence_to_wait_for(path: Path) -> float:
-    """Returns the seconds until another host's lock file is free if nobody touches it; 0 for any other file."""
+    """Returns the seconds after which another host's lock file is free, if nobody touches it; 0 for other files."""
     try:
         if path.read_bytes() == _host():
             return 0.0
@@ -153,7 +153,7 @@ def _remove_silent(descriptor: int, path: Path) -> bool | None:
         return None
     try:
         if not _is_at(descriptor, aside):
-            os.link(aside, path)  # Another process was faster, and this is its new lock file: put it back.
+            os.link(aside, path)  # This is the new lock file of another process, which was faster. Put it back.
             return False
     finally:
         aside.unlink()
@@ -187,7 +187,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns an id of the running kernel. All its containers share it; other hosts and a restart have another id."""
+    """Returns an id of the running kernel. Containers of one host share the id; a restart of the host changes it."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
-"""The cores, memory and threads of this machine.
+"""Reports the cores and memory of this machine, and sets the number of threads.
 
-Decided: thread counts are set before torch is imported and follow the cores that this process may really use (affinity
-and cgroup quota), because too many threads have made an update of a table fifty times slower.
+Decided: the number of threads is set before torch is imported. It is the number of cores that this process may use
+(affinity and cgroup quota), because too many threads have made an update of a table fifty times slower.
 """
 
 from __future__ import annotations

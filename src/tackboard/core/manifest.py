@@ -1,8 +1,8 @@
 """MANIFEST.json lists the files of a folder, so that a single changed bit is found.
 
-The manifest holds the size and SHA-256 of every file and ends with the SHA-256 of its own preceding bytes. A flipped
+The manifest holds the size and SHA-256 of every file, and ends with the SHA-256 of all bytes before it. A flipped
 bit anywhere, even in the manifest, is found, and the error names the file. The manifest is written last, so a folder
-without a manifest was never finished. safetensors, torch.save and DCP all load flipped bits silently.
+without a manifest was never finished. (safetensors, torch.save and DCP would load flipped bits without an error.)
 Decided: a sealed folder (a folder with a manifest) may contain plain files and folders only. A symbolic link could lead
 outside the folder, and a pipe would block its reader. Both raise an error with their name and are never opened.
 """
@@ -32,10 +32,10 @@ _DIGEST = re.compile(f"[0-9a-f]{{{_HEX_DIGITS}}}")
 def write_manifest(
     folder: Path, kind: str, extra: Mapping[str, Any] | None = None, *, meant: Collection[str] | None = None
 ) -> None:
-    """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` is stored in the manifest too.
+    """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` holds further entries for it.
 
-    `meant` names the files that the caller wrote. If a file is missing or extra, another process changed the folder;
-    StorageError is raised and no manifest is written. With None, the manifest lists whatever files are there.
+    `meant` names the files that the caller wrote. If the folder has other files or lacks a file, another process has
+    changed it; StorageError is raised and no manifest is written. If `meant` is None, all files are listed.
     """
     files: list[dict[str, Any]] = []
     for path in _listed_files(folder):
@@ -73,7 +73,7 @@ def verify_manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of `folder` and checks its own SHA-256, version and entries, but not the listed files."""
+    """Reads the manifest of `folder` and checks its SHA-256, version and entries. The listed files are not checked."""
     path = folder / MANIFEST
     _require_plain(path)
     try:
@@ -159,7 +159,7 @@ def _raise(error: OSError) -> None:
 
 
 def _require_plain(path: Path, kind: int = stat.S_IFREG) -> None:
-    """Raises CorruptFileError unless `path` is a plain file, or a folder if `kind` says so. Links are not followed.
+    """Raises CorruptFileError unless `path` has the `kind`: a plain file or a folder. Links are not followed.
 
     The path is not opened, because opening a pipe would block for ever.
     """

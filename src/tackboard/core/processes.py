@@ -3,7 +3,8 @@
 `Process` is a running command; `ask` runs a short command to its end and returns an `Answer`. Decided: by default a
 command gets its own process group, and the whole group is killed when the command ends, so no worker stays behind.
 Ctrl-C then reaches only this process, which must stop its commands. Commands are reaped by wait4, so the kernel reports
-what a command and its workers used. No other module starts a process (`tests/rules/test_processes.py`).
+the CPU time and memory of a command and its workers. Only this module starts processes
+(`tests/rules/test_processes.py`).
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def kill(self) -> int:
-        """Ends the command at once, together with its own group if it has one; returns the exit code."""
+        """Kills the command, together with its own process group if it has one; returns the exit code."""
         while (code := self.poll()) is None:
             self.send(signal.SIGKILL)
             self.wait(1.0)
@@ -129,7 +130,7 @@ class Process:
         return code
 
     def printed(self) -> str:
-        """Returns what this command has printed so far, without the output of earlier commands in the same log."""
+        """Returns the output of this command so far, without the output of earlier commands in the same log."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
@@ -156,7 +157,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a short command ended, and what it printed."""
+    """The exit code and the output of a short command that has ended."""
 
     code: int
     output: str = ""
@@ -166,7 +167,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Why the command failed, in one line: the last line of its errors."""
+        """The reason why the command failed: the last line of its errors, or its exit code."""
         return one_line((self.errors.strip().splitlines() or [f"exit code {self.code}"])[-1])[:300]
 
 
@@ -177,7 +178,7 @@ def ask(
     timeout_s: float | None = None,
     sample_memory: bool = False,
 ) -> Answer:
-    """Runs a command to its end. Raises OSError if it does not exist, TimeoutError after `timeout_s`."""
+    """Runs a command to its end. Raises OSError for a missing command, and TimeoutError after `timeout_s` seconds."""
     deadline, peak_bytes = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 0
     env = {**os.environ, **(environment or {})}
     with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, env=env) as process:
@@ -195,7 +196,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """Returns the last line that is a JSON object, or {}. Other lines may follow, because stderr is in the same log."""
+    """Parses and returns the last line of `text` that is a JSON object, or {}. Lines of stderr may follow this line."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -208,7 +209,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` takes these signals. Outside the main thread it does nothing (a limit of Python)."""
+    """Within the block, `handler` gets these signals. Outside the main thread, nothing changes (a limit of Python)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -254,13 +255,13 @@ def watch_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(WATCH_EVERY_S)
-        _stop_myself()  # A killed parent could not stop its children, and nobody waits for their work any more.
+        _stop_myself()  # The parent was killed before it could stop this process, and nobody waits for the result.
 
     if parent:
         threading.Thread(target=watch, daemon=True).start()
 
 
-# ---- what processes use ----
+# ---- memory and CPU time of processes ----
 
 
 def process_tree(pid: int) -> list[int]:
@@ -292,7 +293,7 @@ def process_cpu_seconds(pid: int) -> float:
 
 
 def own_cpu_seconds() -> float:
-    """Returns user and system time of this process with its threads, and of all its descendants."""
+    """Returns the user and system time of this process, its threads and all its descendants."""
     own = time.process_time() + sum(os.times()[2:4])
     return own + sum(map(process_cpu_seconds, process_tree(os.getpid())[1:]))
 

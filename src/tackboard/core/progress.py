@@ -43,7 +43,7 @@ class Progress:
         return self
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
-        """Adds `count` to the work done, and replaces the note if one is given."""
+        """Adds `count` to the work done, and replaces the note if `note` is given."""
         self.done += count
         self.note = self.note if note is None else note
         if self._bar is not None:

@@ -1,4 +1,4 @@
-"""The run directory holds all files of one run, readable by people and by programs.
+"""The run directory holds all files of one run. People and programs can read the files.
 
     runs/<utc time>_<name>_<hash>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
     runs/latest                      -> the newest run
@@ -61,7 +61,7 @@ class RunDirectory:
         return run
 
     def write(self, config: Mapping[str, Any]) -> None:
-        """Makes the folder with its resolved config and environment. Only `make_latest` changes `latest`."""
+        """Makes the folder and writes its resolved config and environment. Only `make_latest` changes `latest`."""
         runs = self.path.parent
         remove_leftovers(runs)
         with new_directory(self.path) as folder:
@@ -111,7 +111,7 @@ class RunDirectory:
         self._append("metrics.jsonl", {"step": step, "time": round(time.time(), 3), **values})
 
     def log_event(self, event: str, **values: Any) -> None:
-        """Appends one line to events.jsonl and its text to log.txt."""
+        """Appends an event to events.jsonl as JSON, and to log.txt as text."""
         self._append("events.jsonl", {"event": event, "time": round(time.time(), 3), **values})
         details = " ".join(f"{key}={value}" for key, value in values.items())
         self.log_line(f"{event} {details}".strip())
@@ -125,7 +125,7 @@ class RunDirectory:
         return [metrics for _, metrics in self._metric_lines() if metrics is not None]
 
     def cut_metrics_after(self, step: int) -> None:
-        """Drops metrics of steps after `step`, which a resumed run writes again. Damaged lines are dropped too.
+        """Drops damaged lines, and drops the metrics of steps after `step`, which a resumed run writes again.
 
         Metrics are for people. A checkpoint has everything that a run needs, so a damaged line only causes a warning.
         """
@@ -137,7 +137,7 @@ class RunDirectory:
             write_bytes_atomic(self.path / "metrics.jsonl", b"".join(line + b"\n" for line in kept))
 
     def _metric_lines(self) -> list[tuple[bytes, dict[str, Any] | None]]:
-        """Returns each line of metrics.jsonl with its content, which is None for a damaged line."""
+        """Returns each line of metrics.jsonl with its parsed content. The content is None for a damaged line."""
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [(line, _metrics_in(line)) for line in lines]
@@ -162,7 +162,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Returns the commit of this package's source, with `+` if files have changed since; None outside a checkout."""
+    """Returns the commit of this package's source, with a `+` if files have changed since; None outside a checkout."""
     source = Path(__file__).parent
     try:
         answer = ask(

@@ -1,9 +1,9 @@
-"""The record of the Python files that this user has trained with. It lets `evaluate` and `export` run these files.
+"""Records the Python files that this user has trained with. `evaluate` and `export` may run recorded files.
 
     ${XDG_STATE_HOME:-~/.local/state}/tackboard/trusted-code/<hash of path and SHA-256>.json
 
-A run names the file of its model. But a run may come from anybody, so the name alone is not enough to run it. `train`
-records the path and the SHA-256 of the file here, outside every run. Decided: one small file per entry, so that
+A run names the file of its model. But a run may come from anybody, so the name alone does not make the file safe.
+`train` records the path and the SHA-256 of the file outside of all runs. Decided: each entry is a small file, so that
 concurrent trainings cannot lose an entry. Folders have mode 0700 and files 0600; a folder or file that another user
 owns or may write to is refused. If the record cannot be written, training continues with a warning.
 """

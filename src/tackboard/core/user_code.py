@@ -1,4 +1,4 @@
-"""Imports a user's own Python file: a recipe, a model, a set of features.
+"""Imports a user's own Python file, which defines a recipe, a model or a set of features.
 
 The bytes of a file are read once, then hashed, compiled and run. Cached bytecode is neither read nor written. So a
 checked hash is always the hash of the code that runs.
@@ -18,8 +18,9 @@ from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, UsageError
 def load_code(path: Path, sha256: str | None = None) -> ModuleType:
     """Imports a user's Python file under a unique name; the same content of the same file is imported once.
 
-    A file whose SHA-256 is not `sha256` is not run and raises UsageError. A TackboardError that the file causes (such
-    as an impossible feature) is raised unchanged. Any other error, and `sys.exit`, becomes a UsageError with the line.
+    If the SHA-256 of the file is not `sha256`, UsageError is raised and the file is not run. A TackboardError that the
+    file causes (such as an impossible feature) is raised unchanged. Any other error, and `sys.exit`, becomes a
+    UsageError that names the line.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")
@@ -64,7 +65,7 @@ _DIGEST = "__tackboard_sha256__"
 
 
 def _with_line(error: BaseException, path: Path, source: str) -> UsageError:
-    """Returns a UsageError for an error in the user's code, with its line and with the file as the user named it."""
+    """Returns a UsageError for an error in the user's code. It shows the line, and the file as the user named it."""
     what = f"{type(error).__name__}: {one_line(str(error))[:300]}"
     fix = f"`python {path}` shows the same error"
     place = line_of_user_code(error)

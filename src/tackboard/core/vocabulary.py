@@ -1,4 +1,4 @@
-"""Names that data and models share: actions and surfaces with their indices, and standard features.
+"""Defines the names that data and models share: actions and surfaces with their indices, and standard features.
 
 Index 0 is reserved for names that training never saw, so a new action in production has a defined embedding instead of
 an error. The lists are part of every checkpoint and bundle. They are sorted, so that the same data gives the same
@@ -23,7 +23,7 @@ DEFAULT_ACTION = "event"
 DEFAULT_SURFACE = "default"
 """The surface of an event if its log or request has no surfaces."""
 UNKNOWN_NAME = "unknown"
-"""Replaces an empty name."""
+"""The name that replaces an empty name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """This module takes new events as plain dictionaries or an Arrow table, checks them, and returns columns.
 
-A plain event needs item_id, action, surface and time_ms. The default of received_ms is the present time, and a declared
-field may have no value. Errors give the number of the wrong event in the call, never its user.
+A plain event needs item_id, action, surface and time_ms. The default of received_ms is the present time. A field that
+the store declares may be missing. Errors give the position of the wrong event in the call, never its user.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def now_ms() -> int:
 
 
 def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values]:
-    """Turns plain events into columns. A missing, unknown or ill-typed value raises DataError."""
+    """Turns plain events into columns. A missing value, unknown field or value of a wrong type raises DataError."""
     known = config.columns
     for number, event in enumerate(events):
         if not event.keys() <= known.keys():
@@ -67,7 +67,7 @@ def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values
 
 
 def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values]:
-    """Turns a table of events with item_id into the store's columns.
+    """Turns a table of events into the store's columns. The table needs the column item_id.
 
     A missing column, or a column of another kind, raises DataError. Columns that the store does not have are left out.
     """
@@ -180,7 +180,7 @@ def local_names(columns: Columns, kind: str) -> list[str]:
 
 
 def with_codes(columns: Columns, codes: Mapping[str, Mapping[str, int]]) -> dict[str, Values]:
-    """Returns the batch with the store's codes of actions and surfaces instead of its own codes."""
+    """Returns the batch after its own codes of actions and surfaces are replaced by the store's codes."""
     changed = dict(columns)
     for kind, code_of in codes.items():
         mapped = np.array([code_of[name] for name in local_names(columns, kind)], dtype=np.int64)

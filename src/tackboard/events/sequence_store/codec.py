@@ -1,9 +1,9 @@
-"""The byte formats of the store: a column of a chunk, a buffered event, and a user's head (see `Head` and `merging`).
+"""Converts columns of chunks, buffered events and heads of users to bytes and back (see `Head` and `merging`).
 
-A column is a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
+A column has a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
 smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary, so that text that
 a user typed is deleted with the user. A buffered event is packed into bytes without its times; two events with the same
-time are equal exactly if these bytes are equal. All numbers are little-endian. Malformed bytes raise CorruptFileError.
+time are equal if and only if their bytes are equal. Numbers are little-endian. Malformed bytes raise CorruptFileError.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from tackboard.events.sequence_store.values import DTYPES, Columns, Integers, Va
 
 FORMAT_VERSION = 2
 _HEADER = struct.Struct("<4sIq")
-"""Four bytes (kind, width of a value in bytes, whether a bitmap follows, unused), number of values, smallest value."""
+"""A column's header: four bytes (kind, width of a value in bytes, whether a bitmap follows, unused), the number of
+values, and the smallest value."""
 _KINDS = ("int", "float", "bool", "string", "name")
 _WIDTHS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _HEAD = struct.Struct("<4q")
 CHUNK_FIELDS = ("id", "num_events", "first_ms", "last_ms", "max_received_ms")
-"""What the directory says about each chunk: the columns of `Head.chunks`."""
+"""The names of the columns of `Head.chunks`, which is a directory with one row per chunk."""
 ID, NUM_EVENTS, FIRST_MS, LAST_MS, MAX_RECEIVED_MS = range(len(CHUNK_FIELDS))
 _NO_CHUNKS = np.empty((0, len(CHUNK_FIELDS)), dtype=np.int64)
 _ROW_TYPES = {"int": ("q", "<i8"), "float": ("d", "<f8"), "bool": ("?", "?"), "string": ("I", "<u4")}
@@ -58,7 +59,7 @@ def encode_column(kind: str, column: Values) -> bytes:
 
 
 def decode_column(data: bytes) -> Values:
-    """The inverse of `encode_column`."""
+    """Does the inverse of `encode_column`."""
     try:
         (kind, width, has_bitmap, _), count, base = _HEADER.unpack_from(data)
         place, present = _HEADER.size, None
@@ -109,7 +110,7 @@ def _texts_at(data: bytes, place: int) -> NDArray[np.object_]:
 
 
 class RowCodec:
-    """Packs each buffered event into one byte string: item, action, surface and the fields that the store declares."""
+    """Packs item, action, surface and the declared fields of each buffered event into one byte string."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields = dict(fields)
@@ -118,7 +119,7 @@ class RowCodec:
         self._dtype = np.dtype(names + [(f"field_{name}", _ROW_TYPES[kind][1]) for name, kind in fields.items()])
 
     def pack(self, columns: Columns) -> list[bytes]:
-        """Packs every event of `columns`, whose actions and surfaces are the store's codes."""
+        """Packs every event of `columns`. Actions and surfaces must be the store's codes, not names."""
         present = np.zeros(len(columns["item_id"]), dtype=np.int64)
         lists = [columns[name].values.tolist() for name in ("item_id", "action", "surface")]
         tails: list[list[bytes]] = []
@@ -138,7 +139,7 @@ class RowCodec:
         return [b"".join(parts) for parts in zip(rows, *tails, strict=True)] if tails else rows
 
     def unpack(self, rows: Sequence[bytes]) -> dict[str, Values]:
-        """The inverse of `pack`."""
+        """Does the inverse of `pack`."""
         size = self._struct.size
         fixed = np.frombuffer(b"".join([row[:size] for row in rows]), self._dtype)
         if len(fixed) != len(rows):
@@ -164,7 +165,7 @@ class RowCodec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Head:
-    """What the store knows about a user without reading an event: counters, and the directory of chunks."""
+    """A user's head holds counters and the directory of chunks. The store can read the head without reading events."""
 
     num_recent: int = 0
     """Number of events in the buffer."""
@@ -173,9 +174,9 @@ class Head:
     next_arrival: int = 0
     """Arrival number of the next buffered event. Events with equal times are ordered by their arrival numbers."""
     next_chunk: int = 0
-    """Id of the next chunk. Ids rise along the sequence and are never used again."""
+    """Id of the next chunk. A chunk with later events has a larger id, and no id is used twice."""
     chunks: Integers = dataclasses.field(default_factory=lambda: _NO_CHUNKS)
-    """The chunks, oldest first [k, 5]; see CHUNK_FIELDS."""
+    """One row per chunk, oldest first [k, 5]. CHUNK_FIELDS names the columns."""
 
     @property
     def num_chunked(self) -> int:
@@ -189,7 +190,7 @@ class Head:
 
     @property
     def chunked_until_ms(self) -> int:
-        """The newest time in a chunk; -1 if there are no chunks."""
+        """Time of the newest event in the chunks; -1 if there are no chunks."""
         return int(self.chunks[-1, LAST_MS]) if len(self.chunks) else -1
 
     def to_bytes(self) -> bytes:
@@ -199,7 +200,7 @@ class Head:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Head:
-        """The inverse of `to_bytes`."""
+        """Does the inverse of `to_bytes`."""
         try:
             num_recent, num_late, next_arrival, next_chunk = _HEAD.unpack_from(data)
             chunks = _NO_CHUNKS

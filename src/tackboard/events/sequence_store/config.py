@@ -1,4 +1,4 @@
-"""Settings of a sequence store, which are fixed when the store is made, and the names and kinds of its columns."""
+"""This module defines the settings of a sequence store, which are fixed when the store is made, and its columns."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ MAX_FIELDS = 60
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """Which columns a store has, and the number of events that it keeps of a user."""
+    """The settings declare a store's columns and limit the number of events that it keeps for each user."""
 
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Further columns: name → `int`, `float`, `bool` or `string`. `request` and `position` are declared here too."""
+    """Maps the name of each further column to its kind: `int`, `float`, `bool` or `string`. If the store is to keep
+    `request` and `position`, they are declared here."""
     max_events: int = 16_000
-    """Largest number of events to keep of a user; the oldest events are dropped."""
+    """Largest number of events that the store keeps for a user. The store drops the oldest events first."""
     max_recent: int = 64
-    """Largest number of a user's events in the buffer. A read fetches all of them; a full buffer moves into chunks."""
+    """Largest number of a user's events in the buffer. A read fetches the whole buffer. A full buffer is merged into
+    the chunks."""
     chunk_events: int = 1024
-    """Largest number of events in a chunk. A chunk's column is the smallest piece that a read fetches."""
+    """Largest number of events in a chunk. A read fetches whole columns of a chunk, but only the columns it needs."""
 
     def __post_init__(self) -> None:
         for name in ("max_events", "max_recent", "chunk_events"):
@@ -46,7 +48,7 @@ class StoreConfig:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Every column and its kind. On disk, a column is named by its position in this order."""
+        """Maps every column to its kind. On disk, a column is named by its position in this map."""
         return {**BUILT_IN, **self.fields}
 
     @property
@@ -73,7 +75,7 @@ class StoreConfig:
 
     @classmethod
     def from_json(cls, text: str) -> StoreConfig:
-        """The inverse of `to_json`."""
+        """Does the inverse of `to_json`."""
         try:
             content: dict[str, Any] = json.loads(text)
             return cls(**content)

@@ -4,10 +4,10 @@ The horizon is the newest received_ms of the snapshot. Events that the store rec
 the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events in
 the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
 briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues with the
-users that were not done.
+users that were not corrected yet.
 
-Decided: events that the store received in the millisecond of the horizon itself stay. A log often ends within this
-millisecond, and an acknowledged event that the log lacks must not be lost. Forgotten users do not come back.
+Decided: events that the store received in the same millisecond as the horizon stay. A log often ends in the middle of
+this millisecond, and an acknowledged event must not be lost because the log lacks it. Forgotten users stay forgotten.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Correction:
 
     horizon_ms: int
     num_users: int = 0
-    """Number of checked users, who have events in the snapshot, in the store or in both."""
+    """Number of checked users. Every user with events in the snapshot or in the store is checked."""
     num_changed_users: int = 0
     actions: Counts = dataclasses.field(default_factory=dict)
     """Counts for each action: `missing` events are only in the snapshot, `extra` events only in the store. `different`
-    events have the same time, item and action in both, but other values."""
+    events have the same time, item and action in both, but differ in another value."""
 
     def total(self, kind: str) -> int:
         """Returns the number of `missing`, `extra` or `different` events of all actions together."""
@@ -59,7 +59,7 @@ class Correction:
 
 
 def correct(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Corrects the store from a snapshot; returns what was wrong. After a kill, the next call continues."""
+    """Corrects the store from a snapshot; returns the corrected differences. After a kill, the next call continues."""
     horizon = horizon_ms(dataset)
     report = Correction(horizon)
     key = {"snapshot": dataset.path.name, "horizon_ms": horizon}
@@ -79,7 +79,7 @@ def correct(store: SequenceStore, dataset: Dataset) -> Correction:
 
 
 def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: int, found: dict[int, Counts]) -> Edit:
-    """Returns the edit that corrects a user and adds to `found` what was wrong."""
+    """Returns a function that corrects a user and writes the differences that it corrects to `found`."""
 
     def edit(user_id: int, state: State) -> Change | None:
         held = all_columns(state, store.config)
@@ -91,7 +91,7 @@ def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: in
 
 
 def compare(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Returns what `correct` would find. It changes nothing, and other clients do not wait."""
+    """Returns the differences that `correct` would find. It changes nothing, and no other client has to wait."""
     report = Correction(horizon_ms(dataset))
     for users, events, _ in _pieces(store, dataset, after=None, is_changing=False):
         for step in in_steps(users, USERS_PER_READ):
@@ -111,7 +111,10 @@ def horizon_ms(dataset: Dataset) -> int:
 def _pieces(
     store: SequenceStore, dataset: Dataset, *, after: int | None, is_changing: bool
 ) -> Iterator[tuple[Integers, dict[int, Columns], int]]:
-    """Yields (users, snapshot's events by user, last user) for all users of snapshot and store, sorted by user id."""
+    """Yields all users of the snapshot and the store in order of their ids, in pieces.
+
+    A piece is (users, the snapshot's events by user, last user of the piece). Users up to `after` are left out.
+    """
     check_has_columns(pq.read_schema(dataset.events_path).names, store.config)
     held = store.user_ids()
     if after is not None:
@@ -163,14 +166,14 @@ def _is_same(held: Columns | None, wanted: Columns | None) -> bool:
 
 
 def _differences(store: SequenceStore, held: Columns | None, wanted: Columns | None) -> Counts:
-    """Counts what is wrong with a user, by action; empty if nothing is wrong."""
+    """Counts the missing, extra and different events of a user, by action. The result is empty if there are none."""
     if _is_same(held, wanted):
         return {}
     ours, theirs = _events(store, held), _events(store, wanted)
     missing = Counter(theirs[key][:3] for key in theirs.keys() - ours.keys())
     extra = Counter(ours[key][:3] for key in ours.keys() - theirs.keys())
     # A missing and an extra event with the same time, item and action count as one event with different values. An
-    # event that differs only in its received time counts as different too.
+    # event that differs only in its received time also counts as different.
     different = missing & extra
     moved = Counter(ours[key][:3] for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
     found: Counts = {}

@@ -1,10 +1,11 @@
-"""What an engine of the sequence store must implement: tables of keys and values, and the three parts of a user.
+"""An engine of the sequence store must implement tables of keys and values, and three parts of each user.
 
     notes, gone, words:action, words:surface    key → value
     a user                                      head, buffered events, columns of chunks
 
 An engine reads and writes values together with their seals (checksums), and does not know what the values mean.
-`interface` makes and opens the values, and decides what to write. An engine writes an `Update` all or nothing.
+The module `interface` encodes and decodes the values, and decides what to write. An engine writes an `Update` all or
+nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tackboard.events.sequence_store.sealing import SealedEvent
 from tackboard.events.sequence_store.values import Columns, Integers
 
 ColumnRequest = tuple[int, Sequence[str], Sequence[int]]
-"""A user, and the columns and chunks to fetch."""
+"""The id of a user, the names of the columns to fetch, and the ids of the chunks to fetch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Appended:
-    """What happened to the events of one call. Added events are durable when the call returns."""
+    """The numbers of added and dropped events of one call. Added events are durable when the call returns."""
 
     num_events: int
     """Number of added events."""
@@ -37,7 +38,7 @@ class Appended:
 
 
 class Fetched(NamedTuple):
-    """A user as an engine returns it. The buffered events still have their seals."""
+    """The data of one user that an engine returns. The buffered events still have their seals."""
 
     stamp: bytes | None
     """A value that changes when events move into other chunks; None if transactions prevent moves during a read."""
@@ -47,7 +48,7 @@ class Fetched(NamedTuple):
 
 @dataclasses.dataclass
 class Update:
-    """What one transaction writes."""
+    """The changes that one transaction writes."""
 
     users: dict[int, Change] = dataclasses.field(default_factory=dict)
     entries: dict[str, Mapping[Any, bytes | None]] = dataclasses.field(default_factory=dict)
@@ -79,23 +80,23 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """Wraps reads: the engine's errors become ours, and all reads see one state if the engine supports that."""
+        """Wraps reads. The engine's errors become Tackboard errors. SQLite shows the same state to all reads inside."""
 
     @abc.abstractmethod
     def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
-        """Returns values of the table `gone` (whose keys are digests of users) or `notes`; None for a missing key."""
+        """Returns the value of each key in the table `gone` (keys: digests of users) or `notes`; None if missing."""
 
     @abc.abstractmethod
     def _items(self, table: str) -> dict[bytes, bytes]:
-        """Returns all of the table `gone`, `words:action` or `words:surface`, as of one instant."""
+        """Returns all keys and values of the table `gone`, `words:action` or `words:surface`, read at one instant."""
 
     @abc.abstractmethod
     def _fetch(self, user_ids: Sequence[int]) -> list[Fetched]:
-        """Returns the heads and buffers of users, each user as of one instant."""
+        """Returns the head and the buffer of each user. Both are read at the same instant."""
 
     @abc.abstractmethod
     def _fetch_columns(self, requests: Sequence[ColumnRequest]) -> list[tuple[bytes | None, list[bytes | None]]]:
-        """Returns for each request the user's stamp and the sealed bytes of the chunks, column by column."""
+        """Returns, for each request, the user's stamp and the sealed bytes of the chunks, column by column."""
 
     @abc.abstractmethod
     def _update(self, decide: Callable[[], Update], *, tables: Sequence[str] = (), users: Sequence[int] = ()) -> None:
@@ -106,7 +107,10 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _append(self, users: list[tuple[int, Integers]], columns: Columns, packed: list[bytes]) -> Appended:
-        """Appends `columns`. `users` has the positions of each user's events, `packed` the events without times."""
+        """Appends the events in `columns`. `packed` holds the same events as bytes, without their times.
+
+        `users` holds each user and the positions of the user's events in `columns` and `packed`.
+        """
 
     @abc.abstractmethod
     def _heads(self) -> Iterator[tuple[int, Head]]:
@@ -122,4 +126,4 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _scrub(self) -> None:
-        """Removes the traces of deleted events that the engine itself leaves and can reach."""
+        """Removes the traces that deleted events leave in the engine's own files, if the engine can reach them."""

@@ -1,9 +1,9 @@
 """Appends files of events to a store: logs that `tackboard init` can read, or JSON lines with one event per line.
 
-The options that name a log's columns are those of `tackboard init`. The keys of a JSON line are the store's columns,
-and either `user` and `item` or `user_id` and `item_id`. Ids are text or whole numbers; text is hashed by `string_id`.
-Decided: a file is appended in parts, and each part is durable by itself. If appending stops half-way, append the same
-file again.
+The options that name a log's columns are the same as for `tackboard init`. The keys of a JSON line are names of the
+store's columns. The keys of the user and the item are `user` and `item`, or `user_id` and `item_id`. Ids are text or
+whole numbers; text is hashed by `string_id`. Decided: a file is appended in parts, and each part is durable as soon as
+it is appended. If appending stops half-way, append the same file again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_log(config: ImportConfig) -> tuple[pa.Table, ImportReport]:
 
 
 def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
-    """Returns settings that declare the fields of these events, and request and position if the events have them."""
+    """Returns settings that declare the fields of `table`, and `request` and `position` if the table has them."""
     fields = {name: FIELD_KINDS[table[name].type] for name in field_names(table)}
     for name in ("request", "position"):
         if name in table.column_names:
@@ -47,7 +47,7 @@ def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
 
 
 def append_table(store: SequenceStore, table: pa.Table) -> Appended:
-    """Appends a table of events, which needs user_id, in parts; returns the counts of all parts together."""
+    """Appends a table of events in parts; returns the sums of the parts' counts. The table needs a column user_id."""
     answers = []
     for start in range(0, table.num_rows, EVENTS_PER_CALL):
         part = table.slice(start, EVENTS_PER_CALL)
@@ -78,7 +78,7 @@ def total(answers: Iterable[Appended]) -> Appended:
 
 
 def _batches(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[int], list[dict[str, Any]]]]:
-    """Yields (number of the first line, user ids, events) for each thousand lines."""
+    """Yields (number of the first line, user ids, events) for each block of at most 1,000 lines."""
     first, users, events = 1, [], []
     number = 0
     for number, line in enumerate(lines, start=1):

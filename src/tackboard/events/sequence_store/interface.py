@@ -1,13 +1,13 @@
-"""One interface to user sequences, whatever engine holds them.
+"""The interface to stored user sequences is the same for every engine (SQLite or Redis).
 
-The store takes events of users, one at a time or in bulk, and returns columns of one or many users. An engine is a
-key-value store: it fetches bytes, and it writes an `Update` all or nothing. Everything else is the same for all
+A store takes events, one at a time or in bulk, and returns the events of one or many users as columns. An engine is a
+key-value store. It fetches bytes, and writes each `Update` all or nothing. Everything else is the same for all
 engines. This module handles checksums (seals), names of actions and surfaces, notes (such as the progress of a job) and
-retries. `merging` and `selection` handle order, duplicates, the cap on events per user, and ranges.
+retries. `merging` and `selection` handle order, duplicates, the cap on events per user, and ranges of time.
 
-Decided: after a user was forgotten, the store refuses all events of this user that were received before that moment.
-A late event or an old snapshot does not bring the user back; events received afterwards begin a new history. For this
-the store remembers a salted digest of the user id, not the id.
+Decided: after `forget` has deleted a user, the store refuses all events of this user that were received before the
+deletion. So a late event or an old snapshot does not restore the user. Events received after the deletion begin a new
+history. To recognise a forgotten user, the store keeps a salted digest of the user id, but not the id itself.
 """
 
 from __future__ import annotations
@@ -61,22 +61,28 @@ from tackboard.events.sequence_store.values import (
 NAMED = tuple(name for name, kind in BUILT_IN.items() if kind == "name")
 """Columns whose values are names from a list that the whole store shares."""
 UNKNOWN_CODE = 1 << 31
-"""Codes from this number on are temporary: only the last call of `coded` knows the names behind them."""
+"""Codes of this value or more are temporary: their names are known only until the next call of `coded`."""
 USERS_PER_CALL = 256
 """Number of users whose events are fetched at once."""
 STEP_S = 0.02
-"""Work on many users is committed at least this often, so another writer never waits longer than this."""
+"""Seconds after which work on many users is committed, so that other writers wait only briefly."""
 DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
 Edit = Callable[[int, State], Change | None]
-"""Takes a user and its state; returns a change, or None. Called again if another client changed the user meanwhile."""
+"""A function that takes a user and the user's state, and returns a change or None.
+
+It is called again if another client changed the user meanwhile.
+"""
 Look = Callable[[int, State], None]
-"""Reads a user's state. Called again if another client changed the user meanwhile."""
+"""A function that reads a user's state. It is called again if another client changed the user meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredSequences:
-    """Events of users, end to end: entries `offsets[r]` to `offsets[r + 1]` belong to `user_ids[r]`, oldest first."""
+    """Events of several users, joined end to end.
+
+    The user `user_ids[r]` has the entries from `offsets[r]` up to, but not including, `offsets[r + 1]`, oldest first.
+    """
 
     user_ids: Integers
     offsets: Integers
@@ -97,7 +103,7 @@ class StoredSequences:
 
 
 class SequenceStore(Engine):
-    """Events of users. Several processes may use a store at once, but each object belongs to one thread."""
+    """A store of users' events. Several processes may use one store, but each object belongs to one thread."""
 
     config: StoreConfig
     url: str
@@ -115,10 +121,11 @@ class SequenceStore(Engine):
     # ---- writing ----
 
     def append(self, user_id: int, events: Sequence[Event] | Columns) -> Appended:
-        """Adds events of one user, given as dictionaries with the store's columns as keys, or as columns.
+        """Adds events of one user. `events` is a list of dictionaries, or a map from each column's name to the column.
 
-        When the call returns, the events are durable and every reader sees them. If the call raises, or the process
-        dies, call it again with the same events. Events that are already stored are dropped as duplicates.
+        The keys of a dictionary are names of the store's columns. When the call returns, the events are durable and
+        every reader sees them. If the call raises, or the process dies, call it again with the same events. Events that
+        are already stored are dropped as duplicates.
         """
         num_events = num_rows(events) if isinstance(events, dict) else len(events)
         return self.append_many(np.full(num_events, check_user_id(user_id), dtype=np.int64), events)
@@ -145,10 +152,10 @@ class SequenceStore(Engine):
         return self._append(by_user(ids), columns, self.codec.pack(columns))
 
     def forget(self, user_id: int) -> int:
-        """Deletes all events of a user at once and returns their number.
+        """Deletes all events of a user at once and returns the number of deleted events.
 
         When the call returns, no trace of these events is left in the store's own files (for the files of a Redis
-        server, see `redis`). From now on the store refuses events of this user that were received before the call.
+        server, see `redis`). From then on the store refuses events of this user that were received before the call.
         """
         user, digest, at_ms = check_user_id(user_id), self.digest(user_id), now_ms()
         num_events = 0
@@ -165,9 +172,10 @@ class SequenceStore(Engine):
         return num_events
 
     def retain(self, days: float, *, now: int | None = None) -> int:
-        """Deletes events that happened more than `days` before `now`, and returns their number.
+        """Deletes events that happened more than `days` days before `now`, and returns the number of deleted events.
 
-        `now` is in ms; the default is the clock. The call works in small steps, so readers and writers can continue.
+        `now` is in ms since 1970, by default the present time. The call works in small steps, so that readers and
+        writers can continue.
         """
         if not 0 < days <= MAX_DAYS:
             raise UsageError(f"the retention is {days:g} days", allowed=f"allowed: more than 0, at most {MAX_DAYS:,}")
@@ -196,11 +204,11 @@ class SequenceStore(Engine):
         until_ms: int | None = None,
         received_before_ms: int | None = None,
     ) -> StoredSequences:
-        """Returns the events of one user, oldest first, as the named columns (all by default).
+        """Returns the events of one user, oldest first, with the columns in `fields` (by default all columns).
 
-        `last` is the largest number of events to return; the newest are chosen. Only events at `since_ms` or later and
-        before `until_ms` are returned. `received_before_ms` leaves out events that a request at that time could not
-        have seen. An unknown user has no events.
+        Only events that happened at `since_ms` or later and before `until_ms` are returned. Events received at
+        `received_before_ms` or later are left out, because a request at that time could not have seen them. If more
+        than `last` events remain, only the newest `last` events are returned. An unknown user has no events.
         """
         return self.read_many(
             [user_id],
@@ -221,7 +229,7 @@ class SequenceStore(Engine):
         until_ms: int | None = None,
         received_before_ms: int | None = None,
     ) -> StoredSequences:
-        """Does `read` for several users, in the order given. A user may occur more than once."""
+        """Does `read` for several users, in the order of `user_ids`. A user may occur more than once."""
         ids = check_user_ids(user_ids)
         names = self.config.require(self.config.columns if fields is None else fields)
         if not names:
@@ -235,11 +243,11 @@ class SequenceStore(Engine):
         return StoredSequences(ids, offsets, self.named(columns))
 
     def held(self, user_ids: Sequence[int]) -> list[dict[str, Values]]:
-        """Returns all columns and events of each user; actions and surfaces are the store's codes."""
+        """Returns all events of each user, with all columns. Actions and surfaces are the store's codes, not names."""
         return self._read(list(user_ids), Query(tuple(self.config.columns)))
 
     def named(self, columns: Columns) -> dict[str, Values]:
-        """Returns the columns. Those of actions and surfaces get the list of names that their codes stand for."""
+        """Returns `columns`. The columns `action` and `surface` get a dictionary with the name of each code."""
         changed = dict(columns)
         for kind in NAMED:
             if kind in changed:
@@ -249,10 +257,13 @@ class SequenceStore(Engine):
                 changed[kind] = Values(codes, None, self._names[kind])
         return changed
 
-    # ---- one user at a time; data of the whole store ----
+    # ---- states of users, and data of the whole store ----
 
     def edit(self, user_ids: Sequence[int] | Integers, edit: Edit) -> None:
-        """Applies `edit` to each user, all or nothing for each. Other clients can write between the small steps."""
+        """Applies `edit` to the users in small steps. The change of each user is all or nothing.
+
+        Other clients can write between two steps.
+        """
         waiting = [int(user) for user in user_ids]
         while waiting:
             step, started = waiting[: self.users_per_update], time.monotonic()
@@ -277,7 +288,7 @@ class SequenceStore(Engine):
                 time.sleep(min(0.005, time.monotonic() - started))
 
     def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
-        """Calls `look` with the state of each user. Nothing changes, and other clients can write in between."""
+        """Calls `look` with the state of each user, and changes nothing. Other clients can write meanwhile."""
         for user in user_ids:
             is_done = False
             while not is_done:
@@ -286,7 +297,7 @@ class SequenceStore(Engine):
                     is_done = True
 
     def check_engine(self) -> int:
-        """Checks that no user is lost and that the list of forgotten users is intact. Returns its length.
+        """Checks that no user is lost and that the list of forgotten users is intact; returns the length of this list.
 
         Damage raises CorruptFileError.
         """
@@ -298,7 +309,7 @@ class SequenceStore(Engine):
         return len(gone)
 
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
-        """Returns when each of these users was forgotten. Users who were never forgotten are left out."""
+        """Returns user → time in ms when the user was forgotten. Users who were never forgotten are left out."""
         digests = [self.digest(user) for user in user_ids]
         return {
             user: self.seals.open_forgotten(digest, value)
@@ -321,7 +332,7 @@ class SequenceStore(Engine):
         return self.seals.open_names(kind, self._items(f"words:{kind}"))
 
     def _add_names(self, kind: str, names: Sequence[str]) -> None:
-        """Gives codes to new names. Names that have a code keep it."""
+        """Gives codes to new names. Names that already have a code keep this code."""
 
         def decide() -> Update:
             held = self.read_names(kind)
@@ -333,7 +344,7 @@ class SequenceStore(Engine):
         self._update(decide, tables=[f"words:{kind}"])
 
     def stats(self) -> dict[str, Any]:
-        """Returns counts and sizes, for people."""
+        """Returns counts and sizes that people can read."""
         with self._reading():
             heads = [(head.num_events, head.num_recent) for _, head in self._heads()]
             num_forgotten = len(self._items("gone"))
@@ -360,10 +371,10 @@ class SequenceStore(Engine):
     # ---- shared by engines ----
 
     def coded(self, columns: Columns, *, is_changing: bool = True) -> dict[str, Values]:
-        """Returns a batch with the store's codes for its actions and surfaces.
+        """Returns `columns`, a batch of events, with each action and surface replaced by its code in the store.
 
-        New names get codes in the store. Without `is_changing` nothing is written: new names get codes that only this
-        call knows.
+        New names get codes in the store. If `is_changing` is False, nothing is written, and new names get temporary
+        codes. `name_of` knows the names of temporary codes until the next call.
         """
         codes: dict[str, dict[str, int]] = {}
         for kind in NAMED:
@@ -380,7 +391,7 @@ class SequenceStore(Engine):
         return with_codes(columns, codes)
 
     def name_of(self, kind: str, code: int) -> str:
-        """Returns the action or surface of a code, also of a code that only the last call of `coded` knew."""
+        """Returns the action or surface of a code, which may be a temporary code from the last call of `coded`."""
         if code >= UNKNOWN_CODE:
             return self._passing[kind][code - UNKNOWN_CODE]
         self._require_name(kind, code)
@@ -391,7 +402,7 @@ class SequenceStore(Engine):
         return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self.seals.salt, digest_size=16).digest()
 
     def _state(self, user_id: int) -> State:
-        """Returns the present state of a user. Chunks are loaded later, with MovedError if they have moved since."""
+        """Returns the present state of a user. If chunks have moved when they are loaded, `load` raises MovedError."""
         (found,) = self._fetch([user_id])
         return State(found.head, self._open_recent(user_id, found), self._loader(user_id, found.stamp))
 
@@ -422,7 +433,7 @@ class SequenceStore(Engine):
             return [part for step in in_steps(user_ids, USERS_PER_CALL) for part in self._read_step(step, query)]
 
     def _read_step(self, user_ids: list[int], query: Query) -> list[dict[str, Values]]:
-        """Reads several users together: each round asks the engine once for all users that need more bytes."""
+        """Reads several users together. In each round, one call to the engine serves all unfinished users."""
         results: dict[int, dict[str, Values]] = {}
         waiting = list(range(len(user_ids)))
         while waiting:
@@ -462,7 +473,7 @@ def _advance(
     open_readings: dict[int, tuple[Reading, Request]],
     results: dict[int, dict[str, Values]],
 ) -> None:
-    """Sends the requested bytes to the generator `reading`. Stores the generator's next request or result."""
+    """Sends the requested bytes (`blobs`) to the generator `reading`, and stores its next request or its result."""
     try:
         request = next(reading) if blobs is None else reading.send(blobs)
     except StopIteration as end:
@@ -493,7 +504,10 @@ def check_user_ids(user_ids: Sequence[int] | Integers) -> Integers:
 
 
 def visible(columns: Columns, places: Integers, forgotten: int | None) -> tuple[Integers, int]:
-    """Returns the places of the events received since the user was forgotten, and the number of earlier events."""
+    """Drops events that were received before the user was forgotten.
+
+    `places` are positions in `columns`. Returns the remaining positions and the number of dropped events.
+    """
     if forgotten is None:
         return places, 0
     kept = places[columns["received_ms"].values[places] >= forgotten]
@@ -501,6 +515,6 @@ def visible(columns: Columns, places: Integers, forgotten: int | None) -> tuple[
 
 
 def in_steps(user_ids: Sequence[int] | Integers, size: int) -> Iterator[list[int]]:
-    """Yields the users in lists of at most `size`."""
+    """Yields the users in lists of at most `size` users."""
     for start in range(0, len(user_ids), size):
         yield [int(user) for user in user_ids[start : start + size]]

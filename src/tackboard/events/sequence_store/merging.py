@@ -1,10 +1,11 @@
-"""This module takes a user's stored and new events and returns the bytes to write and to delete.
+"""This module takes a user's stored and new events, and returns what to write and what to delete.
 
-A sequence is a list of chunks and a buffer. Chunks are in order of time and do not overlap; the buffer holds recently
-appended events of any time. New events go into the buffer. A full buffer is merged with the chunks that end at
-or after its oldest event; if its events are only minutes late, this is usually one chunk. Decided: events with equal
-times keep their order of arrival. A duplicate is an event that equals another event in everything but received_ms. A
-chunk is deleted once all its events are beyond the cap (`max_events`); until then readers skip events beyond the cap.
+A user's sequence has chunks and a buffer. Chunks are in order of time and do not overlap; the buffer holds recently
+appended events of any time. New events go into the buffer. A full buffer is merged with the chunks that end at or after
+the buffer's oldest event. If the buffered events are only minutes late, this is usually one chunk. Decided: events with
+equal times keep their order of arrival. A duplicate is an event that equals another event in everything but
+received_ms. If a user has more than `max_events` events (the cap), the oldest events are beyond the cap. Readers skip
+these events, and a chunk is deleted once all its events are beyond the cap.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.values import Columns, Integers, Mask, Values, join, num_rows, take
 
 Blobs = Mapping[tuple[str, int], bytes]
-"""Columns of chunks as bytes, by (column, chunk)."""
+"""Maps (name of a column, id of a chunk) to the bytes of this column in this chunk."""
 Load = Callable[[Sequence[str], Sequence[int]], Blobs]
 """A function that takes names of columns and ids of chunks, and reads these columns of these chunks."""
 RecentRow = tuple[int, bytes, int, int]
-"""A buffered event: time_ms, the packed event without its times, received_ms, number in the order of arrival."""
+"""A buffered event as a tuple: time_ms, the packed event without its times, received_ms, and the arrival number."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class State:
 
 @dataclasses.dataclass(slots=True)
 class Change:
-    """What to write for a user."""
+    """The changes to write for a user."""
 
     head: Head
     add_recent: Sequence[RecentRow] = ()
@@ -85,7 +86,7 @@ def append_change(state: State, new: Columns, config: StoreConfig, codec: RowCod
 
 
 def replace_change(state: State, columns: Columns | None, config: StoreConfig) -> Change:
-    """Returns the change that replaces a user's events by `columns`, which are sorted and have no duplicates."""
+    """Returns the change that replaces a user's events by `columns`, which must be sorted and without duplicates."""
     old = state.head
     drop = [int(chunk) for chunk in old.chunks[:, ID]]
     head = Head(next_arrival=old.next_arrival, next_chunk=old.next_chunk)
@@ -96,7 +97,7 @@ def replace_change(state: State, columns: Columns | None, config: StoreConfig) -
 
 
 def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
-    """Returns all events of the user within the cap, in order; None if the user has no events."""
+    """Returns all events of the user within the cap, in order of time; None if the user has no events."""
     parts = _chunk_columns(state, range(len(state.head.chunks)), config)
     if state.recent is not None:
         parts.append({name: state.recent[name] for name in config.columns})
@@ -108,9 +109,9 @@ def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
 
 
 def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, Values], int]:
-    """Merges parts in order of time; returns the events without duplicates, and the number of dropped duplicates.
+    """Joins the parts and sorts their events by time; returns them without duplicates, and the number of duplicates.
 
-    The first of several equal events is kept.
+    If several events are equal, the first of them is kept.
     """
     columns = join(parts)
     times = columns["time_ms"].values
@@ -140,7 +141,7 @@ def duplicates(columns: Columns, codec: RowCodec) -> Mask:
 
 
 def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int] | None:
-    """Does `append_change` for events that fit into the buffer; returns None if `new` must be merged with chunks."""
+    """Does the work of `append_change` if `new` fits into the buffer. Returns None if chunks must be merged."""
     head, times = state.head, new["time_ms"].values
     if not fits_buffer(head, state.load, times, config):
         return None
@@ -170,8 +171,9 @@ def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) ->
 def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) -> bool:
     """Returns whether events with these times can go into the buffer without a merge.
 
-    There must be room, and no event in a chunk may have one of these times. If the user has more events than the cap,
-    the buffer may hold no late events, because readers skip the surplus only at the beginning of the oldest chunks.
+    The buffer must have room, and no event in a chunk may have one of these times. If the user would have more events
+    than the cap, the buffer may hold no late events (events that are older than an event in a chunk), because readers
+    skip events beyond the cap only at the beginning of the oldest chunks.
     """
     oldest, until = int(times.min()), head.chunked_until_ms
     if head.num_recent + len(times) > config.recent_limit:
@@ -182,7 +184,7 @@ def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) ->
 
 
 def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
-    """Returns whether an event in a chunk has one of these times. If so, there may be a duplicate."""
+    """Returns whether an event in a chunk has one of these times. If so, a new event may be a duplicate."""
     touched = [
         int(chunk[ID]) for chunk in head.chunks if ((times >= chunk[FIRST_MS]) & (times <= chunk[LAST_MS])).any()
     ]
@@ -194,7 +196,7 @@ def times_in_chunks(head: Head, load: Load, times: Integers) -> bool:
 
 
 def _merge(state: State, new: Columns, config: StoreConfig, codec: RowCodec) -> tuple[Change | None, int]:
-    """Merges the buffer and `new` with the chunks that end at or after the oldest of these events."""
+    """Merges the buffer and `new` with the chunks that end at or after the oldest buffered or new event."""
     head, chunks = state.head, state.head.chunks
     oldest = int(new["time_ms"].values.min())
     if state.recent is not None:
@@ -238,7 +240,7 @@ def _chunked(head: Head, columns: Columns, config: StoreConfig) -> tuple[Head, d
 
 
 def _chunk_columns(state: State, places: Sequence[int], config: StoreConfig) -> list[dict[str, Values]]:
-    """Reads every column of the chunks at `places` in the directory."""
+    """Reads every column of the chunks at the positions `places` in the user's list of chunks."""
     ids = [int(state.head.chunks[place, ID]) for place in places]
     blobs = state.load(list(config.columns), ids) if ids else {}
     return [{name: decode_column(blobs[name, chunk]) for name in config.columns} for chunk in ids]

@@ -1,10 +1,11 @@
 """Migrates a store of version 1 to the present version. Each block gets a seal (see `sealing`); no event changes.
 
 The store is verified first, so that contradictory data does not get a seal. An SQLite file is rewritten in one
-transaction. A kill leaves the file as it was, and the command must begin again. On Redis, each user is rewritten all or
-nothing. A kill leaves a store that cannot be opened; the same command then continues with the remaining users. On Redis
-the command needs memory for one user. For a file it needs memory for SQLite's cache, and for a while twice the disk
-space. Notes on the progress of an unfinished correction are dropped, so the correction begins again.
+transaction. If the command is killed, the file is unchanged, and the next call starts from the beginning. On Redis,
+each user is rewritten all or nothing. If the command is killed, the store cannot be opened until the same command runs
+again; it continues with the remaining users. On Redis the command needs memory for the events of one user. For a file
+the command needs memory for SQLite's cache, and for a while twice the disk space of the file. Notes on the progress of
+an unfinished correction are dropped, so the correction begins again.
 
 Decided: migration is an explicit command, because an older tackboard cannot read the store afterwards. A process that
 still runs an older version gets an error, because the tables of a file have new names, and on Redis a key that an older
@@ -41,7 +42,7 @@ Row = tuple[Any, ...]
 
 
 def migrate_store(url: str | Path) -> Verified | None:
-    """Migrates and verifies the store at `url`; returns its counts, or None if it has the present version already."""
+    """Migrates the store at `url`; returns the counts of `verify_store`, or None if no migration is needed."""
     if is_redis(url) and _is_half_done(RedisAddress.of(str(url))):
         _migrate_redis(RedisAddress.of(str(url)))
     else:

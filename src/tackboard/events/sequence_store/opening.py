@@ -16,7 +16,7 @@ REDIS_SCHEMES = ("redis://", "rediss://")
 def open_store(url: str | Path, *, synchronous: str = "full") -> SequenceStore:
     """Opens the store at a path or URL. A missing store raises UsageError; a file that is not a store raises DataError.
 
-    `synchronous` is for SQLite: `full` or `normal`. On Redis, the server's setting `appendfsync` decides.
+    `synchronous` (`full` or `normal`) affects only SQLite. On Redis, the server's setting `appendfsync` decides.
     """
     text = _checked(url)
     if is_redis(text):
@@ -36,7 +36,7 @@ def create_store(url: str | Path, config: StoreConfig | None = None, *, synchron
 
 
 def store_exists(url: str | Path) -> bool:
-    """Returns whether this address is taken: by a store on Redis, or by any file, even one that is not a store."""
+    """Returns whether there is a store at a Redis URL, or any file (even a file that is not a store) at a path."""
     text = _checked(url)
     if is_redis(text):
         return RedisStore.exists(text)

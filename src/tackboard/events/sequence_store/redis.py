@@ -9,18 +9,19 @@
     PREFIX:{user}:recent            the buffer: time and event → time received, arrival number
     PREFIX:{user}:columns           column:chunk → bytes
 
-Every value has a seal, which is a checksum (see `sealing`). The server's script seals the values that it writes. Only
-two numbers have no seal: the format version, which must be a known version, and the count of buffered events, which
-must equal the number of entries in `recent`. In version 1, `words` was named `names`, `registry` was a set named
-`users`, and `gone` was named `forgotten`.
+Every value has a seal, which is a checksum (see `sealing`). Only two numbers have no seal: the format version, which
+must be a known version, and the count of buffered events, which must equal the number of entries in `recent`. In format
+version 1, `words` was named `names`, `registry` was a set named `users`, and `gone` was named `forgotten`.
 
-One script on the server appends events that are newer than all chunks; Redis runs a script atomically. This client
-computes every other change, writes it with MULTI, and starts again if another client wrote first (WATCH). A reader
-fetches the directory again together with the columns, and starts over if the directory has changed.
+A script on the server appends events that are newer than all chunks, and seals them. Redis runs a script atomically.
+This client computes every other change and writes it with MULTI. If another client wrote first (WATCH), this client
+computes the change again. A reader fetches the directory a second time together with the columns, and starts over if
+the directory has changed.
 
 Decided: a call for many users is all or nothing for each user, not for all users together. The server's settings decide
-how safe acknowledged events are: with `appendfsync always` they are on disk; with `everysec` the last second may be
-lost. After `forget`, the operator must rewrite the server's own files (append-only file, dumps) with BGREWRITEAOF.
+how safe acknowledged events are: with `appendfsync always` they are on disk; with `everysec` the events of the last
+second may be lost. After `forget`, the operator must rewrite the server's files (append-only file, dumps) with
+BGREWRITEAOF.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ MIGRATING = "migrating"
 DAMAGED = -2
 """The append script's answer if it finds a damaged value."""
 EXACT = 1 << 53
-"""The server's scripts use doubles, which are exact up to this number. The client merges events with larger times."""
+"""Scripts on the server use doubles, in which whole numbers are exact up to this limit. If a time is larger, the client
+merges the events."""
 _APPEND = """
 local function digest(data)
     local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)
@@ -335,7 +337,7 @@ class RedisStore(SequenceStore):
     def _append_call(self, pipe: Any, user: int, events: list[tuple[int, int, bytes]]) -> None:
         limit = self.config.recent_limit
         if len(events) > limit or max(max(event[:2]) for event in events) >= EXACT:
-            limit, events = -1, []  # The script refuses, and the client merges the events.
+            limit, events = -1, []  # With this limit the script refuses, and the client merges the events.
         places = [f"{place}:" for place in (head_place(user), recent_place(user), FORGOTTEN_PLACE)]
         entry = registry_entry(self.seals, user)
         limits = [limit, self.config.max_events, len(self._numbers)]
@@ -347,7 +349,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """Merges events that are late or overfill the buffer; returns the numbers of added and of refused events."""
+        """Merges late events and events that overfill the buffer; returns the numbers of added and refused events."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:
@@ -394,5 +396,5 @@ class RedisStore(SequenceStore):
 
 
 def registry_entry(seals: Seals, user_id: int) -> bytes:
-    """Returns the value of a user in the list of users, which is only a seal."""
+    """Returns a user's value in the list of users. The value is a seal without content."""
     return seals.seal(b"", REGISTRY_PLACE, b"%d" % user_id)

@@ -1,6 +1,6 @@
-"""The address of a store on Redis: parses its URL, names its keys, connects a client and explains the client's errors.
+"""Parses the URL of a store on Redis, names the store's keys, connects a client and explains the client's errors.
 
-Decided: the option `?prefix=` is ours and is not sent to the client library. No error shows a password.
+Decided: the option `?prefix=` belongs to Tackboard and is not sent to the client library. No error shows a password.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tackboard.events.sequence_store.codec import FORMAT_VERSION
 DEFAULT_PREFIX = "tackboard"
 TIMEOUT_S = 30.0
 PARTS = ("head", "recent", "columns")
-"""The last parts of a user's keys."""
+"""Each user has three keys, which end with these names."""
 SCAN_COUNT = 1000
 """Number of keys or fields that one step of a scan asks the server for."""
 _VERSION_1 = {
@@ -40,15 +40,15 @@ class Keys:
     version: int = FORMAT_VERSION
 
     def of(self, name: str) -> str:
-        """Returns a key of the whole store."""
+        """Returns the key `name`, which belongs to the whole store."""
         return f"{self.prefix}:{name if self.version == FORMAT_VERSION else _VERSION_1.get(name, name)}"
 
     def user(self, user_id: int, part: str) -> str:
-        """Returns a key of a user."""
+        """Returns the key of one part (see PARTS) of a user."""
         return f"{self.prefix}:{{{user_id}}}:{part}"
 
     def users_of(self, client: Any) -> Iterator[int]:
-        """Yields users who have keys of their own. A user with several keys occurs several times."""
+        """Yields the users who have keys on the server. A user with several keys occurs several times."""
         prefix = re.sub(r"([\\*?\[\]])", r"\\\1", self.prefix)
         for key in client.scan_iter(f"{prefix}:{{*}}:*", count=SCAN_COUNT):
             found = re.fullmatch(rb"\{(-?\d+)\}:(?:head|recent|columns)", key[len(self.prefix.encode()) + 1 :])
@@ -58,7 +58,7 @@ class Keys:
 
 @dataclasses.dataclass(frozen=True)
 class RedisAddress:
-    """The address of a store: the server's URL without our own option, and the prefix of the store's keys."""
+    """The address of a store: the server's URL without `?prefix=`, and the prefix of the store's keys."""
 
     server: str
     prefix: str
@@ -99,7 +99,7 @@ class RedisAddress:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns the client's errors into ours."""
+        """Turns errors of the client library into Tackboard errors."""
         from redis import exceptions
 
         try:

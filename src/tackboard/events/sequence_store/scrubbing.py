@@ -6,7 +6,7 @@ the deleted user. These copies lie between a page's list of cells and its first 
 while zeros are written does no harm to the file.
 
 Decided: the caller holds the write lock and the write-ahead log is empty, so the file alone holds all data. Afterwards
-the caller changes a value in the database, which makes every other connection drop the pages that it has in memory.
+the caller changes a value in the database. This makes every other connection drop its cached pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIRST_HEADER = 100
 _INTERIOR, _LEAF = (2, 5), (10, 13)
 _descriptors: dict[tuple[int, int], int] = {}
 """Open files by device and inode. They are never closed: by POSIX rules, closing a descriptor would release every lock
-of this process on the file, also SQLite's locks."""
+of this process on the file, including SQLite's locks."""
 
 
 def zero_unallocated(path: Path, page_bytes: int) -> int:

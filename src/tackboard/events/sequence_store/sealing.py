@@ -1,14 +1,15 @@
-"""Seals, the checksums of a sequence store. Each block (stored value) has a seal, which every read of the block checks.
+"""This module makes and checks seals, the checksums of a sequence store. Each block (a stored value) has a seal.
 
 A seal is the first eight bytes of SHA-1 over the store's salt, the block's place and the value. The place is plain text
-such as `column item_id of chunk 7 of user 42`; error messages show it. Because the place is hashed too, the check also
-finds two swapped blocks. A wrong seal raises CorruptFileError, so a damaged value is never served. Two counts reveal
-missing blocks: a user's directory holds the number of the user's buffered events, and each list of names (actions or
-surfaces) has an entry for the empty name with the number of names.
+such as `column item_id of chunk 7 of user 42`; error messages show it. Every read of a block checks the seal. Because
+the place is part of the hash, the check also finds two swapped blocks. A wrong seal raises CorruptFileError, so a
+damaged value is never served. Two counts reveal missing blocks. A user's directory holds the number of the user's
+buffered events. Each list of names (actions or surfaces) has an entry for the empty name, which holds the number of
+names.
 
-Decided: SHA-1, because scripts on a Redis server can compute it and processors have instructions for it. Eight bytes
-suffice against accidents; a seal is no defence against somebody who may write to the store. A store of version 1 has
-no seals. It can be read, but it must be migrated (`tackboard sequences migrate`) before it can be written to.
+Decided: seals use SHA-1, because scripts on a Redis server can compute it and processors have instructions for it.
+Eight bytes suffice against accidents; a seal does not stop an attacker who can write to the store. A store of version 1
+has no seals. It can be read, but it must be migrated (`tackboard sequences migrate`) before it can be written to.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ UNSEALED_VERSION = 1
 """Stores of this version have no seals."""
 _TIME = struct.Struct(">Q")
 SealedEvent = tuple[int, bytes, bytes]
-"""A stored buffered event: time_ms, the packed event without its times, and (sealed) received_ms and arrival number."""
+"""A buffered event as it is stored: time_ms, the packed event without its times, and a sealed value. The sealed value
+holds received_ms and the arrival number."""
 
 
 class Seals:
-    """Seals blocks of a store, and opens them: checks and removes the seal. `where` is the store's address."""
+    """Seals the blocks of a store and opens them. To open a block means to check its seal and remove the seal.
+
+    `where` is the store's address.
+    """
 
     def __init__(self, where: str, salt: bytes, version: int = FORMAT_VERSION) -> None:
         self.where = where
@@ -51,14 +56,14 @@ class Seals:
         return content
 
     def _opened(self, value: Any, bound: bytes, key: bytes) -> bytes | None:
-        """Does `open`, but returns None for damage. It is kept short, because it runs for each buffered event."""
+        """Does `open`, but returns None for a damaged value. It is short, because it runs for each buffered event."""
         if not self.has_seals:
             return value if isinstance(value, bytes) else str(value).encode()
         try:
             content: bytes = value[:-SEAL_BYTES]
             return content if value.endswith(_digest(bound + key + content)) else None
         except (AttributeError, TypeError):
-            return None  # A damaged page may turn bytes into a number, a text or nothing.
+            return None  # On a damaged page, the value may be a number, a text or None instead of bytes.
 
     def _bound(self, place: str) -> bytes:
         """Returns the salt and the place, which are hashed before the key and the value."""
@@ -87,7 +92,7 @@ class Seals:
         return self.seal(head.to_bytes(), head_place(user_id))
 
     def open_head(self, user_id: int, value: Any) -> Head:
-        """The inverse of `seal_head`."""
+        """Does the inverse of `seal_head`."""
         return Head.from_bytes(self.open(value, head_place(user_id)))
 
     def seal_column(self, user_id: int, name: str, chunk: int, data: bytes) -> bytes:
@@ -133,7 +138,7 @@ class Seals:
     # ---- blocks of the whole store ----
 
     def seal_name(self, kind: str, name: bytes, code: int) -> bytes:
-        """Returns the sealed code of an action or surface. The empty name has the number of names as its code."""
+        """Returns the sealed code of an action or surface. The code of the empty name is the number of names."""
         return self.seal(b"%d" % code, names_place(kind), name)
 
     def open_names(self, kind: str, held: Mapping[bytes, Any]) -> list[str]:
@@ -150,7 +155,7 @@ class Seals:
         return self.seal(b"%d" % at_ms, FORGOTTEN_PLACE, digest)
 
     def open_forgotten(self, digest: bytes, value: Any) -> int:
-        """The inverse of `seal_forgotten`."""
+        """Does the inverse of `seal_forgotten`."""
         return self._number(value, FORGOTTEN_PLACE, digest)
 
     def seal_setting(self, key: str, value: bytes) -> bytes:
@@ -158,7 +163,7 @@ class Seals:
         return self.seal(value, setting_place(key))
 
     def open_setting(self, key: str, value: Any) -> bytes:
-        """The inverse of `seal_setting`."""
+        """Does the inverse of `seal_setting`."""
         return self.open(value, setting_place(key))
 
     def _number(self, value: Any, place: str, key: bytes) -> int:
@@ -183,7 +188,7 @@ def check_version(where: str, version: int) -> None:
 
 
 def open_settings(where: str, version: int, settings: Mapping[str, Any]) -> tuple[Seals, str]:
-    """Returns a store's `Seals` and its configuration as JSON, from its stored settings."""
+    """Takes the stored settings of a store; returns the store's `Seals`, and its configuration as JSON."""
     if not settings.keys() >= {"config", "salt"}:
         raise CorruptFileError(f"{where} has lost its settings", fix="restore it, or make a new one")
     # The salt itself is sealed without a salt.
@@ -209,7 +214,7 @@ def event_key(time_ms: int, event: bytes) -> bytes:
 
 
 def split_event_key(key: bytes) -> tuple[int, bytes]:
-    """The inverse of `event_key`."""
+    """Does the inverse of `event_key`."""
     return _TIME.unpack_from(key)[0], key[_TIME.size :]
 
 
@@ -217,25 +222,25 @@ FORGOTTEN_PLACE = "the list of forgotten users"
 
 
 def head_place(user_id: int) -> str:
-    """The place of a user's directory."""
+    """Returns the place of a user's directory."""
     return f"the directory of user {user_id}"
 
 
 def column_place(user_id: int, name: str, chunk: int) -> str:
-    """The place of a column of a chunk."""
+    """Returns the place of a column of a chunk."""
     return f"column {name} of chunk {chunk} of user {user_id}"
 
 
 def recent_place(user_id: int) -> str:
-    """The place of a user's buffered events."""
+    """Returns the place of a user's buffered events."""
     return f"the buffer of user {user_id}"
 
 
 def names_place(kind: str) -> str:
-    """The place of the names of a kind, `action` or `surface`."""
+    """Returns the place of the names of a kind, `action` or `surface`."""
     return f"the list of {kind}s"
 
 
 def setting_place(key: str) -> str:
-    """The place of a setting or a note."""
+    """Returns the place of a setting or a note."""
     return f"the setting {key}"

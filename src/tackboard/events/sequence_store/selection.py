@@ -29,23 +29,23 @@ from tackboard.events.sequence_store.merging import Blobs
 from tackboard.events.sequence_store.values import Columns, Integers, Mask, Values, empty_column, join, num_rows, take
 
 Request: TypeAlias = tuple[Sequence[str], Sequence[int]]
-"""Columns and chunks that a read asks for."""
+"""The names of columns and the ids of chunks that a read asks for."""
 Reading: TypeAlias = Generator[Request, Blobs, dict[str, Values]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """A read returns the events of a user that meet all of these conditions."""
+    """The columns (`fields`) and conditions of a read. The read returns the user's events that meet all conditions."""
 
     fields: tuple[str, ...]
     last: int | None = None
-    """Largest number of events to return; the newest are chosen."""
+    """Largest number of events to return. If more events meet the other conditions, the newest are returned."""
     since_ms: int | None = None
     """Return only events that happened at this time or later."""
     until_ms: int | None = None
     """Return only events that happened before this time."""
     received_before_ms: int | None = None
-    """Return only events received before this time: the events that a request at this time could have seen."""
+    """Return only events received before this time. A request at this time could have seen no other events."""
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
@@ -64,14 +64,14 @@ class Query:
 
 
 def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig) -> Reading:
-    """Returns the events of one user that `query` asks for, oldest first, with the fields of `query`."""
+    """Yields requests for bytes; at the end, returns the events of one user that `query` asks for, oldest first."""
     kinds = config.columns
     if recent is not None:
         wanted = query.mask(recent["time_ms"].values, recent["received_ms"].values)
         recent = None if not wanted.any() else recent if wanted.all() else take(recent, wanted)
     is_late = recent is not None and int(recent["time_ms"].values[0]) < head.chunked_until_ms
     num_recent = 0 if recent is None else num_rows(recent)
-    # If the buffer has late events, perhaps none of its events is among the newest, so the chunks must have enough.
+    # If the buffer has late events, all its events may be too old for `last`, so the chunks alone must have enough.
     num_wanted = None if query.last is None else query.last - (0 if is_late else num_recent)
     picked = yield from _pick(head, query, num_wanted, config)
     names = list(dict.fromkeys([*query.fields, *(["time_ms"] if is_late else [])]))
@@ -106,11 +106,11 @@ class _Picked:
     masks: dict[int, Mask] = dataclasses.field(default_factory=dict)
     """Chunk → mask of its requested events. A chunk whose events are all requested has no entry."""
     held: dict[tuple[str, int], Values] = dataclasses.field(default_factory=dict)
-    """Columns that were read to choose the events, by (column, chunk)."""
+    """(name of a column, chunk) → this column of the chunk, if it was read to choose the events."""
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks that together have `num_wanted` events for `query`; if None, all with such events."""
+    """Picks the newest chunks that together have `num_wanted` events for `query`. None means all events."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]
@@ -139,7 +139,7 @@ def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig)
             picked.held.update(((name, chunk), column) for name, column in columns.items())
             times = columns["time_ms"].values if "time_ms" in columns else np.full(num_events, entry[LAST_MS])
             received = columns["received_ms"].values if "received_ms" in columns else np.full(num_events, -1)
-            # If time_ms was not needed, the whole chunk lies in the range, so its last time stands for all its times.
+            # If time_ms was not needed, all times of the chunk are in the range, so its last time can replace them all.
             mask = query.mask(times, received)
         if start < hidden:
             mask = np.ones(num_events, dtype=np.bool_) if mask is None else mask

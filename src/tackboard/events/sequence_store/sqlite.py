@@ -12,9 +12,10 @@ damaged page may hide rows. Therefore a user without a head must have no other r
 check all pages. The tables of version 1 have other names. A process that still runs an older tackboard therefore stops
 when its store is migrated, instead of writing values without seals.
 
-Decided: write-ahead log and synchronous=FULL, so a commit is on disk before it is acknowledged. There is one writer at
-a time, and other writers wait; readers never wait. secure_delete is on for every connection, so that no free page holds
-deleted events. Before `forget` returns, the write-ahead log is emptied and unused bytes are set to zero.
+Decided: SQLite runs with a write-ahead log and synchronous=FULL, so a commit is on disk before it is acknowledged.
+There is one writer at a time, and other writers wait; readers never wait. secure_delete is on for every connection, so
+that no free page holds deleted events. Before `forget` returns, the write-ahead log is emptied and unused bytes are set
+to zero.
 """
 
 from __future__ import annotations
@@ -253,7 +254,7 @@ class SqliteStore(SequenceStore):
                     if change is not None:
                         self._apply(user, change)
                     continue
-                # The buffer's key finds the duplicates.
+                # Duplicates have equal keys in the table `buffer`, and the statement ignores rows with an existing key.
                 rows = [
                     (user, *self.seals.seal_recent(user, (times[p], packed[p], received[p], head.next_arrival + n)))
                     for n, p in enumerate(kept.tolist())
@@ -343,7 +344,7 @@ class SqliteStore(SequenceStore):
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[sqlite3.Connection]:
-        """Like `_writing`, but for a store of any version; yields the connection."""
+        """Does the same as `_writing`, but for a store of any version; yields the connection."""
         with explained(self.path):
             self._lock()
             try:
@@ -359,8 +360,8 @@ class SqliteStore(SequenceStore):
     def _lock(self) -> None:
         """Begins a transaction that may write, as soon as no other transaction writes.
 
-        SQLite itself would try the lock less and less often, in the end ten times a second. At this rate it would
-        rarely find the lock free while another process writes one transaction after the other.
+        SQLite itself would try to get the lock less and less often, in the end ten times a second. This would rarely
+        succeed while another process writes one transaction after another.
         """
         deadline = time.monotonic() + self.busy_s
         self._db.execute("PRAGMA busy_timeout = 0")
@@ -411,7 +412,7 @@ def _connect(path: Path, synchronous: str, busy_s: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into ours."""
+    """Turns SQLite's errors into Tackboard errors."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,11 +1,11 @@
-"""Columns of events in memory: NumPy arrays with the same layout as the columns of features.
+"""This module holds columns of events in memory, as NumPy arrays with the same layout as the columns of features.
 
     item_id, time_ms, received_ms, int fields    values int64
     float, bool fields                           values float64, bool
     action, surface, string fields               values int64: codes into `dictionary`
 
-`present` is None if no value is missing. The value of a missing entry is undefined. A dictionary may hold a string
-twice, for example after two columns were joined.
+`present` marks the entries that have a value; it is None if no value is missing. The value of a missing entry is
+undefined. A dictionary may hold the same string twice, for example after two columns were joined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES: dict[str, Any] = {"int": np.int64, "float": np.float64, "bool": np.bool_
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Values:
-    """One column, as the module's table shows. Treat it as immutable."""
+    """One column of events. The table in the module's docstring shows the types. Treat the object as immutable."""
 
     values: NDArray[Any]
     present: Mask | None = None
@@ -53,7 +53,7 @@ class Values:
 
 
 Columns = Mapping[str, Values]
-"""Columns of the same events, by name."""
+"""Maps the name of each column to the column. All columns describe the same events."""
 
 
 def num_rows(columns: Columns) -> int:
@@ -67,7 +67,7 @@ def take(columns: Columns, places: Integers | Mask | slice) -> dict[str, Values]
 
 
 def join_values(parts: Sequence[Values]) -> Values:
-    """Joins columns of one kind, one after the other."""
+    """Joins columns of the same kind end to end."""
     if len(parts) == 1:
         return parts[0]
     present = None
@@ -88,12 +88,12 @@ def join_values(parts: Sequence[Values]) -> Values:
 
 
 def join(parts: Sequence[Columns]) -> dict[str, Values]:
-    """Joins events with the same columns, one part after the other."""
+    """Joins parts that have the same columns end to end."""
     return {name: join_values([part[name] for part in parts]) for name in parts[0]}
 
 
 def same_columns(one: Columns, other: Columns) -> bool:
-    """Returns whether the columns have the same values, bit for bit, and the same entries are missing."""
+    """Returns whether both maps have the same columns, values (bit for bit) and missing entries."""
     return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
 
 
@@ -119,7 +119,7 @@ def empty_column(kind: str) -> Values:
 
 
 def encode_texts(texts: Sequence[str]) -> tuple[Integers, NDArray[np.object_]]:
-    """Returns codes and a dictionary, which has each distinct string once, in order of appearance."""
+    """Returns the code of each string, and a dictionary of the distinct strings in order of appearance."""
     known: dict[str, int] = {}
     codes = np.fromiter((known.setdefault(text, len(known)) for text in texts), dtype=np.int64, count=len(texts))
     return codes, object_array(list(known))

@@ -2,7 +2,7 @@
 
 The engine checks its own data. The seal (checksum) of every block is checked when the block is read, and every chunk is
 compared with its entry in the directory. Readers and writers can continue meanwhile. A store of version 1 has no seals,
-so only contradictions are found there.
+so only values that contradict each other are found in it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tackboard.events.sequence_store.sealing import head_place
 
 @dataclasses.dataclass
 class Verified:
-    """The counts of an intact store."""
+    """The numbers of users, events and other parts that were found in an intact store."""
 
     format_version: int
     has_checksums: bool
     num_users: int = 0
     num_events: int = 0
-    """Events in chunks and buffers, including events beyond the cap that are not deleted yet."""
+    """Number of events in chunks and buffers, including events beyond the cap (`max_events`) that still exist."""
     num_columns: int = 0
-    """Number of blocks: each column of each chunk is a block with its own checksum."""
+    """Number of columns in all chunks. Each column of a chunk has its own checksum."""
     num_names: int = 0
     num_forgotten_users: int = 0
 
