@@ -121,7 +121,7 @@ class Plan:
         return max(int(node.params["count"]) for node in readers)
 
     def trimmed(self, names: Iterable[str]) -> Plan:
-        """Returns a plan with only the named features and the nodes they need. Raises UsageError for an unknown name."""
+        """Returns a plan of the named features, with only the nodes they need. Raises UsageError for unknown names."""
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.features:
@@ -163,7 +163,7 @@ class Plan:
         return {name for index in places for name in self.readers(index)}
 
     def describe_source(self, index: int) -> str:
-        """Describes a source for an error message: the first feature that reads it, its line in the code, its column."""
+        """Describes a source for an error message: the first feature that reads it, the code line, and the column."""
         # A column that was computed ahead of time is named feature@number (folding.py).
         node, readers = self.nodes[index], list(dict.fromkeys(name.partition("@")[0] for name in self.readers(index)))
         first = (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
