@@ -1,8 +1,8 @@
 """Writes the reference of the operators in Markdown (docs/features.md), and computes the result of every example.
 
 Every part of the reference that could differ from the code is generated. The description of an operator is the
-docstring of its kernel. Its input and result types are found by calling its type rule with every type. The results of
-the examples come from the batch executor. The code of an example is read by a small interpreter and never run as Python.
+docstring of its kernel. Its types are found by calling its type rule with every type. The batch executor computes the
+results of the examples. The code of an example is read by a small interpreter and never run as Python.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _show(value: Any) -> str:
 
 
 def types_of(operator: Operator) -> str:
-    """Returns an operator's types as text, such as `number, number → int or float`. Tries its type rule on all types."""
+    """Returns an operator's types as text, such as `number, number → int or float`. Calls its rule with all types."""
     taken: list[dict[str, None]] = []
     given: dict[str, None] = {}
     chooses = operator.family in ABOUT_EVENTS and operator.name != "sequence"

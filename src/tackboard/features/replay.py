@@ -294,7 +294,7 @@ class _Replayer:
         return np.flatnonzero(np.array(differ, dtype=np.bool_))
 
     def _lacking(self, group: _Group) -> dict[str, Mask]:
-        """Returns a mask per feature. It is True for rows for which the dataset lacks attributes that the feature reads.
+        """Returns a mask per feature. It is True for rows whose attributes, which the feature reads, are not stored.
 
         Adds the number of requests with absent attributes to the report.
         """

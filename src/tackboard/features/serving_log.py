@@ -103,7 +103,7 @@ class FeatureLogConfig:
     max_file_bytes: int = 64 << 20
     """Largest size of a log file in bytes. If a record would exceed this size, a new file begins."""
     max_total_bytes: int = 4 << 30
-    """Largest total size of the log files in the folder, in bytes. If a record would exceed it, the record is dropped."""
+    """Largest total size of the folder's log files in bytes. If a record would exceed it, the record is dropped."""
     flush_every_s: float = 1.0
     """Seconds after which written records are forced to disk."""
 
@@ -245,7 +245,7 @@ class FeatureLog:
         self._complain(reason)
 
     def _complain(self, reason: str) -> None:
-        """Prints a warning once per reason, because a full disk must not lead to endless warnings in the server's log."""
+        """Prints a warning once per reason, because a full disk must not fill the server's own log with warnings."""
         if reason not in self._complaints:
             self._complaints.add(reason)
             say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on and counts drops")
@@ -388,7 +388,7 @@ class LogFile:
             raise CorruptFileError(f"{path}: its header has the hash of another feature set")
 
     def records(self) -> Iterator[LoggedRequest]:
-        """Yields the requests in the order of the file. If a line is damaged, raises a CorruptFileError that names it."""
+        """Yields the requests in the order of the file. Raises a CorruptFileError that names the line if it is damaged."""
         if self.features is None:
             return
         plan = self.features.plan

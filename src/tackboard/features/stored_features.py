@@ -2,8 +2,7 @@
 
 Columns of any type are stored and read back bit for bit. Decided: text is stored as plain strings, because the
 dictionary of a column may hold a string twice. A vector is stored as a list, and the metadata holds its width (see
-events/vector_columns.py). A sequence is stored as a struct of lists. Readers take the types from features.json in the
-same folder.
+events/vector_columns.py). A sequence is stored as a struct of lists. features.json in the same folder holds the types.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def stored_schema(features: FeatureSet) -> pa.Schema:
 
 
 def stored_arrays(columns: Mapping[str, Column], schema: pa.Schema) -> dict[str, pa.Array]:
-    """Converts columns to the types of `schema`. Raises a DataError that names the feature if a text cannot be stored."""
+    """Converts columns to the types of `schema`. If a text cannot be stored, a DataError names the feature."""
     arrays = {}
     for name, column in columns.items():
         try:
