@@ -36,7 +36,7 @@ from tackboard.features.stored_features import FEATURES, StoredRows, stored_arra
 
 @dataclasses.dataclass(frozen=True)
 class Backfilled:
-    """The result of a backfill. `computed` names the features that were computed, `taken_over` those copied."""
+    """The result of a backfill. `computed` names the computed features, and `taken_over` names the copied features."""
 
     path: Path
     num_rows: int

@@ -15,7 +15,7 @@ from tackboard.features.feature_set import FeatureSet
 
 
 def check_data(features: FeatureSet, dataset: Dataset) -> None:
-    """Raises a DataError that names the feature, its line in the code and the column if `dataset` lacks valid data."""
+    """Raises a DataError that names the feature, its code line and the column if `dataset` does not fit `features`."""
     plan = features.plan
     program = Program(plan)
     tables = dict(zip(("user", "item"), load_entities(dataset, plan), strict=True))

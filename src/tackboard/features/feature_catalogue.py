@@ -28,7 +28,7 @@ WORTH_SHOWING = 24
 
 @dataclasses.dataclass(frozen=True)
 class ModelUse:
-    """Tells what a model uses. `reads` lists features and columns (`hour`, `history.item`); `hashes` is by feature."""
+    """Tells what a model uses. `reads` lists features and columns (`hour`, `history.item`)."""
 
     name: str
     where: str

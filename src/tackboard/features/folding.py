@@ -108,7 +108,7 @@ class FoldedTable:
 
 
 class FoldedRequestTable:
-    """A folded table from which a request reads all columns of all its ids at once, with their values at that time."""
+    """A folded table from which a request reads all columns of all its ids at once, as valid at the request's time."""
 
     def __init__(self, table: EntityTable, columns: Mapping[str, Column]) -> None:
         self.table = table

@@ -64,7 +64,7 @@ class Operator:
 
     `spelling` shows how a user writes the operator. An `elementwise` operator works value by value: on a list, it is
     applied to every element. Its kernel must stay correct if NumPy broadcasts a column of one row. The kernel of an
-    operator with `broadcasts` must do so as well, but the operator is not applied to elements of lists.
+    operator with `broadcasts` must also accept a column of one row, but the operator is not applied to list elements.
     """
 
     name: str

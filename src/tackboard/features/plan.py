@@ -422,7 +422,7 @@ def compile_features(features: Mapping[str, Expression]) -> Plan:
 
 
 def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
-    """Compiles the nodes of a features.json to a plan. Checks them like expressions, but raises DataError."""
+    """Compiles the nodes of a features.json to a plan. Raises DataError if a node or a feature is wrong."""
     builder = PlanBuilder()
     positions: list[int] = []
     for number, data in enumerate(nodes):

@@ -278,7 +278,7 @@ class _Replayer:
         return executor.compute(group.rows)
 
     def _per_candidate(self, name: str) -> bool:
-        """Whether a feature is compared candidate by candidate. A private feature is not: it has a hash per request."""
+        """Whether a feature is compared per candidate. A private feature is compared per request, by its hash."""
         return self.plan.nodes[self.plan.features[name]].level == CANDIDATE and name not in self.private
 
     def _differing(self, name: str, group: _Group, recomputed: Column) -> Positions:
@@ -294,7 +294,7 @@ class _Replayer:
         return np.flatnonzero(np.array(differ, dtype=np.bool_))
 
     def _lacking(self, group: _Group) -> dict[str, Mask]:
-        """Returns a mask per feature. It is True for rows whose attributes, which the feature reads, are not stored.
+        """Returns, for each feature, a mask of the rows for which the dataset lacks attributes that the feature reads.
 
         Adds the number of requests with absent attributes to the report.
         """

@@ -1,4 +1,6 @@
-"""The log of served features holds the values that a model received, for `features replay`. A request is a JSON line.
+"""The log of served features holds the values that a model received, one JSON line per request.
+
+`features replay` reads the log. It consists of files in a folder:
 
     FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; when a file is full, a new file begins
 
@@ -388,7 +390,7 @@ class LogFile:
             raise CorruptFileError(f"{path}: its header has the hash of another feature set")
 
     def records(self) -> Iterator[LoggedRequest]:
-        """Yields the requests in the order of the file. Raises a CorruptFileError that names the line if it is damaged."""
+        """Yields the requests in the order of the file. If a line is damaged, a CorruptFileError names the line."""
         if self.features is None:
             return
         plan = self.features.plan

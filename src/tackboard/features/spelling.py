@@ -94,7 +94,7 @@ class _Speller:
         return "\n".join([*lines, self._write(root)[0]])
 
     def _text(self, index: int, binding: int = COMPARISON) -> str:
-        """Returns the node's text for use in a larger expression. Adds parentheses if it binds less than `binding`."""
+        """Returns the node's text as part of an expression, in parentheses if it binds less tightly than `binding`."""
         if index in self._named:
             return self._named[index]
         if index in self._others:

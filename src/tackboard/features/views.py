@@ -181,7 +181,7 @@ class View:
 def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
     """Returns (codes of `keys`, codes of `wanted`, limit). Codes are integers below the limit, in the keys' order.
 
-    A wanted value that equals a key gets the code of that key. Any other wanted value gets -1 or a code of no key.
+    A wanted value that equals a key gets the code of that key. Other wanted values get -1 or a code that no key has.
     """
     if not len(keys):
         return keys, np.full(len(wanted), -1, dtype=np.int64), 1
@@ -198,7 +198,7 @@ def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int
 
 
 def positions_of(numbers: Positions, wanted: Positions, limit: int) -> Positions:
-    """Returns the position of each wanted number in the ascending `numbers`, or -1 if absent. `limit` is above all."""
+    """Returns the position of each wanted number in ascending `numbers`, or -1. All numbers must be below `limit`."""
     if limit <= 4 * (len(wanted) + len(numbers)) + 64:
         table = np.full(limit, -1, dtype=np.int64)
         table[numbers] = np.arange(len(numbers))
