@@ -87,7 +87,7 @@ class EventTable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EntityTable:
-    """Holds attributes of users or items, sorted by id. If an id has several versions, they are sorted by `valid_from`."""
+    """Holds attributes of users or items, sorted by id. Several versions of an id are sorted by `valid_from`."""
 
     ids: Positions
     columns: Mapping[str, Column]

@@ -1,6 +1,6 @@
 """The log of served features holds the values that a model received, one JSON line per request.
 
-`features replay` reads the log. It consists of files in a folder:
+`features replay` reads the log. The log consists of files in a folder:
 
     FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; when a file is full, a new file begins
 
