@@ -201,7 +201,8 @@ def join_columns(parts: Sequence[Column]) -> Column:
 
 
 def both_present(*columns: Column) -> Mask | None:
-    """Returns a mask of the rows in which all `columns` are present, or None if nothing is missing."""
+    """Returns a mask of the rows in which all `columns` are present, or None if nothing is missing. If a column has one
+    row, its mask is broadcast."""
     masks = [column.present for column in columns if column.present is not None]
     if not masks:
         return None
