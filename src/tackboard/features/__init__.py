@@ -1,1 +1,1 @@
-"""Features defined once: a typed language and its two executors."""
+"""Features are defined once, in a typed language, and computed by two executors."""

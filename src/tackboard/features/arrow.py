@@ -1,7 +1,8 @@
-"""Converts columns to and from Arrow, without copies if nothing is missing.
+"""Converts columns to Arrow and back. Most columns without missing values are not copied.
 
 int64, float64, time, vector and list columns share their memory with Arrow in both directions. Bools are copied,
-because Arrow packs eight of them into a byte. Columns with missing values are copied, because Arrow packs masks too.
+because Arrow packs eight bools into a byte. Columns with missing values are copied, because Arrow packs the mask of
+missing values in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ARROW_TYPES = {
 
 
 def arrow_type(type_: FeatureType) -> pa.DataType:
-    """Returns the Arrow type of a column of `type_`."""
+    """Returns the Arrow type that stores a column of the feature type `type_`."""
     if type_.kind == "vector":
         return pa.list_(pa.float32(), type_.width)
     if type_.kind == "list":
@@ -41,7 +42,7 @@ def arrow_type(type_: FeatureType) -> pa.DataType:
 
 
 def to_arrow(column: Column) -> pa.Array:
-    """Converts a column to an Arrow array of `arrow_type`."""
+    """Converts a column to an Arrow array of the type that `arrow_type` returns."""
     absent = None if column.present is None else ~np.ascontiguousarray(column.present)
     mask = None if absent is None else pa.array(absent)
     if column.fields is not None:
@@ -173,7 +174,7 @@ def _from_list(array: Any, type_: FeatureType, what: str) -> Column:
         raise _wrong(what, array, type_)
     present = _present(array)
     if present is not None:
-        elements = array.flatten()  # without the elements of missing lists
+        elements = array.flatten()  # `flatten` leaves out the elements of missing lists.
         offsets = offsets_of(pc.list_value_length(array).fill_null(0).to_numpy())
     else:
         elements, offsets = array.values, array.offsets.to_numpy().astype(np.int64, copy=False)
@@ -195,7 +196,7 @@ def _from_vector(array: Any, type_: FeatureType, what: str) -> Column:
     widths = [stored.list_size] if is_fixed else pc.unique(pc.list_value_length(array.drop_null())).to_pylist()
     if any(found != width for found in widths):
         raise DataError(f"{what} has vectors of width {max(widths)}", allowed=f"declared: {type_}")
-    flat = array.flatten()  # without the numbers of missing vectors
+    flat = array.flatten()  # `flatten` leaves out the numbers of missing vectors.
     if flat.null_count:
         raise DataError(f"{what} has vectors with missing numbers", allowed="numbers of a vector are never missing")
     with np.errstate(all="ignore"):

@@ -1,10 +1,11 @@
 """Backfill computes a feature set for all events of a dataset and makes a new snapshot with features.parquet.
 
-Every event becomes one row. The row is a request of the event's user at the event's time, with the event's context and
-its item as the candidate; the request sees only events received before that time. The old snapshot stays in use until
-the new snapshot is complete (`staging`). Features whose computation did not change since the last backfill are copied.
-Memory is bounded: a bucket (all events of some users) is computed and written as one row group, so that features and
-events have the same buckets.
+Every event becomes one row. The row holds the features of a request by the event's user at the event's time, with the
+event's context, and with the event's item as the only candidate. The request sees only events that were received before
+that time. The old snapshot stays in use until the new snapshot is complete (see events/staging.py). If the computation
+of a feature did not change since the last backfill, its values are copied. Memory is bounded, because backfill computes
+one bucket (all events of some users) at a time. Each bucket is written as one row group, so features.parquet and
+events.parquet have the same buckets.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tackboard.features.stored_features import FEATURES, StoredRows, stored_arra
 
 @dataclasses.dataclass(frozen=True)
 class Backfilled:
-    """The result of a backfill: the path of the snapshot, the computed features and the features that were copied."""
+    """The result of a backfill. `computed` names the computed features, and `taken_over` names the copied features."""
 
     path: Path
     num_rows: int
@@ -45,11 +46,11 @@ class Backfilled:
 
 
 def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> Backfilled:
-    """Makes a snapshot of `dataset` with the features of every event, and points `latest` at it.
+    """Makes a new snapshot of `dataset` with the features of every event, and points `latest` at the new snapshot.
 
-    If the snapshot already has exactly these features, nothing is written. A change that needs a new version of the set
-    raises UsageError. Data that the set cannot read raises DataError. After an error or a kill, the old snapshot stays
-    in use.
+    If the newest snapshot already has exactly these features, nothing is written. Raises UsageError if a change of the
+    feature set needs a new version (see evolution.py), and DataError if the set cannot read the data. If an error or a
+    kill interrupts the backfill, the old snapshot stays in use.
     """
     source = dataset.path.resolve()
     check_newest(dataset)
@@ -75,8 +76,8 @@ def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> 
 
 
 def _unchanged(old: FeatureSet, stored: Mapping[str, Any], features: FeatureSet, schema: pa.Schema) -> list[str]:
-    """Returns the features whose stored values are still valid, because neither their computation nor the versions of
-    the time zones and Unicode tables that they use changed."""
+    """Returns the features whose stored values are still valid. The computation and the stored type of these features
+    did not change, nor did the versions of the time zones and Unicode tables that they use."""
     fresh = features.to_json()
     databases = {"tzdata": ZONED, "unicode": UNICODE}
     moved = {op for key, ops in databases.items() if stored.get(key) != fresh.get(key) for op in ops}
@@ -111,7 +112,7 @@ def _write_rows(dataset: Dataset, features: FeatureSet, kept: list[str], path: P
 
 
 def _computed(dataset: Dataset, plan: Plan, schema: pa.Schema) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (number of events, features as they are stored) per chunk; a chunk holds all events of its users."""
+    """Yields (number of events, feature arrays to store) for each chunk. All events of a user are in the same chunk."""
     users, items = load_entities(dataset, plan)
     names = [*stored_event_columns(dataset, plan), "item_id"]
     if context_sources(plan):

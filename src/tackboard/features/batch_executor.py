@@ -1,7 +1,8 @@
-"""The batch executor computes features of many requests, each with candidates, from stored data.
+"""The batch executor computes the features of many requests and their candidates from stored data.
 
-Requests may come in any order. They are computed user after user, in chunks that bound memory, and the results have the
-order of the given requests. A request is never split between chunks, and its values do not depend on its chunk.
+Requests may be given in any order. The executor computes them user after user, in chunks that bound memory, and returns
+the results in the given order. A request is never split between chunks. The chunk in which a request is computed does
+not change its values.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from tackboard.features.types import ID, TIME
 from tackboard.features.views import Positions, no_events, visible_before
 
 EVENTS_PER_CHUNK = 1 << 22
-"""Largest number of events in a chunk, summed over its requests. A chunk of a single request may have more."""
+"""Largest number of events in a chunk. A user's events count once per request. A chunk of one request may have more."""
 CANDIDATES_PER_CHUNK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestRows:
-    """R requests and their C candidates. If `item_ids` is None, there are no candidates.
+    """Holds R requests and their C candidates. If `item_ids` is None, there are no candidates.
 
-    `request_of` [C] is the request of each candidate, in ascending order; None stands for one candidate per request.
-    `context` holds a value per request.
+    `request_of` [C] holds the position of each candidate's request, in ascending order. If `request_of` is None, every
+    request has exactly one candidate. The columns in `context` have one value per request.
     """
 
     user_ids: Positions
@@ -96,7 +97,7 @@ class BatchExecutor:
         ]
 
     def _fold(self, entity: str, num_rows: int) -> None:
-        """Folds the entity's table (see folding.py) if it has at most `num_rows` rows (the rows to compute)."""
+        """Folds the entity's table (see folding.py), unless the table has more rows than there are rows to compute."""
         table = self.tables[entity]
         if table is None or entity in self._folded or num_rows < len(table.ids):
             return
@@ -104,7 +105,7 @@ class BatchExecutor:
         self._prepare(plan)
 
     def compute(self, rows: RequestRows) -> dict[str, Column]:
-        """Returns every feature: a value per candidate for features of candidate level, else a value per request."""
+        """Returns all features by name. Features of candidate level have a value per candidate, others per request."""
         parts = list(self.chunks(rows))
         if len(parts) == 1 and parts[0][0] is None:
             return parts[0][1]
@@ -121,7 +122,10 @@ class BatchExecutor:
         return result
 
     def chunks(self, rows: RequestRows) -> Iterator[tuple[Positions | None, dict[str, Column]]]:
-        """Yields (positions of the requests, their features) per chunk. None stands for all requests in their order."""
+        """Yields (positions of the chunk's requests, features of these requests) for each chunk.
+
+        If a single chunk holds all requests in their given order, the positions are None.
+        """
         self._fold("user", len(rows.user_ids))
         self._fold("item", 0 if rows.item_ids is None else len(rows.item_ids))
         owners = np.zeros(len(rows.user_ids), dtype=np.int64)
@@ -201,7 +205,7 @@ class BatchExecutor:
 
 
 def _cuts(weight: Positions, counts: Positions) -> list[int]:
-    """Returns where chunks begin and end, so that only a chunk of a single request may exceed the limits."""
+    """Returns the bounds of the chunks. Only a chunk with a single request may exceed the limits."""
     bounds, events, candidates = [0], 0, 0
     if int(weight.sum()) <= EVENTS_PER_CHUNK and int(counts.sum()) <= CANDIDATES_PER_CHUNK:
         return [0, len(weight)]

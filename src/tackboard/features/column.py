@@ -1,6 +1,6 @@
-"""The unified feature representation: one container for every value that a model reads.
+"""This module defines `Column`, the unified feature representation: one container for every value that a model reads.
 
-A `Column` holds the values of one feature for many rows, flat, in NumPy arrays:
+A `Column` holds the values of one feature for many rows in flat NumPy arrays:
 
     scalar    values [n]                bool, int64 (int, id, time), float64, or codes into `dictionary` (string)
     vector    values [n, width]         float32
@@ -8,9 +8,10 @@ A `Column` holds the values of one feature for many rows, flat, in NumPy arrays:
     sequence  fields: name → list column, all with the same offsets
 
 `present` [n] is False for rows whose value is missing; it is None if no value is missing. Missing values are always
-explicit, never a NaN or a magic number. The entry of a missing row in `values` is undefined. Decided: strings are codes
-into a dictionary, so that work on text is done once per string of the dictionary and not once per row. Kernels may not
-rely on the order of the dictionary. It may hold strings that no row uses, and it may hold the same string twice.
+explicit, never a NaN or a magic number. If the value of a row is missing, the row's entry in `values` is undefined.
+Decided: strings are stored as codes into a dictionary, so that work on text is done once per string of the dictionary
+and not once per row. Kernels must not rely on the order of the dictionary. The dictionary may hold strings that no row
+uses, and it may hold the same string twice.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Mask = NDArray[np.bool_]
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Column:
-    """Values of one feature; see the module's table. Treated as immutable."""
+    """Holds the values of one feature, as the table at the top of this module shows. Treat a column as immutable."""
 
     type: FeatureType
     values: NDArray[Any]
@@ -58,7 +59,7 @@ class Column:
 
     @property
     def mask(self) -> Mask:
-        """`present` as an array; all True if nothing is missing."""
+        """The array `present`, or an array of True if `present` is None."""
         return np.ones(len(self), dtype=np.bool_) if self.present is None else self.present
 
     def take(self, indices: NDArray[np.int64]) -> Column:
@@ -84,7 +85,7 @@ class Column:
         return Column(self.type.of_elements(), self.values, dictionary=self.dictionary)
 
     def texts(self) -> NDArray[np.object_]:
-        """Returns the strings of a string column [all values]. The string of a missing row is arbitrary."""
+        """Returns the string of every value of a string column. For a missing row, the string is arbitrary."""
         assert self.dictionary is not None
         if len(self.dictionary) == 0:
             return np.full(len(self.values), "", dtype=np.object_)
@@ -105,7 +106,7 @@ class Column:
 
     @classmethod
     def of(cls, type: FeatureType, values: Sequence[Any]) -> Column:
-        """Makes a column of plain Python values: the inverse of `to_pylist`, for constants, tests, small requests."""
+        """Makes a column from plain Python values (the inverse of `to_pylist`). Use this method only for small data."""
         missing = [value is None for value in values]
         present = np.array([not absent for absent in missing], dtype=np.bool_) if any(missing) else None
         if type.kind == "sequence":
@@ -130,7 +131,7 @@ class Column:
 
 
 def encode_strings(values: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
-    """Returns codes and dictionary of strings. The dictionary holds each string once, in order of appearance."""
+    """Returns (codes, dictionary) of strings. The dictionary holds each string once, in order of appearance."""
     known: dict[str, int] = {}
     codes = np.fromiter((known.setdefault(value, len(known)) for value in values), dtype=np.int64, count=len(values))
     dictionary = np.empty(len(known), dtype=np.object_)
@@ -139,7 +140,7 @@ def encode_strings(values: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
-    """Turns parallel scalar columns into one sequence column. `lengths` holds the number of values per row."""
+    """Turns parallel scalar columns into one sequence column. The lists of row i have `lengths[i]` elements."""
     offsets = offsets_of(lengths)
     fields = {
         name: Column(column.type.in_list(), column.values, offsets=offsets, dictionary=column.dictionary)
@@ -150,14 +151,14 @@ def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the start of each run of `lengths`, and the end of the last run."""
+    """Returns the start of each run, and the end of the last run. Runs have the given lengths and lie end to end."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the indices start, start + 1, … of every run, end to end."""
+    """Returns the indices start, start + 1, …, start + length - 1 of every run, concatenated."""
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int64)
     before = np.cumsum(lengths) - lengths
@@ -165,17 +166,18 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
 
 
 def ordered_sum(values: NDArray[np.float64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.float64]:
-    """Returns the sum of the `values` of each row [num_rows], added one after the other in the given order, from 0.0.
+    """Returns the sum of the values of each row [num_rows]. `rows` holds the row of each value.
 
-    This is the only function that sums floats of rows. (kernels/vectors.py adds the components of a vector in their
-    order as well.) NumPy's own `sum` adds in pairs, in an order that depends on the shape of the whole array, so a row
-    alone and the same row in a batch would differ in their last bits.
+    Each sum starts at 0.0, and the values are added one after the other in the given order. No other function sums
+    floats over the values of a row, except that kernels/vectors.py adds the components of a vector, also in their
+    order. NumPy's `sum` adds in pairs, in an order that depends on the shape of the whole array, so the sum of a row
+    in a batch could differ in its last bits from the sum of the same row alone.
     """
     return np.asarray(np.bincount(rows, weights=values, minlength=num_rows), dtype=np.float64)
 
 
 def join_columns(parts: Sequence[Column]) -> Column:
-    """Joins columns of one type, one after the other."""
+    """Concatenates columns of the same type."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -199,7 +201,8 @@ def join_columns(parts: Sequence[Column]) -> Column:
 
 
 def both_present(*columns: Column) -> Mask | None:
-    """Returns the mask of rows in which all `columns` are present, or None if nothing is missing. Broadcasts masks."""
+    """Returns a mask of the rows in which all `columns` are present, or None if nothing is missing. If a column has one
+    row, its mask is broadcast."""
     masks = [column.present for column in columns if column.present is not None]
     if not masks:
         return None
@@ -218,7 +221,7 @@ def spread(mask: Mask | None, num_rows: int) -> Mask | None: ...
 
 
 def spread(mask: Mask | None, num_rows: int) -> Mask | None:
-    """Repeats a mask of one row for `num_rows` rows. Any other mask, and None, stays as it is."""
+    """Repeats a mask of one row for `num_rows` rows. Returns any other mask, and None, unchanged."""
     return mask if mask is None or len(mask) == num_rows else np.broadcast_to(mask, (num_rows,))
 
 
@@ -251,7 +254,7 @@ def differing_rows(one: Column, other: Column) -> NDArray[np.int64]:
 
 
 def bits(column: Column) -> NDArray[Any]:
-    """Returns a scalar or vector column in a form in which `==` compares bit by bit."""
+    """Returns the values of a scalar or vector column in a form in which `==` compares bit by bit."""
     if column.dictionary is not None:
         return column.texts()
     values = np.ascontiguousarray(column.values)

@@ -1,7 +1,7 @@
 """Turns the contexts of requests, stored as JSON texts, into the context columns that a plan declares.
 
-Each distinct text is parsed once. An absent key, a null and an event without a context give missing values. A value
-that does not have the declared type is an error that names the feature and the line.
+Each distinct text is parsed once. An absent key, a null and an event without a context give missing values. If a value
+does not have the declared type, an error names the feature and its line in the code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def context_sources(plan: Plan) -> list[tuple[int, Node]]:
 
 
 def context_columns(plan: Plan, texts: pa.ChunkedArray | pa.Array) -> dict[str, Column]:
-    """Returns the context columns that `plan` reads, one value per text. Raises DataError naming feature and line."""
+    """Returns the context columns that `plan` reads, with one value per text.
+
+    Raises a DataError that names the feature and its line in the code if a value does not have the declared type.
+    """
     sources = context_sources(plan)
     if not sources:
         return {}
@@ -80,6 +83,6 @@ def _converted(value: Any, type_: FeatureType) -> Any:
     elif (kind == "bool" and given is bool) or (kind == "float" and given in (int, float)):
         return float(value) if kind == "float" else value
     elif kind in ("string", "id") and given is str:
-        value.encode()  # JSON can hold half a surrogate pair, which raises ValueError here.
+        value.encode()  # Raises ValueError for half a surrogate pair, which JSON can hold.
         return value if kind == "string" else string_id(value)
     raise TypeError(f"{given.__name__} is not {type_}")

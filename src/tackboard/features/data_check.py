@@ -1,7 +1,8 @@
-"""Checks whether a dataset has the columns that a feature set reads, and raises the first problem as an error.
+"""Checks whether a dataset has the columns that a feature set reads, and raises an error for the first problem.
 
-Every column that the features read must exist and have the declared type. Its values must be within the declared range
-in every row, even in rows that no feature would use. No feature is computed, and events are read chunk by chunk.
+Every column that the features read must exist and have the declared type. The values of the column must be within the
+declared range in every row, even in rows that no feature would use. The check computes no feature and reads the events
+chunk by chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tackboard.features.feature_set import FeatureSet
 
 
 def check_data(features: FeatureSet, dataset: Dataset) -> None:
-    """Raises a DataError that names feature, line and column if `dataset` does not fit `features`."""
+    """Raises a DataError that names the feature, its code line and the column if `dataset` does not fit `features`."""
     plan = features.plan
     program = Program(plan)
     tables = dict(zip(("user", "item"), load_entities(dataset, plan), strict=True))

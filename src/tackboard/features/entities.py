@@ -1,7 +1,7 @@
-"""The entities that expressions read: the user, the item, the request, its context, and the user's events.
+"""This module defines the entities that expressions read: user, item, request, context, and the events of the user.
 
-Each entity declares its columns and their types. A column that is not declared does not exist, so a typo is found
-before data is read. An attribute may be missing (for an unknown id or an empty cell), unless it has a default.
+Each entity declares its columns and their types. An expression can read only declared and built-in columns, so a typo
+is found before data is read. An attribute may be missing (for an unknown id or an empty cell), unless it has a default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FUTURE = ("num_events", "first_ms", "last_ms")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A column as a user declares it. A value outside [minimum, maximum] is an error when data is read."""
+    """The declaration of a column. If a value lies outside [minimum, maximum], reading the data raises an error."""
 
     type: FeatureType
     minimum: float | None = None
@@ -36,7 +36,7 @@ class Declared:
     default: Any = None
 
     def to_params(self, entity: str, column: str) -> dict[str, Any]:
-        """Returns the parameters of the `source` operator."""
+        """Returns the parameters of the `source` operator that reads this column."""
         type_ = self.type.with_nullable(self.default is None)
         params: dict[str, Any] = {"entity": entity, "column": column, "type": type_.to_json()}
         for name in ("minimum", "maximum", "default"):
@@ -46,47 +46,47 @@ class Declared:
 
 
 def Bool(*, default: bool | None = None) -> Declared:
-    """A column of true and false."""
+    """Declares a column of bools."""
     return Declared(type=BOOL, default=default)
 
 
 def Int(*, minimum: int | None = None, maximum: int | None = None, default: int | None = None) -> Declared:
-    """A column of whole numbers of 64 bits."""
+    """Declares a column of 64-bit integers."""
     return Declared(type=INT, minimum=minimum, maximum=maximum, default=default)
 
 
 def Float(*, minimum: float | None = None, maximum: float | None = None, default: float | None = None) -> Declared:
-    """A column of numbers."""
+    """Declares a column of 64-bit floats."""
     return Declared(type=FLOAT, minimum=minimum, maximum=maximum, default=default)
 
 
 def String(*, default: str | None = None) -> Declared:
-    """A column of texts."""
+    """Declares a column of texts."""
     return Declared(type=STRING, default=default)
 
 
 def Id(*, default: int | None = None) -> Declared:
-    """A column of ids: an int64 is the id itself, a string is hashed by `core.hashing`."""
+    """Declares a column of ids. A stored int64 is the id itself; a stored string is hashed to an id."""
     return Declared(type=ID, default=default)
 
 
 def Time() -> Declared:
-    """A column of times, in ms since 1970 UTC."""
+    """Declares a column of times, in ms since 1970 UTC."""
     return Declared(type=TIME)
 
 
 def Vector(width: int) -> Declared:
-    """A column of vectors of `width` numbers."""
+    """Declares a column of vectors of `width` numbers."""
     return Declared(type=FeatureType("vector", width=width))
 
 
 def List(element: Declared | Callable[[], Declared]) -> Declared:
-    """A column of lists, e.g. `List(Id)`."""
+    """Declares a column of lists, e.g. `List(Id)`."""
     return Declared(type=_declared(element).type.in_list())
 
 
 class Entity:
-    """Gives columns by attribute (`item.price`) or by name (`item["price"]`)."""
+    """An entity. Its columns are written as attributes (`item.price`) or with brackets (`item["price"]`)."""
 
     kind = ""
 
@@ -99,7 +99,7 @@ class Entity:
         return self[column]
 
     def __iter__(self) -> NoReturn:
-        # Without this method, Python would ask for column 0, 1, 2, … without end.
+        # Without this method, a loop over an entity would ask for the columns 0, 1, 2, … and never end.
         raise UsageError(
             f"{caller_place()}: columns of {'events' if self.kind == 'event' else self.kind} cannot be looped over",
             allowed="events are aggregated: events.count(), events.collect(events.item)",
@@ -116,19 +116,19 @@ class Entity:
 
 
 class User(Entity):
-    """The user of the request: `user.id` and declared attributes, as valid at the request's time."""
+    """The user of the request. Has `user.id` and declared attributes, with their values at the request's time."""
 
     kind = "user"
 
 
 class Item(Entity):
-    """The candidate: `item.id` and declared attributes, as valid at the request's time."""
+    """The candidate. Has `item.id` and declared attributes, with their values at the request's time."""
 
     kind = "item"
 
 
 class Request(Entity):
-    """The request: `request.time`."""
+    """The request. Its only column is `request.time`."""
 
     kind = "request"
 
@@ -155,8 +155,9 @@ def _aggregate(op: str, about: str) -> Callable[[Events, Any], Expression]:
 class Events(Entity):
     """The events of the user that were received strictly before the request.
 
-    `events.action` is a column of the events. A choice of events (`where`, `within`, …) has the same columns and
-    operators. A feature must aggregate events; it cannot be a column of single events.
+    `events.action` is a column of the events. Methods such as `where` and `within` choose some of the events and return
+    an `Events` object with the same columns and operators. A feature must aggregate the events (`count`, `sum`, …),
+    because a column of the events is not a value of the request.
     """
 
     kind = "event"
@@ -171,29 +172,29 @@ class Events(Entity):
         return chosen
 
     def where(self, condition: Expression) -> Events:
-        """The events that meet a condition on their own columns."""
+        """Chooses the events that meet a condition on columns of the events."""
         return self._chosen(Expression("where", (self._view, condition)))
 
     def within(self, duration: Duration) -> Events:
-        """The events that are younger than `duration` at the time of the request."""
+        """Chooses the events that are younger than `duration` at the time of the request."""
         (whole_ms,) = duration_ms("within({})", duration)
         return self._chosen(Expression("within", (self._view,), {"duration_ms": whole_ms}))
 
     def between(self, oldest: Duration, newest: Duration) -> Events:
-        """The events whose age at the time of the request is below `oldest` and at least `newest`."""
+        """Chooses the events whose age at the time of the request is below `oldest` and at least `newest`."""
         oldest_ms, newest_ms = duration_ms("between({}, {})", oldest, newest)
         return self._chosen(Expression("between", (self._view,), {"oldest_ms": oldest_ms, "newest_ms": newest_ms}))
 
     def newest(self, count: int) -> Events:
-        """The last `count` events."""
+        """Chooses the newest `count` events."""
         return self._chosen(Expression("newest", (self._view,), {"count": count}))
 
     def matching(self, column: Expression, value: Any) -> Events:
-        """The events whose `column` equals a value of the request or of the candidate."""
+        """Chooses the events whose `column` equals `value`, which is a value of the request or of the candidate."""
         return self._chosen(Expression("matching", (self._view, column, value)))
 
     def count(self) -> Expression:
-        """The number of events."""
+        """Returns the number of events."""
         return Expression("count", (self._view,))
 
     last = _aggregate("last", "The column of the last event.")
@@ -205,12 +206,12 @@ class Events(Entity):
     collect = _aggregate("collect", "The column of all the events, oldest first.")
 
     def decayed_sum(self, column: Any, *, half_life: Duration) -> Expression:
-        """The sum of the column, in which the weight of an event halves with every `half_life` of its age."""
+        """Returns the weighted sum of the column. The weight of an event halves each time it gets `half_life` older."""
         (whole_ms,) = duration_ms("decayed_sum(half_life={})", half_life)
         return Expression("decayed_sum", (self._view, column), {"half_life_ms": whole_ms})
 
     def top(self, column: Expression, count: int) -> Expression:
-        """The `count` most frequent values of the column."""
+        """Returns the `count` most frequent values of the column."""
         return Expression("top", (self._view, column), {"count": count})
 
 

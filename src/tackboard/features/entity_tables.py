@@ -1,7 +1,7 @@
-"""Stored data as the executors read it: the events of all users, and the attributes of users and items.
+"""Loads the tables that the executors read: the events of all users, and the attributes of users and items.
 
-Only the columns that a plan reads are loaded. Attributes may change: a table with `valid_from` holds several versions
-of an entity, and a request sees the newest version that was valid at the request's time.
+Only the columns that a plan reads are loaded. Attributes may change with time. A table with `valid_from` may hold
+several versions of an entity. A request sees the newest version that was already valid at the request's time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from tackboard.features.views import Positions, first_above
 
 Lookup = Callable[[str, Any], Column]
 EVENT_COLUMNS = {"item": "item_id", "action": "action", "surface": "surface", "time": "time_ms"}
-"""Names of the built-in event columns in events.parquet."""
+"""Maps the built-in columns of events to their names in events.parquet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EventTable:
-    """Events of U users end to end, sorted by (time, order) within a user. `columns` uses the language's names."""
+    """Holds the events of U users end to end. The events of each user are sorted by (time, order).
+
+    The keys of `columns` are the names of the feature language, such as `item`, not the names in events.parquet.
+    """
 
     user_ids: Positions
     offsets: Positions
@@ -40,9 +43,9 @@ class EventTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table, plan: Plan) -> EventTable:
-        """Reads the events of a dataset, sorted by user_id, time_ms and order, with the columns that `plan` reads.
+        """Reads the columns that `plan` needs from a dataset's events, sorted by user_id, time_ms and order.
 
-        If the table has no times, all times become 0, which is enough for plans that need only the order of the events.
+        If `table` has no times, all times become 0, which is enough for plans that need only the order of the events.
         """
         users = numpy_column(table, "user_id")
         starts = starts_of_users(users)
@@ -64,7 +67,7 @@ class EventTable:
         )
 
     def owners_of(self, user_ids: Positions) -> Positions:
-        """Returns the position of each user in this table, or -1 for users without events."""
+        """Returns the position of each user in this table, or -1 for a user without events."""
         return find_ids(self.user_ids, user_ids)
 
     def slice(self, first: int, last: int) -> EventTable:
@@ -84,7 +87,7 @@ class EventTable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EntityTable:
-    """Attributes, sorted by id. If `valid_from` is given, an id may have several versions, sorted by that time."""
+    """Holds attributes of users or items, sorted by id. Several versions of an id are sorted by `valid_from`."""
 
     ids: Positions
     columns: Mapping[str, Column]
@@ -106,8 +109,8 @@ class EntityTable:
         return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (attribute, default) that gives each id's attribute at its time, or the default if
-        missing."""
+        """Returns a function (attribute, default) that reads the attribute of every id at the id's time in `times`. If
+        the attribute is missing, the function returns the default."""
         places = self.places(ids, times)
         known = places >= 0
         safe, all_known = np.where(known, places, 0), bool(known.all())
@@ -123,7 +126,7 @@ class EntityTable:
         return read
 
     def places(self, ids: Positions, times: Positions | None) -> Positions:
-        """Returns the row of each id at its time, or -1."""
+        """Returns for each id the row that is valid at the id's time in `times`, or -1 if there is none."""
         if self.valid_from is None:
             return find_ids(self.ids, ids)
         if times is None:
@@ -132,13 +135,13 @@ class EntityTable:
             )
         starts = np.searchsorted(self.ids, ids, side="left").astype(np.int64)
         ends = np.searchsorted(self.ids, ids, side="right").astype(np.int64)
-        # `later` is the first version that becomes valid after the request. The request sees the version before it.
+        # `later` is the first version that becomes valid after the request. The request sees the preceding version.
         later = first_above(self.valid_from, starts, ends, times)
         return np.where(later > starts, later - 1, -1)
 
 
 def read_source(array: pa.ChunkedArray, plan: Plan, index: int) -> Column:
-    """Reads a stored column with the type that the source at `index` of the plan declares, and fills in its default."""
+    """Reads a stored column with the type that node `index` of the plan declares. Fills in the declared default."""
     node = plan.nodes[index]
     column = from_arrow(array, node.type, plan.describe_source(index))
     default = node.params.get("default")
@@ -158,7 +161,7 @@ def with_default(column: Column, default: Any) -> Column:
 
 
 def find_ids(sorted_ids: Positions, ids: Positions) -> Positions:
-    """Returns the position of each id among sorted, distinct ids, or -1."""
+    """Returns the position of each id among sorted, distinct ids, or -1 for an unknown id."""
     if not len(sorted_ids):
         return np.full(len(ids), -1, dtype=np.int64)
     places = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
@@ -168,9 +171,9 @@ def find_ids(sorted_ids: Positions, ids: Positions) -> Positions:
 def load_tables(
     dataset: Dataset, plan: Plan, *, timed: bool = True
 ) -> tuple[EventTable | None, EntityTable | None, EntityTable | None]:
-    """Loads (events, users, items) of a dataset; a table that `plan` does not read is None.
+    """Loads the tables (events, users, items) of a dataset. A table that `plan` does not read is None.
 
-    Without `timed`, the times of events are not loaded, so the table cannot tell which events a request saw.
+    If `timed` is False, the times of events are not loaded, so the table cannot tell which events a request saw.
     """
     events = None
     if plan.reads_events:
@@ -180,7 +183,7 @@ def load_tables(
 
 
 def stored_event_columns(dataset: Dataset, plan: Plan, *, timed: bool = True) -> list[str]:
-    """Returns the columns of events.parquet that `plan` reads, and the times if `timed`. Raises DataError."""
+    """Returns the columns of events.parquet to load for `plan`. Raises DataError if the dataset lacks a column."""
     always = ["user_id", *(["time_ms", "received_ms"] if timed else [])]
     wanted = []
     for index, node in plan.sources():
@@ -194,7 +197,7 @@ def stored_event_columns(dataset: Dataset, plan: Plan, *, timed: bool = True) ->
 
 
 def load_entities(dataset: Dataset, plan: Plan) -> tuple[EntityTable | None, EntityTable | None]:
-    """Loads (users, items) of a dataset; a table of which `plan` reads no attribute is None."""
+    """Loads the tables (users, items) of a dataset. A table is None if `plan` reads no attribute from it."""
     tables: list[EntityTable | None] = []
     for entity in ("user", "item"):
         params = [node.params for _, node in plan.sources() if node.params["entity"] == entity]

@@ -1,9 +1,9 @@
-"""Schema evolution of feature sets: lists the changes between two versions, and says which need a new version number.
+"""Lists the changes between two versions of a feature set, and tells which changes need a new version number.
 
 A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Without a new version
 of the set, a feature may be added, described in other words or moved to another line, and a declared range may be
-widened, because everything that was valid stays valid. Removing a feature, changing its type or its computation, and
-narrowing a range need a higher version. Renaming the set needs a higher version too.
+widened, because everything that was valid stays valid. Removing a feature, changing its type or its computation,
+narrowing a range and renaming the set need a higher version.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class FeatureChange:
 
 
 def sentences(changes: Sequence[FeatureChange]) -> list[str]:
-    """Returns the changes as sentences for people. One sentence gives the number of all features that moved."""
+    """Returns the changes as sentences for people. The last sentence gives the number of features that moved."""
     moved = sum(1 for change in changes if change.moved)
     count = [f"{moved} feature{'s' if moved > 1 else ''} moved to another line"] if moved else []
     return [*(change.sentence for change in changes if not change.moved), *count]
 
 
 def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns every change from `old` to `new`: first a new name of the set, then removed features, then the others."""
+    """Returns every change from `old` to `new`: first a new name of the set, then removed features, then all else."""
     changes = []
     if new.name != old.name:
         changes.append(FeatureChange("", "", f"the set {old.name} is now called {new.name}", needs_version=True))
@@ -66,7 +66,7 @@ def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
 
 
 def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns the changes from `old` to `new`. Raises UsageError if a change needs a higher version than `new` has."""
+    """Returns the changes from `old` to `new`. Raises UsageError if the version fell, or had to rise but did not."""
     changes = compare(old, new)
     if new.version < old.version:
         raise UsageError(
@@ -101,14 +101,14 @@ def _changes_of(old: Feature, new: Feature, *, same_computation: bool) -> list[F
 
 
 def _difference(old: FeatureType, new: FeatureType) -> str:
-    """Returns the word for the difference between two types."""
+    """Returns the word that names the difference between two types: type, width or nullability."""
     if old.kind != new.kind or old.element != new.element or old.columns != new.columns:
         return "type"
     return "width" if old.width != new.width else "nullability"
 
 
 def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str, Range]) -> list[FeatureChange]:
-    """Returns the changed ranges of columns that both versions read. Reading another column changes the computation."""
+    """Returns the changed ranges of columns that both versions read. (A new column is a change of computation.)"""
     changes = []
     for column in sorted(old.keys() & new.keys()):
         (old_low, old_high), (low, high) = old[column], new[column]
@@ -125,7 +125,7 @@ def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str,
 
 
 def _ranges(plan: Plan, name: str) -> dict[str, Range]:
-    """Returns the range of every column that a feature reads. Two ranges of one column are intersected."""
+    """Returns the range of every column that a feature reads. Several ranges of a column are intersected."""
     found: dict[str, Range] = {}
     for _, node in plan.trimmed([name]).sources():
         column = column_name(node.params)

@@ -1,8 +1,9 @@
-"""Computes a plan over a frame, in one loop that both executors use.
+"""Computes a plan from the inputs in a frame (see frame.py). Both executors use this code.
 
-The loop goes through the nodes in order and calls the kernel of each operator. If a kernel combines values of requests
-with values of candidates, the values of a request are repeated for its candidates: in a batch by an index, and for a
-single request by NumPy's broadcasting. Both give the same bits, because kernels compute every row from that row alone.
+A loop goes through the nodes in order and calls the kernel of each operator. If a kernel combines values of requests
+with values of candidates, the value of a request is repeated for each of its candidates. In a batch this is done by
+indexing, for a single request by NumPy's broadcasting. Both ways give the same bits, because kernels compute every row
+from that row alone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Program:
         return Program, (self.plan,)
 
     def run(self, frame: Frame) -> dict[str, Column]:
-        """Returns every feature: a row per candidate for features of candidate level, else a row per request."""
+        """Returns all features by name. Features of candidate level have a row per candidate, others per request."""
         values: list[Any] = [None] * len(self.plan.nodes)
         for index, column in self._constants.items():
             values[index] = column
@@ -111,7 +112,7 @@ class Program:
         return read
 
     def check_range(self, column: Column, index: int) -> None:
-        """Raises DataError if a value of the source at `index` lies outside its declared range."""
+        """Raises DataError if a value in `column` lies outside the range that the source at `index` declares."""
         node = self.plan.nodes[index]
         low, high = node.params.get("minimum"), node.params.get("maximum")
         if low is None and high is None:
@@ -137,7 +138,7 @@ def _source_key(node: Node) -> tuple[str, str]:
 
 
 def _plain(kernel: Callable[..., Any], args: tuple[int, ...]) -> Step:
-    """Returns a step that calls the kernel with the values as they are. With one or two inputs, it avoids a list."""
+    """Returns a step that calls the kernel with unchanged values. For one or two inputs, the step builds no list."""
     if len(args) == 1:
         (only,) = args
         return lambda values, _frame: kernel(values[only])
@@ -156,9 +157,10 @@ def _expand(column: Column, num_rows: int) -> Column:
 
 
 def _spread(value: Any, frame: Frame, *, broadcasts: bool) -> Any:
-    """Repeats a value per request for every candidate.
+    """Repeats the value of each request for all candidates of the request.
 
-    With a single request, kernels handle a view of one row themselves, and NumPy broadcasts a column of one row.
+    If there is a single request, a view is not repeated, because kernels accept a view of one row. A column is not
+    repeated either if the kernel broadcasts it.
     """
     if isinstance(value, View):
         return value if frame.num_requests == 1 else frame.spread_view(value)

@@ -1,8 +1,8 @@
-"""Expressions over entities, events and the request, as a user writes them.
+"""This module defines the expressions that users write over entities, events and the request.
 
 An expression is a tree of operator names. Building an expression computes nothing and checks nothing. The expression
-only remembers its line in the code, so that the compiler (`plan.py`), which knows the feature's name, can report that
-line. The operators themselves, with their types and examples, are in the registry.
+only remembers its line in the code, so that the compiler (plan.py), which knows the feature's name, can report that
+line. The types and examples of the operators are in the registry (operators.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 class CodePlace(NamedTuple):
-    """A file and a line in it."""
+    """A file and the number of a line in this file."""
 
     file: str
     line: int
@@ -49,7 +49,7 @@ def _is_machinery(file: str) -> bool:
 
 
 class NoOperator(UsageError, AttributeError):
-    """Raised for an operator that does not exist. It is an AttributeError too, so that hasattr and getattr work."""
+    """Raised for an operator that does not exist. Derives from AttributeError, so that hasattr and getattr work."""
 
 
 def _unary(op: str, about: str = "") -> Callable[[Expression], Expression]:
@@ -73,7 +73,7 @@ def _binary(op: str, about: str = "", *, mirrored: bool = False) -> Callable[[Ex
 
 
 class Expression:
-    """An operator applied to expressions. Compare and combine with `==`, `<`, `&`, `|`, `~`, not `and`, `or`, `not`."""
+    """An operator applied to expressions. Users must write `&`, `|` and `~` instead of `and`, `or` and `not`."""
 
     __slots__ = ("args", "op", "params", "place", "text")
     __hash__ = object.__hash__
@@ -86,7 +86,7 @@ class Expression:
         self.text = ""
 
     def described(self, text: str) -> Expression:
-        """Returns the same expression with a sentence for the documentation page."""
+        """Returns the same expression with a description, which the feature catalogue shows."""
         copy = Expression(self.op, self.args, self.params)
         copy.place, copy.text = self.place, text
         return copy
@@ -95,8 +95,8 @@ class Expression:
         return f"an expression ({self.place})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Python and NumPy ask for names with underscores to find out what an object can do. A slot is absent only while
-        # `copy` or `pickle` makes a new object.
+        # Python and NumPy ask for names with underscores to find out what an object can do. A slot has no value only
+        # while `copy` or `pickle` makes a new object.
         if name.startswith("_") or name in Expression.__slots__:
             raise AttributeError(name)
         operators = [known for known in vars(Expression) if not known.startswith("_") and known not in self.__slots__]
@@ -181,11 +181,11 @@ class Expression:
     hash_id = _unary("hash_id", "The id of a value: its hash, as everywhere in tackboard.")
 
     def bucket_hash(self, num_buckets: int, seed: int = 0) -> Expression:
-        """A whole number from 0 to `num_buckets` - 1 for an id."""
+        """The bucket of an id: a whole number from 0 to `num_buckets` - 1, computed with a hash."""
         return Expression("bucket_hash", (self,), {"num_buckets": num_buckets, "seed": seed})
 
     def index_in(self, names: Sequence[str]) -> Expression:
-        """The position of a string among `names`, counted from 1; 0 for any other string."""
+        """The position of a string among `names`, counted from 1, or 0 if the string is not among them."""
         return Expression("index_in", (self,), {"names": list(names)})
 
     # Scaling.
@@ -196,7 +196,7 @@ class Expression:
     sqrt = _unary("sqrt", "The square root.")
 
     def clip(self, low: float | None, high: float | None) -> Expression:
-        """The value, at least `low` and at most `high`."""
+        """The value, limited to the range from `low` to `high`."""
         return Expression("clip", (self,), {"low": low, "high": high})
 
     def normalise(self, *, mean: float, std: float) -> Expression:
@@ -229,15 +229,15 @@ class Expression:
     seconds_since = _binary("seconds_since", "Seconds from another time to this one.")
 
     def hour(self, zone: str = "UTC") -> Expression:
-        """The hour of the day, 0 to 23."""
+        """The hour of the day on the clock of `zone`, 0 to 23."""
         return Expression("hour", (self,), {"zone": zone})
 
     def weekday(self, zone: str = "UTC") -> Expression:
-        """The day of the week; Monday is 0."""
+        """The day of the week in the time zone `zone`; Monday is 0."""
         return Expression("weekday", (self,), {"zone": zone})
 
     def minute_of_day(self, zone: str = "UTC") -> Expression:
-        """Minutes since midnight on the clock of `zone`."""
+        """The number of minutes since midnight on the clock of `zone`."""
         return Expression("minute_of_day", (self,), {"zone": zone})
 
     # Lists.
@@ -252,7 +252,7 @@ class Expression:
     differences = _unary("differences", "Each element less the element before it; the first is 0.")
 
     def at(self, index: int) -> Expression:
-        """One element of a list or component of a vector."""
+        """The element of a list, or the component of a vector, at position `index`."""
         return Expression("at", (self,), {"index": index})
 
     def take(self, count: int) -> Expression:
@@ -261,7 +261,7 @@ class Expression:
 
 
 def as_expression(value: Any) -> Expression:
-    """Turns a Python value into a constant. Returns an expression as it is."""
+    """Returns an expression unchanged, and turns any other Python value into a constant expression."""
     if isinstance(value, Expression):
         return value
     return Expression("constant", (), {"value": value})
@@ -278,12 +278,12 @@ def coalesce(*values: Any) -> Expression:
 
 
 def cross(*values: Any) -> Expression:
-    """One id for a combination of values."""
+    """An id for the combination of the values."""
     return Expression("cross", values)
 
 
 def concat(*values: Any, separator: str = "") -> Expression:
-    """Texts one after the other."""
+    """The texts joined into one text, with `separator` between them."""
     return Expression("concat", values, {"separator": separator})
 
 
@@ -293,12 +293,12 @@ def pack(*values: Any) -> Expression:
 
 
 def sequence(**columns: Expression) -> Expression:
-    """Parallel lists of the same events, as one feature."""
+    """One feature that consists of parallel lists of the same events."""
     return Expression("sequence", tuple(columns.values()), {"names": list(columns)})
 
 
 def feature(name: str) -> Expression:
-    """Another feature of the same set, by name."""
+    """The feature of the same set that has the given name."""
     if not isinstance(name, str):
         raise UsageError(
             f"{caller_place()}: feature({name!r:.40}) does not name a feature", allowed='give a name: feature("clicks")'
@@ -307,10 +307,10 @@ def feature(name: str) -> Expression:
 
 
 class Duration(int):
-    """A length of time in ms. It has a type of its own, so that `within(7)` without a unit is refused.
+    """A length of time in ms. Durations have their own type, so that `within(7)` without a unit is refused.
 
-    The sum or difference of durations and a duration times a whole number are durations. Every other operation gives a
-    plain number. In JSON, a duration is a plain number too.
+    The sum or difference of two durations is a duration, and so is a duration times a whole number. Every other
+    operation gives a plain number. In JSON, a duration is written as a plain number.
     """
 
     __slots__ = ()
@@ -329,7 +329,7 @@ class Duration(int):
 
 
 def duration_ms(call: str, *values: Any) -> list[int]:
-    """Returns durations as plain ms. Raises UsageError with the user's line if one of `values` is not a duration."""
+    """Returns durations as numbers of ms. Raises a UsageError that names the user's line if a value is no duration."""
     if all(isinstance(value, Duration) for value in values):
         return [int(value) for value in values]
     given = call.format(*(f"{value!r:.40}" for value in values))

@@ -1,9 +1,9 @@
-"""The catalogue of a feature set: one static page with the sources, the transform and the models of every feature.
+"""Makes the catalogue of a feature set: a static page that shows each feature's sources, computation and models.
 
 This module takes a feature set and the folders of models (bundles, checkpoints, runs) and returns an HTML page that
-loads no other file. The features that a model uses come from the model's own files: `reads` in signature.json, and
-features.json beside it. If a feature was computed differently when the model was made, the page says that the model
-uses another version of the feature. All text that comes from a file is escaped.
+loads no other file. The features that a model uses are found in the model's own files: in `reads` of signature.json,
+and in features.json. If a feature was computed differently when the model was made, the page says that the model uses
+another version of the feature. All text that comes from a file is escaped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tackboard.report.svg import MatrixRow, matrix
 
 OWNERS = ("user", "request", "context", "events", "item")
 WORTH_SHOWING = 24
-"""Largest number of names in one table cell; the cell ends with the number of further names."""
+"""Largest number of names in one table cell. If there are more, the cell ends with the number of names left out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelUse:
-    """The name of a model, its folder, its reads (`hour`, `history.item`), and the hashes of its features by name."""
+    """Tells what a model uses. `reads` lists features and columns (`hour`, `history.item`)."""
 
     name: str
     where: str
@@ -36,7 +36,7 @@ class ModelUse:
     hashes: Mapping[str, str]
 
     def features(self) -> list[str]:
-        """Returns the names of the features that the model reads, without columns."""
+        """Returns the names of the features that the model reads, without the names of columns."""
         return list(dict.fromkeys(read.partition(".")[0] for read in self.reads))
 
 
@@ -50,7 +50,10 @@ class Source:
 
 
 def read_model(folder: Path) -> ModelUse:
-    """Returns what the model in a bundle, checkpoint or run reads, or nothing if unknown. Does not import torch."""
+    """Returns the `ModelUse` of a bundle, checkpoint or run. Does not import torch.
+
+    If the folder does not say what the model reads, `reads` is empty.
+    """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", allowed="allowed: a bundle, a run or a checkpoint")
     places = (folder, folder / "latest", folder / "checkpoints" / "latest")
@@ -70,7 +73,7 @@ def read_model(folder: Path) -> ModelUse:
 
 
 class FeatureCatalogue:
-    """A feature set and its models: the sources that each feature reads, and the models that use the feature."""
+    """Knows, for each feature of a set, the sources that the feature reads and the models that use the feature."""
 
     def __init__(self, features: FeatureSet, models: Sequence[ModelUse] = ()) -> None:
         self.set = features
@@ -83,7 +86,7 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """Returns, by position of each model that reads the feature, whether the model reads the current version."""
+        """Maps the position of each model that reads the feature to whether that model reads the current version."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:
@@ -95,7 +98,7 @@ class FeatureCatalogue:
             if name in columns:
                 same[name] = not column or column in columns[name]
                 known += [read] if same[name] else []
-        # If a model reads only some columns of a sequence, the hash differs from that of the complete sequence.
+        # If a model reads only some columns of a sequence, only these columns must be hashed for the comparison.
         now = self.set.reading(known).feature_hashes() if known else {}
         return {
             name: is_known and model.hashes.get(name, now.get(name)) == now.get(name) for name, is_known in same.items()
@@ -215,7 +218,7 @@ class FeatureCatalogue:
 
 
 def sources_of(plan: Plan, name: str) -> list[Source]:
-    """Returns the columns that one feature reads, including the times that a window needs."""
+    """Returns the columns that one feature reads, including the times that a time window needs."""
     part = plan.trimmed([name])
     found = {}
     for _, node in part.sources():

@@ -2,11 +2,11 @@
 
     features = FeatureSet("home", version=1, hour=request.time.hour(), clicks=events.count())
 
-features.json holds the operations of the plan, the names, types and lines of the features, and a content hash. The hash
-covers the computation (operators, parameters, declared columns), the set's name and its version, but not how the code
-is written: two files that differ only in the names of intermediate steps have the same hash. Every feature has a hash
-of its own. A reader compiles the operations again and compares the hash, so an unknown operator, a type clash and a
-changed computation are errors.
+features.json holds the operations of the plan, the names, types and code lines of the features, and a content hash. The
+hash covers the computation (operators, parameters, declared columns), the set's name and its version, but not how the
+code is written. For example, the names of Python variables do not change the hash. Every feature also has its own hash.
+`FeatureSet.from_json` compiles the operations again and compares the hash, so an unknown operator, a type clash and a
+changed computation raise errors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """One feature of a set, described for people: its type, its level, its place in the code and its meaning."""
+    """Describes one feature of a set for people. `place` is the file and the line where the feature is defined."""
 
     name: str
     type: FeatureType
@@ -54,7 +54,7 @@ class Feature:
 
 
 class FeatureSet:
-    """Named, compiled features. `FeatureSet(name, version=1, feature=expression, …)` checks all features."""
+    """A set of named features. `FeatureSet(name, version=1, feature=expression, …)` compiles and checks all of them."""
 
     def __init__(self, name: str, /, *, version: int = 1, **features: Expression) -> None:
         place = caller_place()
@@ -91,21 +91,21 @@ class FeatureSet:
         self._digests = node_digests(plan)
         own = {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
         self.declared = sorted(own.union(declared))
-        """Names (entity.column) of the columns that this set reads, and of the columns of the sets it was made from."""
+        """Names (entity.column) of the columns that this set, or a set from which it was made, reads."""
 
     @property
     def hash(self) -> str:
-        """SHA-256 of name, version and computation; see the module's docstring."""
+        """The SHA-256 of the set's name, version and computation; see the module's docstring."""
         parts = {"name": self.name, "version": self.version, "features": self.feature_hashes()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def feature_hashes(self) -> dict[str, str]:
-        """Returns, by name, the hash of each feature's own computation."""
+        """Maps the name of each feature to the hash of its computation."""
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
     def reads(self) -> list[str]:
-        """Returns the `reads` of a model that reads the whole set: features, and columns of a sequence as
-        `history.item`."""
+        """Returns the list `reads` of a model that reads the whole set. The list names features, but for a sequence it
+        names the columns, such as `history.item`."""
         return [
             read
             for feature in self.features()
@@ -113,7 +113,7 @@ class FeatureSet:
         ]
 
     def features(self) -> list[Feature]:
-        """Returns the features in the order they were written."""
+        """Returns the features in the order of their definition."""
         rows = []
         for name, index in self.plan.features.items():
             node = self.plan.nodes[index]
@@ -122,7 +122,7 @@ class FeatureSet:
         return rows
 
     def trimmed(self, names: Iterable[str]) -> FeatureSet:
-        """Returns the set with the named features only."""
+        """Returns a set with only the named features."""
         return self._with_plan(self.plan.trimmed(names))
 
     def _with_plan(self, plan: Plan) -> FeatureSet:
@@ -130,14 +130,14 @@ class FeatureSet:
         return _make(self.name, self.version, plan, texts, self.declared)
 
     def reading(self, reads: Iterable[str]) -> FeatureSet:
-        """Returns the part of the set that `reads` names: features, and columns of a sequence as `history.item`."""
+        """Returns the part of the set that `reads` names. An entry is a feature, or a column such as `history.item`."""
         builder, places = self._rebuilt(PlanBuilder())
         named: dict[str, int] = {}
         wanted: dict[str, list[str]] = {}
         for read in reads:
             name, _, column = read.partition(".")
             if name not in self.plan.features:
-                self.plan.trimmed([name])  # Raises, with a suggestion.
+                self.plan.trimmed([name])  # Raises a UsageError that suggests a name.
             wanted.setdefault(name, []).append(column)
         for name, columns in wanted.items():
             node = self.plan.nodes[self.plan.features[name]]
@@ -148,7 +148,7 @@ class FeatureSet:
         return self._with_plan(Plan(tuple(builder.nodes), named).trimmed(named))
 
     def merged(self, other: FeatureSet) -> FeatureSet:
-        """Returns this set with the features of `other` whose names are not in this set."""
+        """Returns this set, extended by those features of `other` whose names this set does not have."""
         builder, places = self._rebuilt(PlanBuilder())
         named = {name: places[index] for name, index in self.plan.features.items()}
         _, more = other._rebuilt(builder)
@@ -158,7 +158,7 @@ class FeatureSet:
         return _make(self.name, self.version, plan, texts, [*self.declared, *other.declared])
 
     def _rebuilt(self, builder: PlanBuilder) -> tuple[PlanBuilder, list[int]]:
-        """Adds the plan's nodes to `builder`. Returns the builder and the position of each node in it."""
+        """Adds the plan's nodes to `builder`. Returns the builder, and the position of each node in the builder."""
         places: list[int] = []
         for node in self.plan.nodes:
             places.append(builder.add(node.op, tuple(places[i] for i in node.args), node.params, node.place))
@@ -201,7 +201,7 @@ class FeatureSet:
 
     @classmethod
     def from_json(cls, data: Any, where: str = FILE_NAME) -> FeatureSet:
-        """Returns the set that `to_json` wrote. Raises DataError if this version of tackboard cannot compile it."""
+        """Returns the set that `to_json` wrote. Raises DataError if this tackboard cannot compile the set."""
         if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
             raise CorruptFileError(f"{where} is not a feature set")
         if data["format_version"] > FORMAT_VERSION:
@@ -243,7 +243,7 @@ def _make(name: str, version: int, plan: Plan, descriptions: Mapping[str, str], 
 
 
 def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str], node: Node) -> int:
-    """Adds a sequence node with only the given columns, in the order they were written; returns its position."""
+    """Adds a sequence node with only the given columns, in the order of the sequence. Returns the node's position."""
     known = [column for column, _ in node.type.columns]
     for column in columns:
         if column not in known:
@@ -258,7 +258,7 @@ def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str
 
 
 def node_digests(plan: Plan) -> list[str]:
-    """Returns a hash for every node: of its operator, its parameters and the hashes of its inputs."""
+    """Returns a hash for every node. It covers the node's operator, its parameters and the hashes of its inputs."""
     digests: list[str] = []
     for node in plan.nodes:
         content = [node.op, dict(node.params), [digests[argument] for argument in node.args]]
@@ -267,7 +267,7 @@ def node_digests(plan: Plan) -> list[str]:
 
 
 def read_features(folder: Path) -> FeatureSet | None:
-    """Returns the feature set of a checkpoint, bundle or snapshot folder, or None if the folder has none."""
+    """Returns the feature set of a checkpoint, bundle or snapshot, or None if the folder has no features.json."""
     path = folder / FILE_NAME
     return FeatureSet.from_json(read_json(path), str(path)) if path.exists() else None
 
@@ -275,8 +275,8 @@ def read_features(folder: Path) -> FeatureSet | None:
 def load_features(place: str) -> FeatureSet:
     """Loads the feature set of `file.py`, `file.py:name`, `features.json` or a folder that holds a features.json.
 
-    For a run, this is the set of its latest checkpoint; for a dataset, of its latest snapshot. A place that begins with
-    `tackboard.` is a module of this package.
+    For a run, the function loads the set of the latest checkpoint. For a dataset, it loads the set of the latest
+    snapshot. If `place` begins with `tackboard.`, it names a module of this package.
     """
     path_text, separator, name = place.rpartition(":")
     if not separator or not (path_text.endswith(".py") or path_text.startswith(OWN_PREFIX)):

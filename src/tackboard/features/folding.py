@@ -1,10 +1,10 @@
-"""Folding: expressions that depend only on the attributes of one entity are computed once per entity, not once per row.
+"""Folding computes expressions that depend only on an entity's attributes once per entity instead of once per row.
 
-A title in lower case, the hash of a brand, the logarithm of a price: for an item, these are the same in every request.
-`fold` computes such expressions over the whole table of items (or users). It returns a plan that reads their values
-like columns. The value of a row is computed from that row alone, so computing before or after the lookup gives the same
-bits. For an id that is not in the table, the plan reads an additional last row, in which attributes are missing or have
-their default.
+For example, the lower-case title of an item and the logarithm of its price are the same in every request. `fold`
+computes such expressions for the whole table of items (or users). It returns a plan that reads the computed values as
+if they were columns of the table. The value of a row is computed from that row alone, so computing before the lookup
+gives the same bits as computing after it. For an id that is not in the table, the plan reads an additional last row, in
+which attributes are missing or have their default.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class IdIndex:
-    """Finds ids among sorted, distinct ids with a hash table. For 1000 ids, this is several times faster than a search.
+    """Finds ids among sorted, distinct ids with a hash table. For 1000 ids, this is several times faster than a
+    binary search.
 
-    The slot of an id is given by the upper bits of the id times a constant. A slot holds one id. If several ids share a
-    slot, a binary search finds the others.
+    The upper bits of the product of the id and a constant give the slot of the id. A slot holds only one id. If several
+    ids have the same slot, a binary search finds those that the slot does not hold.
     """
 
     def __init__(self, ids: Positions) -> None:
@@ -47,7 +48,7 @@ class IdIndex:
         return ((ids.view(np.uint64) * GOLDEN) >> self._shift).view(np.int64)
 
     def places(self, ids: Positions) -> Positions:
-        """Returns the position of each id; for an unknown id, the total number of ids."""
+        """Returns the position of each id. For an unknown id, returns the total number of ids instead."""
         ids = np.ascontiguousarray(ids, dtype=np.int64)
         places = self._slots.take(self._slots_of(ids)).astype(np.int64)
         other = np.flatnonzero(self._ids.take(places) != ids)
@@ -59,10 +60,10 @@ class IdIndex:
 
 
 class PackedColumns:
-    """Columns stored so that the numbers of a row lie together in memory.
+    """Stores columns so that the numbers of a row lie together in memory.
 
-    A request reads a thousand scattered rows, and most of the time goes into fetching memory. Fetching one place per
-    row costs less than fetching one place per row and column. Bools, masks, vectors and lists stay as they are.
+    A request reads a thousand scattered rows and spends most of its time waiting for memory. Reading one place in
+    memory per row costs less than reading one place per value. Bools, masks, vectors and lists are not packed.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
@@ -70,7 +71,7 @@ class PackedColumns:
             name for name, column in columns.items() if column.type.kind in SCALARS and column.type.kind != "bool"
         ]
         self._whole = {name: column for name, column in columns.items() if name not in packed}
-        # The columns themselves are not kept, because then their values would be in memory twice.
+        # The packed columns themselves are not kept, because their values would then be in memory twice.
         self._parts = [
             (name, columns[name].values.dtype, columns[name].type, columns[name].present, columns[name].dictionary)
             for name in packed
@@ -90,25 +91,25 @@ class PackedColumns:
 
 
 class FoldedTable:
-    """Computed columns of an entity's table, with an additional last row for ids that are not in the table."""
+    """Holds computed columns of an entity's table, with an additional last row for ids that are not in the table."""
 
     def __init__(self, table: EntityTable, columns: dict[str, Column]) -> None:
         self._table = table
         self.columns = columns
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (column name, default) that gives the column for each id at its time. Ignores the default,
-        because the columns already contain it."""
+        """Returns a function (column name, default) that reads the column for every id at the id's time in `times`. The
+        function ignores the default, because the columns already contain it."""
         places = _places(self._table, ids, times)
         return lambda name, _default: self.columns[name].take(places)
 
     def for_requests(self) -> FoldedRequestTable:
-        """Returns the same table, laid out for lookups of about a thousand ids at a time."""
+        """Returns the same table in a layout that is fast for lookups of about a thousand ids at a time."""
         return FoldedRequestTable(self._table, self.columns)
 
 
 class FoldedRequestTable:
-    """A folded table from which a request reads all columns at once, for all its ids, as of the request's time."""
+    """A folded table from which a request reads all columns of all its ids at once, as valid at the request's time."""
 
     def __init__(self, table: EntityTable, columns: Mapping[str, Column]) -> None:
         self.table = table
@@ -117,7 +118,7 @@ class FoldedRequestTable:
         self.packed = PackedColumns(columns)
 
     def read(self, ids: Positions, request_ms: int | None) -> dict[str, Column]:
-        """Returns every column for each id."""
+        """Returns all columns by name, with one row per id."""
         if self.index is not None:
             return self.packed.take(self.index.places(ids))
         times = None if request_ms is None else np.full(len(ids), request_ms, dtype=np.int64)
@@ -125,7 +126,7 @@ class FoldedRequestTable:
 
 
 def _places(table: EntityTable, ids: Positions, times: Positions | None) -> Positions:
-    """Returns the row of each id at its time; for an unknown id, the additional last row."""
+    """Returns the row of each id at the id's time in `times`. For an unknown id, returns the additional last row."""
     places = table.places(ids, times)
     return np.where(places >= 0, places, len(table.ids))
 
@@ -142,7 +143,7 @@ def fold(plan: Plan, entity: str, table: EntityTable) -> tuple[Plan, FoldedTable
             edge |= {argument for argument in node.args if own[argument]}
     if not edge:
         return plan, FoldedTable(table, {})
-    # A column is named after a feature that reads it, so that errors about its values can name that feature.
+    # A column is named after a feature that reads it, so that an error about the column can name that feature.
     names = {index: f"{plan.readers(index)[0]}@{index}" for index in sorted(edge)}
     inner = Plan(plan.nodes, {name: index for index, name in names.items()}).trimmed(names.values())
     columns = Program(inner).run(_whole_table(inner, entity, table))
@@ -165,10 +166,10 @@ def _own(plan: Plan, entity: str, table: EntityTable) -> list[bool]:
 
 
 def _with_parts(plan: Plan, own: list[bool]) -> Plan:
-    """Returns the plan with the entity's part of each mixed `cross` or `cosine` as a node of its own.
+    """Splits mixed `cross` and `cosine` nodes, so that a part of their work can be computed ahead of time.
 
-    Mixed means that some inputs depend only on the entity and others do not. The hash of a string and the squared
-    length of a vector can then be computed ahead of time, with the same bits.
+    A node is mixed if some of its inputs depend only on the entity and others do not. The hash of a string (for
+    `cross`) and the squared length of a vector (for `cosine`) become separate nodes. The results keep their bits.
     """
     nodes: list[Node] = []
     place: list[int] = []
@@ -190,8 +191,8 @@ def _with_parts(plan: Plan, own: list[bool]) -> Plan:
                 if plan.nodes[argument].type.kind == "string":
                     args[position] = add(_part(plan.nodes[argument], "hash_id", args[position]))
         if node.op == "cosine" and own[node.args[0]] != own[node.args[1]]:
-            # If users were folded before, the node already has a third input, the square of the user's vector. The
-            # square of the item's vector replaces it, because that saves more work.
+            # If users were folded before, the node already has a third input, the squared length of the user's vector.
+            # The squared length of the item's vector replaces this input, because that saves more work.
             other, mine = args[:2] if own[node.args[1]] else args[1::-1]
             args = [other, mine, add(_part(nodes[mine], "dot", mine, mine))]
         shape = place[node.shape] if 0 <= node.shape < index else node.shape
@@ -201,7 +202,7 @@ def _with_parts(plan: Plan, own: list[bool]) -> Plan:
 
 
 def _part(node: Node, op: str, *args: int) -> Node:
-    """Returns a node that computes `op` of `node`."""
+    """Returns a node that applies the operator `op` to the value of `node`. `args` are the positions of its inputs."""
     type_ = REGISTRY[op].rule((node.type,) * len(args), {})
     return dataclasses.replace(node, op=op, args=args, params={}, type=type_, shape=-1, maps_lists=False)
 
@@ -212,7 +213,7 @@ def _as_source(node: Node, entity: str, name: str) -> Node:
 
 
 def _whole_table(plan: Plan, entity: str, table: EntityTable) -> Frame:
-    """Returns a frame whose requests or candidates are the table's rows, followed by one row of missing values."""
+    """Returns a frame whose requests or candidates are the table's rows, followed by one row for unknown ids."""
     num_rows = len(table.ids) + 1
     columns = {}
     for _, node in plan.sources():

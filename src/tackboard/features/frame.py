@@ -14,7 +14,7 @@ from tackboard.features.views import Positions, View
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Frame:
-    """Inputs of one computation. `request_of` [C] is the request of each candidate; None if there is one request."""
+    """Holds the inputs of a computation. `request_of` [C] is the request of each candidate, or None for one request."""
 
     num_requests: int
     num_candidates: int
@@ -26,11 +26,11 @@ class Frame:
 
     @property
     def num_events(self) -> int:
-        """E, the number of events."""
+        """The number of events, E."""
         return len(self.event_times)
 
     def times_of(self, view: View) -> Positions:
-        """Returns the time of the request of each row of a view."""
+        """Returns, for each row of a view, the time of the row's request."""
         if self.request_ms is None:
             raise UsageError("these features depend on the time of the request", allowed="give request_ms")
         return self.request_ms if view.requests is None else self.request_ms[view.requests]

@@ -1,4 +1,4 @@
-"""Everything that a file of features imports: `from tackboard.features.language import Events, FeatureSet, …`."""
+"""Exports every name that a file of features needs: `from tackboard.features.language import Events, FeatureSet, …`."""
 
 from tackboard.features.entities import (
     Bool,

@@ -1,11 +1,11 @@
-"""Converts columns to JSON and back, bit for bit, for the lines of the log of served features.
+"""Converts columns to JSON and back, bit for bit. The log of served features stores columns in this form:
 
     {"dtype": "<f8", "values": base64, "present": base64, "offsets": base64, "dictionary": [texts], "fields": {…}}
 
-Arrays are base64 of their little-endian bytes. `present` is packed, eight rows to a byte, and written only if a value
-is missing. Decided: the JSON is canonical. Details that do not matter (values of missing rows, strings that no row
-uses, the order of a dictionary) are always written in the same way. So two columns have the same JSON if and only if
-`column.differing_rows` finds no difference, and a hash of the JSON can replace a column that must not be shown.
+An array is written as its little-endian bytes in base64. `present` is packed, eight rows to a byte, and written only if
+a value is missing. Decided: the JSON is canonical. Details that do not matter (values of missing rows, strings that no
+row uses, the order of a dictionary) are always written in the same way. So two columns have the same JSON if and only
+if `column.differing_rows` finds no difference. If a column must not be shown, a hash of its JSON can replace it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OFFSETS = np.dtype("<i8")
 
 
 def encode_array(array: NDArray[Any]) -> dict[str, str]:
-    """Returns an array as {"dtype", "values"}, without its shape."""
+    """Returns an array as a dict with the keys "dtype" and "values". The shape is not stored."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return {"dtype": little.dtype.str, "values": _base64(little)}
 
 
 def decode_array(data: Mapping[str, Any], dtype: Any) -> NDArray[Any]:
-    """Returns the flat array that `encode_array` wrote. Raises CorruptFileError if it is not of `dtype`."""
+    """Returns the flat array that `encode_array` wrote. Raises CorruptFileError if the array has another dtype."""
     wanted = np.dtype(dtype).newbyteorder("<")
     if data.get("dtype") != wanted.str:
         raise CorruptFileError(f"an array of {str(data.get('dtype'))[:16]!r} is not an array of {wanted.str}")
@@ -84,7 +84,7 @@ def _mask_of(column: Column) -> NDArray[np.bool_] | None:
 
 
 def _encode_values(column: Column, present: NDArray[np.bool_] | None) -> dict[str, Any]:
-    """Returns values, offsets and dictionary. A missing row is written as an empty list or as zeros."""
+    """Returns the JSON of values, offsets and dictionary. A missing row is written as an empty list or as zeros."""
     if column.offsets is None:
         values = column.values
         if column.dictionary is not None:
@@ -168,5 +168,5 @@ def _from_base64(text: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise CorruptFileError("an array is not base64") from None
     if len(raw) % dtype.itemsize:
         raise CorruptFileError("an array ends within a value")
-    # Copy, because an array over `bytes` is read-only, and kernels may expect writable arrays.
+    # The array is copied, because an array over `bytes` is read-only, and kernels may expect writable arrays.
     return np.frombuffer(raw, dtype=dtype).copy()

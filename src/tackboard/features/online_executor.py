@@ -1,9 +1,9 @@
-"""The online executor computes features of one request with thousands of candidates.
+"""The online executor computes the features of one request with thousands of candidates.
 
 With each request, the caller gives the user's history, the time and the context. Attributes of the user and of the
-candidates come from a table in memory, or the caller gives them too. The user's side is computed once, and the
-candidates' side is vectorised. The executor runs the same kernels as the batch executor in the same loop, and gives
-equal bits.
+candidates come from tables in memory, or from the caller. Values that do not depend on the candidate are computed once
+per request, and each kernel handles all candidates in one call. The online executor and the batch executor share the
+code in execution.py and the kernels, so they give equal bits.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _IDS = (("user", "id"), ("item", "id"))
 class OnlineExecutor:
     """Computes a plan for one request at a time. `compute` may be called from several threads.
 
-    `users` and `items` are tables in memory. If a table is given, attributes come from it, and expressions that depend
-    only on these attributes are computed once, in the constructor. Otherwise attributes come with each request.
+    `users` and `items` are tables in memory. If a table is given, the attributes come from that table, and expressions
+    that depend only on these attributes are computed once, in the constructor. Otherwise the caller gives the
+    attributes with each request.
     """
 
     def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
@@ -45,7 +46,7 @@ class OnlineExecutor:
                 self.tables[entity] = folded.for_requests()
         self.program = Program(plan)
         self._needs_times = plan.needs_event_times
-        # The columns that come with a request: (entity, column, default).
+        # Holds (entity, column, default) of each column that the caller gives with a request.
         self._given: list[tuple[str, str, Any]] = []
         for _, node in plan.sources():
             entity, name = str(node.params["entity"]), str(node.params["column"])
@@ -64,10 +65,10 @@ class OnlineExecutor:
         item: Columns | None = None,
         context: Columns | None = None,
     ) -> dict[str, Column]:
-        """Returns every feature: a value per candidate for features of candidate level, else one value.
+        """Returns all features by name. Features of candidate level have a value per candidate, others one value.
 
-        `history` holds the user's events in the order (time, order): the column `time` and the columns that the plan
-        reads.
+        `history` holds the columns of the user's events: `time`, and the columns that the plan reads. The events must
+        be sorted by (time, order).
         """
         given = {"event": history or {}, "user": user or {}, "item": item or {}, "context": context or {}}
         times = _times(history or {}, needed=self._needs_times)
@@ -103,7 +104,7 @@ class OnlineExecutor:
 
 
 def _times(history: Columns, *, needed: bool) -> Positions:
-    """Returns the times of the events. A history may lack times if the features need only the order of the events."""
+    """Returns the times of the events, or zeros if the history has no times and the features do not need them."""
     if "time" in history:
         return history["time"].values
     if needed and history:

@@ -1,4 +1,4 @@
-"""The operators of the feature language: one registry of types, kernels and examples.
+"""This module holds the registry of the operators of the feature language, with their types, kernels and examples.
 
 An operator says which types it takes, which type it gives, and how values are computed. Its kernel is the only code
 that computes these values: both executors and the examples of the reference (docs/features.md) call the kernel. A
@@ -35,7 +35,7 @@ TypeRule = Callable[[tuple[FeatureType, ...], Params], FeatureType]
 
 
 class TypeClash(Exception):
-    """Raised by a type rule. Says what was given and what the operator takes; the compiler adds feature and line."""
+    """Raised by a type rule. Tells what was given and what the operator takes. The compiler adds feature and line."""
 
     def __init__(self, got: str, allowed: str = "", fix: str = "") -> None:
         super().__init__(got)
@@ -46,11 +46,11 @@ class TypeClash(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One line of the reference, executed by the tests.
+    """An example of an operator in the reference. The tests run every example.
 
-    `inputs` maps names to (type, values by row). `code` is an expression over these names, as a user would write it;
-    its values must be `result`. An input `events` maps names to event columns of one user, and an input `request_ms` is
-    the time of the request.
+    `inputs` maps each name to (type, values by row). `code` is an expression over these names, as a user would write
+    it. `result` holds the values that the expression must have. Two names are special: `events` holds the event columns
+    of one user by name, and `request_ms` is the time of the request.
     """
 
     code: str
@@ -62,9 +62,9 @@ class Example:
 class Operator:
     """An operator; see the module's docstring.
 
-    `spelling` shows how a user writes the operator. `elementwise` operators work value by value: given a list, they are
-    applied to its elements, and their kernels must stay correct if NumPy broadcasts a column of one row. An operator
-    that `broadcasts` also takes a column of one row together with longer columns, but works on whole lists.
+    `spelling` shows how a user writes the operator. An `elementwise` operator works value by value: on a list, it is
+    applied to every element. Its kernel must stay correct if NumPy broadcasts a column of one row. The kernel of an
+    operator with `broadcasts` must also accept a column of one row, but the operator is not applied to list elements.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Operator:
     def check_call(self, num_inputs: int, params: Params) -> None:
         """Raises TypeClash unless the kernel takes `num_inputs` inputs and exactly the parameters named in `params`."""
         inputs, takes_more, wanted = _call_shape(self.kernel)
-        inputs -= self.family in ABOUT_EVENTS  # The first argument of these kernels is the frame.
+        inputs -= self.family in ABOUT_EVENTS  # The first argument of a kernel about events is the frame.
         if num_inputs != inputs and not (takes_more and num_inputs >= max(1, inputs)):
             raise TypeClash(f"it is given {num_inputs} inputs", allowed=f"{inputs}{' or more' if takes_more else ''}")
         if set(params) != wanted:
@@ -102,7 +102,7 @@ def register(
     elementwise: bool = False,
     broadcasts: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a kernel. The kernel's docstring is the operator's summary in the reference."""
+    """Returns a decorator that registers a kernel as an operator. The kernel's docstring becomes the summary."""
     if family not in FAMILIES:
         raise ValueError(f"there is no family of operators {family}")
 
@@ -127,7 +127,7 @@ def _call_shape(kernel: Callable[..., Any]) -> tuple[int, bool, frozenset[str]]:
 
 
 def any_missing(types: tuple[FeatureType, ...]) -> bool:
-    """Whether one of the inputs may be missing."""
+    """Returns whether at least one input may be missing."""
     return any(type_.nullable for type_ in types)
 
 
@@ -140,7 +140,8 @@ def need(types: tuple[FeatureType, ...], position: int, kinds: tuple[str, ...]) 
 
 
 def gives(result: FeatureType, *kinds: tuple[str, ...], check: Callable[[Params], None] | None = None) -> TypeRule:
-    """Returns a type rule: input i is one of `kinds[i]`; the result is a `result`, missing if an input is missing."""
+    """Returns a type rule: the kind of input i must be in `kinds[i]`, and the type of the result is `result`. The
+    result may be missing if an input may be missing. `check` checks the parameters."""
 
     def rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
         for position, allowed in enumerate(kinds):

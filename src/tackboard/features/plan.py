@@ -1,13 +1,13 @@
 """The compiler takes the expressions of a feature set and returns a checked plan.
 
 A plan is a list of nodes in an order in which they can be computed. Equal sub-expressions become one node, even if
-several features contain them. The compiler gives every node its type and its level before any data is read. It reports
-a wrong type or a wrong level as an error that names the feature and the line.
+several features contain them. The compiler gives every node its type and its level before any data is read. If a type
+or a level is wrong, an error names the feature and its line in the code.
 
 The level of a node says how often the node is computed. A constant is computed once. A node of event level is computed
 once per event of the log. A node of request level depends on the user, the request, its context or aggregated events,
-and is computed once per request. A node of candidate level depends on the item too, and is computed once per candidate.
-Therefore the user's side of a request with thousands of candidates is computed only once.
+and is computed once per request. A node of candidate level also depends on the item, and is computed once per
+candidate. So if a request has thousands of candidates, values that depend only on the user are computed only once.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ kernels.load()
 
 
 class SpecError(UsageError):
-    """An error in the definition of a feature. It names the feature and the line."""
+    """An error in the definition of a feature. The message names the feature and its line in the code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
     """One operation of a plan.
 
-    Lists of two nodes with the same `shape` have equal lengths in every row. `shape` is -1 if the node gives no lists.
+    If two nodes have the same `shape`, their lists have equal lengths in every row. `shape` is -1 if the value of the
+    node is not a list. `maps_lists` means that the operator is applied to every element of a list.
     """
 
     op: str
@@ -73,7 +74,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Nodes in the order of their computation; `features` maps a feature's name to the position of its node."""
+    """Holds nodes in the order of their computation. `features` maps a feature's name to the position of its node."""
 
     nodes: tuple[Node, ...]
     features: Mapping[str, int]
@@ -112,7 +113,7 @@ class Plan:
 
     @property
     def newest_events(self) -> int | None:
-        """The largest number of newest events that a feature reads; None if `newest` does not limit every feature."""
+        """The number of newest events that is enough for every feature, or None if there is no such limit."""
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
         if not readers or any(node.op != "newest" for node in readers):
@@ -120,7 +121,7 @@ class Plan:
         return max(int(node.params["count"]) for node in readers)
 
     def trimmed(self, names: Iterable[str]) -> Plan:
-        """Returns the plan of the named features, with only the nodes they need. An unknown name is a UsageError."""
+        """Returns a plan of the named features, with only the nodes they need. Raises UsageError for unknown names."""
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.features:
@@ -157,12 +158,12 @@ class Plan:
         return [name for name, node in self.features.items() if node in dependent]
 
     def column_readers(self, entity: str, chosen: Callable[[str], bool]) -> set[str]:
-        """Returns the names of the features that depend on a column of `entity` whose name `chosen` accepts."""
+        """Returns the names of the features that depend on a column of `entity` for which chosen(column) is True."""
         places = [i for i, node in self.sources() if node.params["entity"] == entity and chosen(node.params["column"])]
         return {name for index in places for name in self.readers(index)}
 
     def describe_source(self, index: int) -> str:
-        """Describes a source for an error message by the first feature that reads it, the line and the column."""
+        """Describes a source for an error message: the first feature that reads it, the code line, and the column."""
         # A column that was computed ahead of time is named feature@number (folding.py).
         node, readers = self.nodes[index], list(dict.fromkeys(name.partition("@")[0] for name in self.readers(index)))
         first = (readers[0] if readers else "?") + (f" and {len(readers) - 1} more" if len(readers) > 1 else "")
@@ -221,7 +222,7 @@ class Plan:
 
 
 class PlanBuilder:
-    """Adds nodes one by one and checks each of them. A node that is equal to an earlier node is not added again."""
+    """Adds nodes one by one and checks each node. A node that is equal to an earlier node is not added again."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -244,7 +245,7 @@ class PlanBuilder:
         if op == "source":
             node = _source(params, place)
             # Executors know a column by its name, so all declarations of the column must have the same type and the
-            # same default. The declared ranges may differ, because every one of them is checked.
+            # same default. The declared ranges may differ, because each of these ranges is checked.
             declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
             if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
                 raise TypeClash(
@@ -280,7 +281,7 @@ class PlanBuilder:
     def _map_lists(
         self, operator: Operator, args: tuple[int, ...], inputs: list[Node], params: Mapping[str, Any], place: CodePlace
     ) -> Node:
-        """Checks an elementwise operator on a list. Other inputs must be constants or lists of the same events."""
+        """Checks an elementwise operator on a list. All other inputs must be constants or lists of the same events."""
         lists = [node for node in inputs if node.type.kind == "list"]
         for node in inputs:
             if node.type.kind == "list" and node.shape != lists[0].shape:
@@ -350,7 +351,7 @@ class Compiler:
         self._path: list[str] = []
 
     def compile(self) -> Plan:
-        """Returns the plan of all features. Raises a SpecError that names the feature and the line."""
+        """Returns the plan of all features. Raises a SpecError if the definition of a feature is wrong."""
         for name in self._features:
             self._feature(name)
         return Plan(tuple(self._builder.nodes), {name: self._done[name] for name in self._features})
@@ -416,12 +417,12 @@ class Compiler:
 
 
 def compile_features(features: Mapping[str, Expression]) -> Plan:
-    """Returns the plan of named expressions. Raises a SpecError that names the feature and the line."""
+    """Returns the plan of named expressions. Raises a SpecError if the definition of a feature is wrong."""
     return Compiler(features).compile()
 
 
 def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
-    """Compiles the nodes of a features.json to a plan, with the same checks as for expressions. Raises DataError."""
+    """Compiles the nodes of a features.json to a plan. Raises DataError if a node or a feature is wrong."""
     builder = PlanBuilder()
     positions: list[int] = []
     for number, data in enumerate(nodes):
@@ -577,7 +578,7 @@ def column_name(params: Mapping[str, Any]) -> str:
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
-    """Returns the names in one line. If there are more than `limit`, the line ends with the number of omitted names."""
+    """Returns at most `limit` names as one line of text. The line ends with the number of omitted names, if any."""
     every = list(names)
     more = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(every[:limit]) + more

@@ -1,8 +1,8 @@
-"""The operator reference: writes the registry as Markdown and computes every example while doing so.
+"""Writes the reference of the operators in Markdown (docs/features.md), and computes the result of every example.
 
 Every part of the reference that could differ from the code is generated. The description of an operator is the
-docstring of its kernel. The types come from asking its type rule about every type. The results of the examples come
-from the batch executor. The code of an example is read by a small interpreter and never run as Python.
+docstring of its kernel. Its types are found by calling its type rule with every type. The batch executor computes the
+results of the examples. The code of an example is read by a small interpreter and never run as Python.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PROBES = (
     *(FeatureType("list", element=kind) for kind in SCALARS),
 )
 CONSTANTS: tuple[Any, ...] = (1, 0.5, "a", True, [])
-"""Constants that are tried for a parameter `value` or `values`, in addition to those of the examples."""
+"""Constants that are tried for a parameter `value` or `values`, in addition to the constants in the examples."""
 
 
 def reference() -> str:
@@ -84,7 +84,7 @@ def reference() -> str:
 
 
 def with_reference(page: str) -> str:
-    """Returns the page with the reference between its markers. Raises DataError if the page has no markers."""
+    """Returns the page with a new reference between BEGIN and END. Raises DataError if the page lacks these markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -108,7 +108,7 @@ def run_example(example: Example) -> list[Any]:
 
 
 def read_example(example: Example) -> Expression:
-    """Returns the example's code as an expression. Its inputs become attributes of the candidate."""
+    """Returns the example's code as an expression. The example's inputs become attributes of the candidate."""
     names: dict[str, Any] = {name: getattr(language, name) for name in language.__all__ if name[0].islower()}
     names |= {"events": language.Events(), "request": language.Request(), "float": float}
     for name, (type_, _) in _columns(example).items():
@@ -119,7 +119,7 @@ def read_example(example: Example) -> Expression:
 
 
 def parse_type(text: str) -> FeatureType:
-    """Parses the `str` of a FeatureType. Raises ValueError for any other text, also for a sequence or a view."""
+    """Parses what `str(FeatureType)` returns. Raises ValueError for a sequence, a view and any other text."""
     found = _TYPE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a type of a column")
@@ -153,7 +153,7 @@ def _columns(example: Example) -> dict[str, Any]:
 
 
 def _data(example: Example) -> tuple[EventTable | None, EntityTable, RequestRows]:
-    """Returns (events, items, rows): one request of one user, with the inputs as attributes of its candidates."""
+    """Returns (events, items, rows): one request, with the example's inputs as attributes of the candidates."""
     columns = {name: Column.of(parse_type(type_), values) for name, (type_, values) in _columns(example).items()}
     item_ids = np.arange(max((len(column) for column in columns.values()), default=1), dtype=np.int64)
     moment = np.array([example.inputs.get("request_ms", 0)], dtype=np.int64)
@@ -203,7 +203,7 @@ def _show(value: Any) -> str:
 
 
 def types_of(operator: Operator) -> str:
-    """Returns the types of an operator as `number, number → int or float`, by asking its rule about every type."""
+    """Returns an operator's types as text, such as `number, number → int or float`. Calls its rule with all types."""
     taken: list[dict[str, None]] = []
     given: dict[str, None] = {}
     chooses = operator.family in ABOUT_EVENTS and operator.name != "sequence"
@@ -226,9 +226,10 @@ def types_of(operator: Operator) -> str:
 
 
 def _calls(operator: Operator) -> Iterable[tuple[int, dict[str, Any]]]:
-    """Returns the calls that a type rule is tried on, as (number of inputs, parameters).
+    """Returns the calls that `types_of` tries, as (number of inputs, parameters).
 
-    They are the calls in the examples, and copies of the first call with each of CONSTANTS as its value.
+    These are the calls in the examples, and copies of the first call in which a constant of CONSTANTS replaces the
+    parameter `value` or `values`.
     """
     seen = []
     for example in operator.examples:
@@ -251,7 +252,7 @@ def _generic(type_: FeatureType) -> str:
 
 
 def _joined(kinds: Iterable[str]) -> str:
-    """Returns kinds as text with as few words as possible, for example `number or string`."""
+    """Returns the names of kinds as a short text, for example `number or string`."""
     left = list(kinds)
     if len(absent := [kind for kind in SCALARS if kind not in left]) == 1:
         left = [f"scalar but {absent[0]}", *(kind for kind in left if kind not in SCALARS)]

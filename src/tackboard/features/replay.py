@@ -3,14 +3,14 @@
 The batch executor computes the features of each logged request again. It sees exactly the events received before the
 request. The result is compared bit for bit with the served features. A difference has one of three reasons:
 
-    late        the difference vanishes if late events (which happened before the request but were received later) are
-                used too: the server knew these events already, or the received times of the dataset are wrong
-    attributes  the feature reads attributes of the user or item, and the dataset has none as of the request
-    skew        any other difference: serving and training compute different values
+    late        The difference vanishes if the batch executor also sees late events, which happened before the request
+                but were received after it. The server knew these events, or the dataset's received times are wrong.
+    attributes  The feature reads attributes of the user or item, and the dataset has none for the request's time.
+    skew        Any other difference. Serving and training compute different values.
 
-Decided: requests with late events are listed even if no feature differs. In that case the features are right, and the
-list explains why the data looks different when someone reads it later. Requests of users who are not in the dataset
-are counted, but not compared. If no request could be compared, replay ends with an error.
+Decided: requests with late events are listed even if no feature differs. In that case the served features are right,
+and the list explains why the dataset now holds more events before the request than the server saw. Requests of users
+who are not in the dataset are counted, but not compared. If no request could be compared, replay ends with an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HIDDEN = "(computed from the user's id: not shown)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkewExample:
-    """One value that differs, as text. `item` is the candidate's id, or None for a feature of request level."""
+    """A served and a recomputed value that differ. `item` is the candidate's id, or None for a feature per request."""
 
     reason: str
     served: str
@@ -70,13 +70,13 @@ class FeatureResult:
 
     @property
     def num_mismatches(self) -> int:
-        """The number of values that differ, over all reasons."""
+        """The number of values that differ, for any reason."""
         return sum(self.mismatches.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LateRequest:
-    """A request with late events: they happened before the request and were received after it."""
+    """A request with late events, which are events that happened before the request and were received after it."""
 
     user: str
     request_ms: int
@@ -87,7 +87,7 @@ class LateRequest:
 
 @dataclasses.dataclass(kw_only=True)
 class ReplayReport:
-    """The result of a replay. `late_requests` and all `examples` hold only the first few; the counts include all."""
+    """The result of a replay. `late_requests` and `examples` hold only the first few cases; the counts are complete."""
 
     num_files: int = 0
     torn_files: list[str] = dataclasses.field(default_factory=list)
@@ -103,16 +103,16 @@ class ReplayReport:
 
     @property
     def num_values(self) -> int:
-        """The number of compared values, over all features."""
+        """The number of compared values of all features."""
         return sum(result.compared for result in self.features.values())
 
     @property
     def num_mismatches(self) -> int:
-        """The number of values that differ, over all features."""
+        """The number of values that differ, summed over all features."""
         return sum(result.num_mismatches for result in self.features.values())
 
     def worst(self) -> tuple[str, FeatureResult]:
-        """Returns the feature with the most differences that are skew; total differences break ties."""
+        """Returns the feature with the most differences of reason skew. The number of all differences breaks ties."""
         return max(self.features.items(), key=lambda entry: (entry[1].mismatches[SKEW], entry[1].num_mismatches))
 
     def to_json(self) -> dict[str, Any]:
@@ -146,10 +146,10 @@ class ReplayReport:
 def replay(
     log: Path, dataset: Dataset, key: bytes, *, max_requests: int | None = None, num_examples: int = 3
 ) -> ReplayReport:
-    """Compares the served features in `log`, which is a folder or a file, with those computed from `dataset`.
+    """Compares the served features in `log` (a folder or a file) with features computed from `dataset`.
 
-    The report lists at most `num_examples` late requests, and as many examples per feature. Raises DataError if a log
-    file is damaged or has another key, or if nothing could be compared.
+    The report lists at most `num_examples` late requests, and at most `num_examples` examples per feature. Raises
+    DataError if a log file is damaged or was written with another key, or if no request could be compared.
     """
     files = open_log(log, key)
     report = ReplayReport(num_files=len(files))
@@ -199,7 +199,7 @@ class _Users:
 
 
 class _Group:
-    """Requests of known users, as the batch executor takes them. `request_of` [C] is the request of each candidate."""
+    """Holds requests of known users for the batch executor. `request_of` [C] is the request of each candidate."""
 
     def __init__(
         self, requests: Sequence[LoggedRequest], user_ids: Positions, context: Mapping[str, FeatureType]
@@ -249,7 +249,7 @@ class _Replayer:
             report.features.setdefault(name, FeatureResult())
 
     def compare(self, requests: Sequence[LoggedRequest]) -> None:
-        """Compares some requests of the log."""
+        """Compares the served features of `requests` with recomputed features."""
         found = [self.users.find(request.user) for request in requests]
         known = [request for request, user_id in zip(requests, found, strict=True) if user_id is not None]
         self.report.num_unknown_users += len(requests) - len(known)
@@ -278,7 +278,7 @@ class _Replayer:
         return executor.compute(group.rows)
 
     def _per_candidate(self, name: str) -> bool:
-        """Whether a feature is compared candidate by candidate. A private feature has one digest per request."""
+        """Whether a feature is compared per candidate. A private feature is compared per request, by its hash."""
         return self.plan.nodes[self.plan.features[name]].level == CANDIDATE and name not in self.private
 
     def _differing(self, name: str, group: _Group, recomputed: Column) -> Positions:
@@ -294,7 +294,7 @@ class _Replayer:
         return np.flatnonzero(np.array(differ, dtype=np.bool_))
 
     def _lacking(self, group: _Group) -> dict[str, Mask]:
-        """Returns a mask per feature: True if the dataset lacks the attributes that the feature reads.
+        """Returns, for each feature, a mask of the rows for which the dataset lacks attributes that the feature reads.
 
         Adds the number of requests with absent attributes to the report.
         """
@@ -318,7 +318,7 @@ class _Replayer:
         return result
 
     def _note_late(self, group: _Group, events: EventTable) -> None:
-        """Lists the requests that have late events."""
+        """Counts the requests that have late events, and lists the first few of these requests in the report."""
         owners = events.owners_of(group.rows.user_ids)
         for request, owner in zip(group.requests, owners.tolist(), strict=True):
             if owner < 0:
@@ -369,7 +369,7 @@ class _Replayer:
 def _groups(
     records: Iterator[LoggedRequest], report: ReplayReport, max_requests: int | None
 ) -> Iterator[list[LoggedRequest]]:
-    """Yields the records in groups that fit into memory, at most `max_requests` in all, and counts them."""
+    """Yields the records in groups that fit into memory. Counts them in the report, and stops at `max_requests`."""
     group: list[LoggedRequest] = []
     num_candidates = 0
     for record in records:
@@ -386,7 +386,7 @@ def _groups(
 
 
 def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
-    """Finds features that read a column that is not in the dataset. Returns feature → column."""
+    """Finds the features that read a column that is not in the dataset. Maps each feature to the absent column."""
     stored: dict[str, set[str]] = {"event": {*EVENT_COLUMNS, *dataset.fields}}
     for entity in ("user", "item"):
         history, newest = dataset.path / f"{entity}_history.parquet", dataset.path / f"{entity}s.parquet"
@@ -422,12 +422,12 @@ def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
 
 
 def _with_late(events: EventTable) -> EventTable:
-    """Returns the same events, but as if each had been received when it happened."""
+    """Returns the same events, but as if each event had been received when it happened."""
     return dataclasses.replace(events, received=np.minimum(events.received, events.times))
 
 
 def _as_text(served: Column, served_row: int, recomputed: Column, row: int) -> tuple[str, str]:
-    """Returns two values as texts that differ. If the plain texts look the same, the bits are added to them."""
+    """Returns two different values as texts. If the texts would be the same, the bits of the values are added."""
     one, other = served.take(np.array([served_row])), recomputed.take(np.array([row]))
     texts = [repr(column.to_pylist()[0]) for column in (one, other)]
     if texts[0] == texts[1] and one.fields is None:

@@ -1,14 +1,16 @@
-"""The log of served features: the values that a model received, one line of JSON per request, for `features replay`.
+"""The log of served features holds the values that a model received, one JSON line per request.
 
-    FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; a new file begins when this one is full
+`features replay` reads the log. The log consists of files in a folder:
+
+    FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; when a file is full, a new file begins
 
 The header holds the complete features.json, so a reader needs only the log and the secret key (see `read_key`). A
 record holds the request's time, its user, its candidates (if a feature needs them), its context, and the exact value of
-every feature (some of these as hashes, see below). Nothing else is kept.
+every feature (of some features only a hash, see below). The log holds nothing else.
 
-Decided: the user, and every feature that is computed from the user's id, is written only as a keyed hash. Anyone who
-has the key and the dataset can compute the hash again and compare. The hash tells nothing to anyone else. Every line
-ends with a seal, a keyed hash of the line's text, so a changed byte is reported as a damaged log and never as skew.
+Decided: the user's id, and every feature that is computed from it, are written only as keyed hashes. Anyone who has the
+key and the dataset can compute the hashes again and compare. To anyone else, the hashes tell nothing. Every line ends
+with a seal, a keyed hash of the line's text, so a changed byte is reported as a damaged log and never as skew.
 Logging never delays serving, because a request only puts its arrays into a queue. If the writer cannot keep up or the
 disk is full, records are dropped and counted. Log files are never removed, so once the size limit is reached, new
 records are dropped.
@@ -70,7 +72,7 @@ def read_key(path: Path) -> bytes:
 
 
 def user_digest(key: bytes, user_id: int) -> bytes:
-    """Returns the 16 bytes that replace a user's id in the log. Only the key connects these bytes to the id."""
+    """Returns the 16 bytes that replace a user's id in the log. Without the key, they do not lead back to the id."""
     return _keyed(key, b"user", user_id.to_bytes(8, "little", signed=True))
 
 
@@ -92,18 +94,18 @@ def context_types(plan: Plan) -> dict[str, FeatureType]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureLogConfig:
-    """The share of requests that are logged, and the limits of the queue and of the disk space."""
+    """Sets the share of requests that are logged, and the limits of the queue and of the disk space."""
 
     sample: float = 1.0
-    """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides which requests these are."""
+    """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides whether a request is logged."""
     max_waiting: int = 256
-    """At most this many requests wait to be written."""
+    """Largest number of requests that wait to be written. If it is reached, further requests are dropped."""
     max_waiting_bytes: int = 64 << 20
-    """At most this many bytes of features wait to be written."""
+    """Largest number of bytes that wait to be written. A single waiting request may have more bytes."""
     max_file_bytes: int = 64 << 20
-    """Largest size of a log file in bytes. When it is reached, a new file begins."""
+    """Largest size of a log file in bytes. If a record would exceed this size, a new file begins."""
     max_total_bytes: int = 4 << 30
-    """Largest size of all log files in the folder in bytes. When it is reached, nothing more is written."""
+    """Largest total size of the folder's log files in bytes. If a record would exceed it, the record is dropped."""
     flush_every_s: float = 1.0
     """Seconds after which written records are forced to disk."""
 
@@ -115,7 +117,7 @@ class FeatureLogConfig:
 
 
 class _NoRoom(Exception):
-    """The folder has reached its size limit."""
+    """Raised if the folder has reached its size limit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,9 +131,9 @@ class _Waiting:
 
 
 class FeatureLog:
-    """Writes the features of one model into a folder, on a thread of its own. `offer` may be called from any thread.
+    """Writes the features of one model into a folder, on a separate thread. `offer` may be called from any thread.
 
-    `num_logged` counts the records on disk. `num_dropped` counts the records that could not be written, mostly because
+    `num_logged` counts the written records. `num_dropped` counts the records that could not be written, mostly because
     the queue or the disk was full or the folder had reached its size limit.
     """
 
@@ -144,7 +146,7 @@ class FeatureLog:
         self._key = key
         self._private = private_features(features.plan)
         self._context = context_types(features.plan)
-        # Replay needs the candidates only to compute features of candidates again.
+        # Replay needs the candidates only to recompute features of candidate level.
         self._keeps_items = any(node.level == CANDIDATE for node in features.plan.nodes)
         self._line: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -161,7 +163,7 @@ class FeatureLog:
         self._thread.start()
 
     def is_sampled(self, user_id: int, request_ms: int) -> bool:
-        """Whether a request of this user at this time is logged. Every process gives the same answer."""
+        """Returns whether a request of this user at this time is logged. All processes with the same key agree."""
         if self.config.sample >= 1:
             return True
         moment = user_id.to_bytes(8, "little", signed=True) + request_ms.to_bytes(8, "little", signed=True)
@@ -177,7 +179,7 @@ class FeatureLog:
         features: Mapping[str, Column],
         context: Mapping[str, Column] | None = None,
     ) -> bool:
-        """Queues one request, if it is sampled. Returns whether it was queued. Never waits and never raises."""
+        """Queues a request if it is sampled. Returns whether the request was queued. Never waits and never raises."""
         if not self.is_sampled(user_id, request_ms):
             return False
         try:
@@ -245,7 +247,7 @@ class FeatureLog:
         self._complain(reason)
 
     def _complain(self, reason: str) -> None:
-        """Prints each reason once, because a full disk must not fill the server's own log as well."""
+        """Prints a warning once per reason, because a full disk must not fill the server's own log with warnings."""
         if reason not in self._complaints:
             self._complaints.add(reason)
             say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on and counts drops")
@@ -299,13 +301,13 @@ class FeatureLog:
         now_s, fraction = divmod(time.time(), 1)
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_s)) + f".{int(fraction * 1e6):06d}Z"
         path = self.folder / f"features-{moment}-{os.getpid()}.jsonl"
-        # Only the server's own user may read the file: a history tells much about a person, even without a name.
+        # Only the server's own account may read the file: a history tells much about a person, even without a name.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._file_bytes = 0
         try:
             self._write_all(self._header())
         except OSError:
-            # A file without its header is of no use, and every later record would leave another such file.
+            # A file without a header is of no use, and every later record would leave another file without a header.
             self._close_file()
             path.unlink(missing_ok=True)
             raise
@@ -343,7 +345,7 @@ class FeatureLog:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One record. `features` holds the logged values by feature, `digests` the keyed hashes of private features."""
+    """A record of the log. `features` holds logged values by name, `digests` holds the hashes of private features."""
 
     request_ms: int
     user: bytes
@@ -354,7 +356,7 @@ class LoggedRequest:
 
 
 class LogFile:
-    """One file of a log, with its header read and checked. `features` is None if the header line was cut short.
+    """One file of a log. The constructor checks the header. `features` is None if the header line was cut short.
 
     After the records have been read, `is_torn` tells whether the last line was cut short, usually by a killed server.
     """
@@ -388,7 +390,7 @@ class LogFile:
             raise CorruptFileError(f"{path}: its header has the hash of another feature set")
 
     def records(self) -> Iterator[LoggedRequest]:
-        """Yields the requests in the order they were written. Raises a CorruptFileError that names a damaged line."""
+        """Yields the requests in the order of the file. If a line is damaged, a CorruptFileError names the line."""
         if self.features is None:
             return
         plan = self.features.plan
@@ -406,7 +408,7 @@ class LogFile:
 
 
 def open_log(place: Path, key: bytes) -> list[LogFile]:
-    """Opens the log files of a folder, oldest first, or a single file. Raises UsageError if there is no log file."""
+    """Opens all log files of a folder (oldest first) or a single file. Raises UsageError if there is no log file."""
     paths = sorted(place.glob(PATTERN)) if place.is_dir() else [place] if place.is_file() else []
     if not paths:
         raise UsageError(
@@ -454,7 +456,7 @@ def _keyed(key: bytes, purpose: bytes, data: bytes) -> bytes:
 
 
 def _sealed(key: bytes, content: Mapping[str, Any]) -> bytes:
-    """Returns the content as one line of JSON. Its last field is a keyed hash of all the text before that field."""
+    """Returns the content as a line of JSON. The last field is a keyed hash of all text before that field."""
     text = json.dumps(content, separators=(",", ":"))[:-1].encode("ascii")
     return text + f'{_SEAL}{_keyed(key, b"seal", text).hex()}"}}\n'.encode("ascii")
 

@@ -1,8 +1,8 @@
 """Writes a node of a plan as text in the feature language. `features docs` shows this text as a feature's transform.
 
-If the text is read as Python, it compiles to a node with the same hash. A node that is another feature is written
-`feature("name")`, and a node that is used more than once gets a line of its own, so the text never grows faster than
-the plan. The notation of an operator comes from its spelling in the registry, so this module has no list of operators.
+If the text is read as Python, it compiles to a node with the same hash. Another feature of the set is written as
+`feature("name")`. A node that is used more than once gets a name and a separate line, so the text never grows faster
+than the plan. The notation of an operator comes from its `spelling` in the registry, so this module lists no operators.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tackboard.features.operators import REGISTRY, Operator
 from tackboard.features.plan import Plan
 
 WIDTH = 100
-"""Largest number of characters of a line. In a longer call, every input gets a line of its own."""
+"""Largest number of characters in a line. If a call is longer, each of its inputs is written on a separate line."""
 DURATIONS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
 COMPARISON, OR, AND, SUM, PRODUCT, SIGN, CALL = range(7)
 MAX_DEPTH = 40
-"""Largest depth of nested operators. A deeper expression gets a name and a line of its own."""
+"""Largest depth of nested operators. If an expression is deeper, its inner part gets a name and a separate line."""
 BINDING = {"|": OR, "&": AND, "+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "//": PRODUCT, "%": PRODUCT}
 _INFIX = re.compile(r"a (\S+) b")
 _PREFIX = re.compile(r"([-~])a")
@@ -32,7 +32,7 @@ _CALL = re.compile(r"(?:(\w+)\.)?(\w+)\((.*)\)")
 
 
 def spell(plan: Plan, name: str) -> str:
-    """Returns the transform of one feature: a line for each part that is used repeatedly, then the expression."""
+    """Returns one feature as text: a line for each part that is used repeatedly, then the feature's expression."""
     others: dict[int, str] = {}
     for other, index in plan.features.items():
         if other != name and index != plan.features[name] and plan.nodes[index].op not in ("source", "constant"):
@@ -41,7 +41,7 @@ def spell(plan: Plan, name: str) -> str:
 
 
 def source_name(params: Mapping[str, Any]) -> str:
-    """Returns a column in the language: `item.price`, or `item["the price"]` if the name cannot be an attribute."""
+    """Returns a column as users write it: `item.price`, or `item["the price"]` if the name cannot be an attribute."""
     entity, column = str(params["entity"]), str(params["column"])
     owner = "events" if entity == "event" else entity
     taken = owner == "events" and hasattr(Events, column)
@@ -77,7 +77,7 @@ class _Speller:
 
     def lines(self, root: int) -> str:
         needed, uses = {root}, dict.fromkeys(range(root + 1), 0)
-        for index in range(root, -1, -1):  # Inputs have lower positions, so the loop sees them later.
+        for index in range(root, -1, -1):  # The inputs of a node have lower positions than the node.
             if index in needed and (index == root or index not in self._others):
                 needed.update(self._nodes[index].args)
                 for argument in self._nodes[index].args:
@@ -94,7 +94,7 @@ class _Speller:
         return "\n".join([*lines, self._write(root)[0]])
 
     def _text(self, index: int, binding: int = COMPARISON) -> str:
-        """Returns the node as part of a larger expression, in parentheses if it binds less tightly than `binding`."""
+        """Returns the node's text as part of an expression, in parentheses if it binds less tightly than `binding`."""
         if index in self._named:
             return self._named[index]
         if index in self._others:
@@ -140,7 +140,7 @@ class _Speller:
 
 
 def _params(spelt: str, operator: Operator, params: Mapping[str, Any]) -> list[str]:
-    """Returns the parameters in the kernel's order; those that the spelling writes with `=` become keywords."""
+    """Returns the parameters in the kernel's order. If the spelling writes a parameter with `=`, it gets a keyword."""
     keywords = [name.split("=")[0].strip() for name in spelt.split(",") if "=" in name]
     texts = []
     for name in inspect.signature(operator.kernel).parameters:

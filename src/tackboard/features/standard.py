@@ -1,9 +1,9 @@
 """The standard features, which every sequence model can read. They are defined in the feature language.
 
-`history` is the sequence of the user's newest events. A model chooses from its columns item, time, action and surface
-(both as positions in the vocabulary), and gap (a bucket of the time since the previous event). `since_last` is a
-feature of the request: the seconds since the newest event. A feature set written by a user of tackboard may define
-another `history` and add features.
+`history` is the sequence of the user's newest events. It has the columns item, time, action, surface and gap, and a
+model may read only some of them. An action or a surface is stored as its position in the vocabulary. The gap is a
+bucket of the time since the previous event. `since_last` is the number of seconds from the newest event to the request.
+Users of tackboard may write a feature set that defines another `history` and adds features.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GAP_BOUNDARIES_MS = [((1 << power) - 1) * 1000 for power in range(1, 54)]
 """A gap of s seconds falls into bucket floor(log2(1 + s))."""
 ALL_EVENTS = 1_000_000
 NEVER = -1.0
-"""`since_last` of a user without events."""
+"""The value of `since_last` for a user without events."""
 
 
 def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> FeatureSet:
-    """Returns the set with `history` over the newest `max_history` events."""
+    """Returns a feature set with only `history`, which holds the newest `max_history` events."""
     events = Events()
     recent = events.newest(max_history)
     return FeatureSet(
@@ -47,7 +47,7 @@ def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> 
 
 
 def request_features() -> FeatureSet:
-    """Returns the set with `since_last`, which depends on the time of the request."""
+    """Returns a feature set with only `since_last`, which depends on the time of the request."""
     events, request = Events(), Request()
     since_last = request.time.seconds_since(events.last(events.time)).fill_missing(NEVER)
     return FeatureSet(
@@ -64,7 +64,7 @@ def features_for_model(
     *,
     of_requests: bool = False,
 ) -> FeatureSet:
-    """Returns the features in `reads` from `own` and the standard set. Raises ConfigError if a model cannot use one."""
+    """Returns the features in `reads`, from `own` or the standard set. Raises ConfigError for an unusable feature."""
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())
@@ -83,10 +83,10 @@ def features_for_model(
 def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool = False) -> None:
     """Raises ConfigError unless the set has a history with items and all other features fit into the model's batch.
 
-    A model of histories reads plain numbers, one per request. A model of requests reads features of the request or of
-    its candidates, of every type but text and sequence. The items of the history must be those of the newest
-    `max_history` events, without a filter, because training on histories predicts an item from the events before it,
-    and training on requests reads the events received before each request.
+    Besides the history, a model trained on histories reads only numbers, one per request. A model trained on requests
+    (`of_requests`) reads features of the request or of its candidates, of every type except text and sequence. The
+    history must hold the items of the newest `max_history` events, without a filter, because training on histories
+    predicts an item from the events before it, and training on requests reads the events received before each request.
     """
     for feature in features.features():
         node = features.plan.nodes[features.plan.features[feature.name]]
@@ -122,7 +122,7 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
 
 
 def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None:
-    """Raises CorruptFileError unless `features`, read from the file `where`, has all that a model reads."""
+    """Raises CorruptFileError unless `features`, which was read from `where`, has everything that `reads` names."""
     known = features.reads()
     if missing := [read for read in reads if read not in known]:
         raise CorruptFileError(
@@ -131,7 +131,7 @@ def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None
 
 
 def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Splits computed `columns` into (columns per request, without the history; columns per candidate)."""
+    """Splits `columns` into columns with a value per request (without the history) and with a value per candidate."""
     plan = features.plan
     of_candidates = {name for name, index in plan.features.items() if plan.nodes[index].level == CANDIDATE}
     return (

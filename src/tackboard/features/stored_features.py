@@ -1,8 +1,8 @@
-"""features.parquet: the values of a feature set for every event of a snapshot, in the order of events.parquet.
+"""features.parquet holds the values of a feature set for every event of a snapshot, in the order of events.parquet.
 
 Columns of any type are stored and read back bit for bit. Decided: text is stored as plain strings, because the
-dictionary of a column may hold a string twice. A vector is stored as a list with its width in the metadata (see
-events/vector_columns.py), and a sequence as a struct of lists. The types come from features.json beside the file.
+dictionary of a column may hold a string twice. A vector is stored as a list, and the metadata holds its width (see
+events/vector_columns.py). A sequence is stored as a struct of lists. features.json in the same folder holds the types.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def stored_schema(features: FeatureSet) -> pa.Schema:
 
 
 def stored_arrays(columns: Mapping[str, Column], schema: pa.Schema) -> dict[str, pa.Array]:
-    """Returns columns as they are stored. Raises a DataError that names the feature if a text cannot be stored."""
+    """Converts columns to the types of `schema`. If a text cannot be stored, a DataError names the feature."""
     arrays = {}
     for name, column in columns.items():
         try:
@@ -44,9 +44,9 @@ def stored_arrays(columns: Mapping[str, Column], schema: pa.Schema) -> dict[str,
 
 
 def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) -> dict[str, Column]:
-    """Reads stored features of a snapshot (all, or those in `names`), one value per event in the order of the events.
+    """Reads the stored features of a snapshot (all, or only `names`), with one value per event, in the events' order.
 
-    A snapshot without features raises DataError. An unknown name raises UsageError.
+    Raises DataError if the snapshot has no features, and UsageError if a name is unknown.
     """
     return read_features_rows(dataset, names, [(0, dataset.num_events)])[0]
 
@@ -54,7 +54,7 @@ def read_features_table(dataset: Dataset, names: Iterable[str] | None = None) ->
 def read_features_rows(
     dataset: Dataset, names: Iterable[str] | None, spans: Sequence[tuple[int, int]]
 ) -> tuple[dict[str, Column], int]:
-    """Returns stored features of the events [first, last) of each span, and the number of compressed bytes read."""
+    """Returns the stored features of the events in all spans [first, last), and the number of compressed bytes read."""
     features = read_features(dataset.path)
     if features is None:
         raise DataError(

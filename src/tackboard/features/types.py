@@ -1,9 +1,9 @@
-"""The types of expressions and features. They are checked before any data is read.
+"""This module defines the types of expressions and features. Types are checked before any data is read.
 
 A scalar is a bool, int (64 bits), float (64 bits), string, id (an int64 that names something and is never calculated
-with) or time (ms since 1970, UTC). The other types are the vector of fixed width (32-bit floats), the list of a scalar
-type, and the sequence: parallel lists, one entry per event. `nullable` means that a value may be missing; elements of
-lists and vectors are never missing. A view is a choice of events inside the language. It is not a feature.
+with) or time (ms since 1970, UTC). The other types are vectors of fixed width (32-bit floats), lists of scalars, and
+sequences (parallel lists with one entry per event). `nullable` means that a value may be missing; elements of lists and
+vectors are never missing. A view is a choice of events inside the feature language. A feature cannot be a view.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = (*SCALARS, "vector", "list", "sequence", "view")
 
 @dataclasses.dataclass(frozen=True)
 class FeatureType:
-    """One type. A list has an `element` (its scalar kind), a vector a `width`, a sequence `columns` (lists by name)."""
+    """The type of a value. Lists have an `element` (a scalar kind), vectors a `width`, sequences `columns` (lists)."""
 
     kind: str
     element: str = ""
@@ -72,7 +72,7 @@ class FeatureType:
 
 
 @functools.cache
-def _with_nullable(type_: FeatureType, nullable: bool) -> FeatureType:  # noqa: FBT001 - kernels ask for it in every request
+def _with_nullable(type_: FeatureType, nullable: bool) -> FeatureType:  # noqa: FBT001 - kernels call it in every request
     return dataclasses.replace(type_, nullable=nullable)
 
 

@@ -4,14 +4,14 @@ The events of all users lie end to end, and the events of each user are in the o
 (a request or a candidate) a range of an index into the events:
 
     events   0 1 2 3 4 5 6 7 8 9        two users: 0–5 and 6–9
-    index    0   2   4   6 7            the clicks among them; None stands for all events in order
+    index    0   2   4   6 7            for example, only the clicks; None stands for all events in order
     row r    index[starts[r]:ends[r]]   the events that row r sees, oldest first
 
 Filtering computes the new ranges with one cumulative count, a time window needs a binary search, and the newest n
 events need a subtraction. None of these operations loops over the events of each row. `bounds` cuts the index into
-segments (initially one segment per user), and `segments` holds the segment of each row's range, so that events can be
-grouped by a key within a segment. `requests` holds the request of each row if rows are candidates, and is None if rows
-are requests.
+segments (initially one segment per user), and `segments` holds, for each row, the segment in which its range lies, so
+that events can be grouped by a key within a segment. `requests` holds the request of each row if rows are candidates,
+and is None if rows are requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INT64_MIN, INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 @dataclasses.dataclass(slots=True, eq=False)
 class View:
-    """Ranges of events per row; see the module's picture. Treated as immutable."""
+    """Holds a range of events for each row; see the picture at the top of this module. Treat a view as immutable."""
 
     index: Positions | None
     starts: Positions
@@ -50,11 +50,11 @@ class View:
         return self.ends - self.starts
 
     def at_index(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the values [events] in the order of the index."""
+        """Returns `values` [events], which has one value per event, in the order of the index."""
         return values if self.index is None else values[self.index]
 
     def expanded(self) -> tuple[Positions, Positions]:
-        """Returns (places in the index, rows) of all events of all rows, end to end. The result is cached."""
+        """Returns (place in the index, row) of each event of each row, as two arrays. The result is cached."""
         if self._expanded is None:
             lengths = self.lengths
             places = ranges(self.starts, lengths)
@@ -67,7 +67,7 @@ class View:
         return self._expanded
 
     def is_everything(self, num_events: int) -> bool:
-        """Whether the events of all rows, end to end, are exactly all `num_events` events in their order."""
+        """Whether the rows, one after the other, see all `num_events` events, each once and in order."""
         starts, ends = self.starts, self.ends
         if self.index is not None or not len(starts) or starts[0] != 0 or ends[-1] != num_events:
             return False
@@ -95,7 +95,7 @@ class View:
         return View(self.index, starts, ends, segments, self.bounds, request_of)
 
     def keep(self, condition: NDArray[np.bool_]) -> View:
-        """Returns the events for which `condition` [events] is True."""
+        """Returns a view of only the events for which `condition` [events] is True."""
         if len(self) == 1:
             events = self.events_of_rows()
             index = events[condition[events]]
@@ -109,23 +109,23 @@ class View:
         return View(index, starts, ends, self.segments, before[self.bounds], self.requests)
 
     def newest(self, count: int) -> View:
-        """Returns the last `count` events of each row."""
+        """Returns a view of the last `count` events of each row."""
         return self.with_ranges(np.maximum(self.starts, self.ends - count), self.ends)
 
     def from_time(self, times: Positions, oldest: Positions) -> View:
-        """Returns the events at or after `oldest` [rows]; `times` [events] must be ascending within a segment."""
+        """Returns a view of the events at or after `oldest` [rows]. `times` [events] must ascend within a segment."""
         return self.with_ranges(first_at_least(self.at_index(times), self.starts, self.ends, oldest), self.ends)
 
     def before_time(self, times: Positions, limit: Positions) -> View:
-        """Returns the events before `limit` [rows]."""
+        """Returns a view of each row's events before the row's `limit` [rows]."""
         return self.with_ranges(self.starts, first_at_least(self.at_index(times), self.starts, self.ends, limit))
 
     def until_time(self, times: Positions, newest: Positions) -> View:
-        """Returns the events at or before `newest` [rows]."""
+        """Returns a view of each row's events at or before the row's `newest` [rows]."""
         return self.with_ranges(self.starts, first_above(self.at_index(times), self.starts, self.ends, newest))
 
     def group(self, keys: Positions, wanted: Positions, known: NDArray[np.bool_] | None) -> View:
-        """Returns, for each row, the events whose key (`keys` [events]) equals `wanted` [rows] of that row.
+        """Returns a view of each row's events whose key (in `keys` [events]) equals the row's entry in `wanted` [rows].
 
         A row with `known` = False gets no events. If this view has one row, `wanted` may have any number of rows.
         """
@@ -149,9 +149,9 @@ class View:
         group = np.where(found, group, 0)
         starts = np.where(found, group_bounds[group], 0)
         ends = np.where(found, group_bounds[group + 1], 0)
-        # Within a group the events keep their order, so a row that sees only a part of its segment needs one more
-        # search per end. Group and place, combined into one number, ascend along the index, so one call searches for
-        # all rows.
+        # Within a group the events keep their order. If a row sees only a part of its segment, each end of its range
+        # needs one more search. The number that combines group and place ascends along the index, so one call searches
+        # for all rows.
         narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
         narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
         if narrow_start or narrow_end:
@@ -179,17 +179,17 @@ class View:
 
 
 def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
-    """Returns (codes of `keys`, codes of `wanted`, limit of the codes). Codes are small and sort like the keys.
+    """Returns (codes of `keys`, codes of `wanted`, limit). Codes are integers below the limit, in the keys' order.
 
-    A wanted value gets the code of the key that equals it. If no key equals it, it gets -1 or a code that no key has.
+    A wanted value that equals a key gets the code of that key. Other wanted values get -1 or a code that no key has.
     """
     if not len(keys):
         return keys, np.full(len(wanted), -1, dtype=np.int64), 1
     low, high = int(np.minimum.reduce(keys)), int(np.maximum.reduce(keys))
     if high - low < 2 * len(keys) + 64:
         codes = wanted - low
-        # As an unsigned number, a negative code is huge, so one comparison checks both ends, even if the subtraction
-        # wraps around.
+        # As an unsigned number, a negative code is huge, so one comparison finds codes that are too small or too large,
+        # even if the subtraction wraps around.
         codes[codes.view(np.uint64) > high - low] = -1
         return keys - low, codes, high - low + 1
     distinct, codes_of = np.unique(keys, return_inverse=True)
@@ -198,7 +198,7 @@ def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int
 
 
 def positions_of(numbers: Positions, wanted: Positions, limit: int) -> Positions:
-    """Returns the position of each wanted number among ascending `numbers`, or -1. All numbers are below `limit`."""
+    """Returns the position of each wanted number in ascending `numbers`, or -1. All numbers must be below `limit`."""
     if limit <= 4 * (len(wanted) + len(numbers)) + 64:
         table = np.full(limit, -1, dtype=np.int64)
         table[numbers] = np.arange(len(numbers))
@@ -232,18 +232,18 @@ def first_at_least(values: NDArray[Any], starts: Positions, ends: Positions, wan
 
 
 def first_above(values: NDArray[Any], starts: Positions, ends: Positions, wanted: Positions) -> Positions:
-    """Returns for each row the first place in [start, end) whose value is greater than `wanted`, or end if none is."""
+    """Returns for each row the first place in [start, end) whose value is above `wanted`, or end if there is none."""
     largest = wanted == INT64_MAX  # nothing is greater, and adding 1 would wrap around
     return np.where(largest, ends, first_at_least(values, starts, ends, np.where(largest, wanted, wanted + 1)))
 
 
 class Visibility:
-    """Finds the events that a request sees: those of its user that were received strictly before the request.
+    """Finds the events that a request sees: the events of its user that were received strictly before the request.
 
     `received` [events] holds the received time of each event. The events of owner (user) o lie from offsets[o] to
     offsets[o + 1]. If events were received in the order in which they happened, a request sees the first events of its
-    owner's range, and a search finds the last of them. If some events before that last one were received after the
-    request, the index lists, one by one, the events that the request sees. Treated as immutable.
+    owner's range, and a binary search finds where these events end. If some of these events were received after the
+    request, the index of the view lists the events that the request sees one by one. Treat this object as immutable.
     """
 
     def __init__(self, received: Positions, offsets: Positions) -> None:
@@ -254,17 +254,17 @@ class Visibility:
         in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
         self._in_order = bool(in_order.all())
         if not self._in_order:
-            # `_earliest[i]` is the smallest received time of event i and the later events of the same user. It ascends
-            # within a user, so it can be searched.
+            # `_earliest[i]` is the smallest received time among event i and all later events of the same user.
+            # `_earliest` ascends within a user, so a binary search is possible.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 
     def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
         """Returns the events that each request sees. `owners` is -1 for users without events.
 
-        A caller that gives `newest` promises to read only that number of newest events per request.
-        `view.newest(newest)` is the same with and without the promise. But if the index must list the events of a
-        request one by one, it then lists only some of the newest.
+        A caller that gives `newest` promises to read at most that number of newest events per request. If the index
+        must list the events of a request one by one, it may then leave out older events. The result of
+        `view.newest(newest)` is the same with and without the promise.
         """
         offsets, received = self._offsets, self._received
         known = owners >= 0
@@ -289,7 +289,7 @@ class Visibility:
     def _listed(
         self, starts: Positions, ends: Positions, request_ms: Positions, newest: int | None
     ) -> tuple[Positions, Positions]:
-        """Returns (the events in [start, end) that each request sees, end to end; the number of them per request)."""
+        """Returns the events in [start, end) that each request sees, end to end, and their number per request."""
         lengths = ends - starts if newest is None else np.minimum(ends - starts, 2 * newest)
         while True:
             events, rows = ranges(ends - lengths, lengths), np.repeat(np.arange(len(ends)), lengths)
@@ -302,12 +302,12 @@ class Visibility:
 
 
 def visible_before(received: Positions, offsets: Positions, owners: Positions, request_ms: Positions) -> View:
-    """Returns the events that each request sees. To call it again for the same events, keep a `Visibility`."""
+    """Returns the events that each request sees. For several calls with the same events, use one `Visibility`."""
     return Visibility(received, offsets).view(owners, request_ms)
 
 
 def _running(values: Positions, offsets: Positions, combine: Any, direction: int) -> Positions:
-    """Returns running minima or maxima within each range of `offsets`, from its start (direction 1) or its end (-1)."""
+    """Returns running minima or maxima within each range of `offsets`, from the start (direction 1) or the end (-1)."""
     result = values.copy()
     owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     step, longest = 1, int(np.diff(offsets).max(initial=0))
