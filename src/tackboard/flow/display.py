@@ -1,6 +1,6 @@
 """Shows the progress of a pipeline: a live line on a terminal, and one line per finished stage everywhere.
 
-Everything goes to stderr, so that stdout stays free for the one JSON object that `--json` promises.
+Everything goes to stderr, so that stdout holds only the JSON object that `--json` prints.
 """
 
 import sys

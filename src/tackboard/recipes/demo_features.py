@@ -1,4 +1,5 @@
-"""Features of a request that the demo's model reads beside the history: the user's time away and recent activity."""
+"""Request features that the demo's model reads in addition to the history: time since the last event, recent
+activity."""
 
 from tackboard.features.language import Events, FeatureSet, Request, days
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 Tone = Literal["accent", "second", "third", "strong", "soft", "raw"]
 
-# Tone → the CSS variable that the page defines, and the colour in a chart that is saved on its own.
+# Maps each tone to the CSS variable that the page defines, and to the colour in a chart that is saved on its own.
 TONES: dict[Tone, tuple[str, str]] = {
     "accent": ("--chart-accent", "#0072b2"),
     "second": ("--chart-second", "#e69f00"),
@@ -42,7 +42,7 @@ class Svg:
 
     @property
     def document(self) -> str:
-        """The chart as a file of its own. Image viewers recognise the file by its namespace."""
+        """The chart as the text of a separate file. Image viewers recognise the file by its namespace."""
         return self.markup.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="background: white" ', 1)
 
 
@@ -54,7 +54,7 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     tone: Tone | None = None
-    """Colour; None chooses the colour by the position among the series."""
+    """The colour. If it is None, the position of the series in the chart decides the colour."""
     width: float = 2.0
     """Stroke width in pixels."""
 
@@ -79,7 +79,7 @@ class Dots:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """One row of a matrix: its name, the anchor that it links to, and its marks on both sides.
+    """One row of a matrix: its name, the anchor that it links to, and its marks on either side of the name.
 
     `left` and `right` map a column to True for a full mark, or to False for a hollow mark.
     """
@@ -302,7 +302,7 @@ def matrix(
     """Draws rows with marks in some columns. The columns `left` and `right` lie on the two sides of the row names.
 
     With many rows the matrix only grows longer, while a drawing of lines between names would become unreadable. The
-    matrix is shown in its natural size. Raises ValueError without rows.
+    matrix is shown in its natural size. Raises ValueError if there are no rows.
     """
     if not rows:
         raise ValueError(f"matrix {title!r} has no rows")
@@ -360,7 +360,7 @@ def histogram(
 ) -> Svg:
     """Draws the counts of values in equal bins, with percentiles marked.
 
-    Raises ValueError without values, or if a value is not finite.
+    Raises ValueError if there are no values, or if a value is not finite.
     """
     if not values or any(not math.isfinite(value) for value in values):
         raise ValueError(f"histogram {title!r} needs finite values")
@@ -394,7 +394,7 @@ def _axis(
     low, high = min(values), max(values)
     ticks = log_ticks(low, high) if log else nice_ticks(low, high, count)
     if tight and high > low:
-        # An x axis ends with its data, so that there is no empty strip after the last step.
+        # The x axis ends at the last data point, so that there is no empty strip after it.
         return _Axis(low, high, start, end, log, [tick for tick in ticks if low <= tick <= high])
     return _Axis(ticks[0], ticks[-1], start, end, log, ticks)
 

@@ -117,9 +117,9 @@ def cross(*columns: Column) -> Column:
     Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
-    """The bucket of an id, an int from 0 to num_buckets - 1. Ids are spread evenly over the buckets. An embedding table
-    with one hash function and `num_buckets` rows stores the id in the row of the same number. Different seeds give
-    unrelated buckets. Missing stays missing."""
+    """The bucket of an id, an int from 0 to num_buckets - 1. Ids are spread evenly over the buckets. A table of
+    `num_buckets` rows with one hash function has the id in that row. Different seeds give unrelated buckets. Missing
+    stays missing."""
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
 
