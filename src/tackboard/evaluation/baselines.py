@@ -68,8 +68,7 @@ class ItemToItem:
         self._starts = np.searchsorted(left[kept], np.arange(num_items + 1))
 
     def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns scores [U, catalogue] for each of `users` (positions), from the history before the user's held-out
-        event."""
+        """Returns scores [U, catalogue] for `users` (positions), from their histories before the held-out event."""
         scores = np.zeros((len(users), len(self.sequences.catalogue)), dtype=np.float32)
         for row, user in enumerate(users):
             begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]

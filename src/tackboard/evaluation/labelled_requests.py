@@ -68,8 +68,7 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
 
 
 def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
-    """Returns the metrics of scores for one label. Raises DataError unless both 1 and 0 occur among the known
-    labels."""
+    """Returns the metrics of scores for one label. Raises DataError unless the known labels include both 0 and 1."""
     chosen = answers.take(answers.labels[label] >= 0)
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
@@ -91,8 +90,7 @@ def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
 def evaluate_requests(
     model: Any, steps: RequestSteps, training: RequestSteps, *, max_users: int | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """Returns a table with the metrics of the model and of the item means, for each label. The item means come from
-    `training`."""
+    """Returns the metrics of the model and of the item means for each label. The item means come from `training`."""
     answers = answer(model, steps, max_users=max_users, quiet=quiet)
     rows = []
     for label in steps.source.labels:

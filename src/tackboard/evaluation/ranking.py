@@ -28,8 +28,7 @@ from tackboard.features.column import ranges
 from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
 ScoreUsers = Callable[[NDArray[np.int64]], "NDArray[np.floating] | torch.Tensor"]
-"""A function that takes positions of users in the sequences [U] and returns scores over the catalogue [U, items], on
-any device."""
+"""A function that takes positions of users [U] and returns scores over the catalogue [U, items], on any device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,8 +124,8 @@ def evaluate_rankings(
 
 
 def held_out_event(held_out: int) -> str:
-    """Says in words which event of a user is ranked. `held_out` is 1 for the last positive event, 2 for the one before
-    it."""
+    """Says in words which event of a user is ranked. `held_out` counts positive events back from the last, which is
+    1."""
     if held_out == 1:
         return "leave-last-out"
     return f"validation: the last positive event but {({2: 'one', 3: 'two'}).get(held_out, held_out - 1)}"
@@ -135,8 +134,7 @@ def held_out_event(held_out: int) -> str:
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
 
-    A user with fewer than `held_out` positive events is left out: the target of this user is an event that a later test
-    ranks.
+    A user with fewer than `held_out` positive events is left out, because a later test ranks the target of this user.
     """
     targets = sequences.targets
     counts = np.append(0, np.cumsum(sequences.is_positive))
@@ -170,8 +168,7 @@ def target_ranks(
     ranks = np.empty(len(users), dtype=np.int64)
     for begin in range(0, len(users), chunk_users):
         chunk = slice(begin, begin + chunk_users)
-        # Ranks are computed on the device of the scores, because scores of a million items for 256 users are a
-        # gigabyte.
+        # Ranks are computed on the device of the scores, because copying a gigabyte of scores would be slow.
         scores = torch.as_tensor(score(users[chunk]))
         if filter_seen:
             _remove_seen(scores, sequences, users[chunk], targets[chunk], skip_newest)

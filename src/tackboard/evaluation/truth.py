@@ -36,8 +36,7 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
         index = sequences.targets[users] - sequences.offsets[:-1][users]
         with blaming(path):
             try:
-                # Targets are positive events, so the oracle uses the probabilities given that the next event is not a
-                # hide.
+                # Targets are positive events, so the oracle uses probabilities given that the event is not a hide.
                 return oracle_scores(config, sequences.user_ids[users], index, given_kept=True)[:, columns]
             except UsageError as error:
                 raise DataError(f"the world does not have the events of the dataset: {error.got}") from None

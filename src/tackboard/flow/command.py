@@ -1,9 +1,8 @@
 """Runs one command of a pipeline as a user would type it, measures it, and leaves none of its processes running.
 
-A command is given as the words after `tackboard`. The result holds the last JSON line that the command printed, its
-wall and CPU seconds and its peak resident memory. The command prints everything to one log file. Decided: whatever ends
-the pipeline (success, an error, Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it
-started.
+A command is given as the words after `tackboard`. The result holds its last JSON line, wall and CPU seconds and peak
+resident memory. The command prints everything to one log file. Decided: whatever ends the pipeline (success, an error,
+Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it started.
 """
 
 import shlex

@@ -45,8 +45,7 @@ from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hard
 
 MARKER = "demo.json"
 KIND = "tackboard demo"
-# Names of everything that a demo writes. A demo that replaces an earlier demo removes only files and folders with these
-# names.
+# Names of all files and folders that a demo writes. A demo that replaces an earlier demo removes only these names.
 OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "served", "log.key", "port", "report.html", MARKER)
 MODEL = "demo"
 WIRES = ("binary", "JSON")
@@ -236,8 +235,8 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
 def _serve(
     config: DemoConfig, requests: list[UserRequest], display: Display
 ) -> tuple[Finished, list[Exchange], list[NDArray[np.float32]]]:
-    """Starts the server, sends all requests and stops the server. Returns the stage, the cost of each wire format and
-    the scores of the binary requests."""
+    """Starts the server, sends all requests and stops the server. Returns the stage, the costs and the scores of binary
+    requests."""
     arguments = build_commands(config)["serve"]
     write_text_atomic(config.out / "log.key", secrets.token_hex(KEY_BYTES) + "\n")
     port_file = config.out / "port"
@@ -294,8 +293,7 @@ def _compare(
     served: list[NDArray[np.float32]],
     display: Display,
 ) -> tuple[Finished, float]:
-    """Scores some requests again without the server. Returns all commands as one stage, and the largest difference from
-    the server's scores."""
+    """Scores some requests again without the server. Returns one stage for all commands, and the largest difference."""
     folder = config.out / "requests"
     folder.mkdir()
     worst = 0.0

@@ -36,8 +36,8 @@ NUM_TAIL_LINES = 50
 MAX_TRIES = 4
 """A step whose process dies of a signal is started at most this many times in one call."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""No step starts in the last 60 s of the time limit (or in the last tenth, if that is shorter), because the step would
-have to stop almost at once."""
+"""No step starts in the last 60 s (or the last tenth, if shorter) of the time limit, because it would soon have to
+stop."""
 GRACE_S = 60.0
 """A stopped process may take this long to save its state. After that it is killed and loses unsaved work."""
 

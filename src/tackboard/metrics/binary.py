@@ -18,8 +18,7 @@ Labels = NDArray[np.bool_]
 
 
 def auc(scores: Scores, labels: Labels, weights: NDArray[np.floating] | None = None) -> float:
-    """Returns the chance that a yes scores above a no; a tie counts half. Returns NaN if one of the two labels does not
-    occur.
+    """Returns the chance that a yes scores above a no; a tie counts half. Returns NaN if all labels are the same.
 
     An example of weight 2 counts as two examples.
     """
@@ -77,8 +76,7 @@ class UserResamples:
         return np.asarray((self.counts @ sums) / (self.counts @ sizes))
 
     def mean_of_users(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Returns, for each draw [R], the mean of `values` (one per user) over the drawn users. NaN values are left
-        out."""
+        """Returns, for each draw [R], the mean of `values` (one per user) over the drawn users. Skips NaN values."""
         known = ~np.isnan(values)
         return np.asarray((self.counts @ np.where(known, values, 0.0)) / (self.counts @ known.astype(np.float64)))
 
@@ -90,8 +88,7 @@ def interval(values: NDArray[np.floating], level: float = 0.95) -> tuple[float, 
 
 
 def _auc_of_groups(groups: NDArray[np.int64], labels: Labels, weights: NDArray[np.float64]) -> float:
-    """Returns the weighted AUC. `groups` holds the rank of each score among the distinct scores; the lowest score has
-    rank 0."""
+    """Returns the weighted AUC. `groups` holds the rank of each score among the distinct scores, lowest first."""
     positive = np.bincount(groups, np.where(labels, weights, 0.0))
     negative = np.bincount(groups, np.where(labels, 0.0, weights))
     pairs = positive.sum() * negative.sum()

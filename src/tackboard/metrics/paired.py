@@ -2,8 +2,7 @@
 
 The input is one number per user and model, for example whether the held-out item was among the first ten, averaged over
 seeds. The output is the mean difference and its percentile interval over bootstrap draws of users. The comparison is
-paired because users differ from each other far more than models do. In a paired comparison the differences between
-users cancel.
+paired because users differ from each other far more than models do. Pairing cancels the differences between users.
 """
 
 from __future__ import annotations

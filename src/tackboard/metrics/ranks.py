@@ -1,8 +1,7 @@
 """Computes HR@k and NDCG@k of rankings in which each user has one relevant item.
 
 The input is the rank of each user's held-out item (0 is best); the output is means over users. With one relevant item,
-HR@k is the share of ranks below k. NDCG@k is the mean over all users of 1/log2(rank + 2), with 0 for ranks of k or
-more.
+HR@k is the share of ranks below k. NDCG@k is the mean of 1/log2(rank + 2), with 0 for ranks of k or more.
 """
 
 from __future__ import annotations

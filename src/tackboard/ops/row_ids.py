@@ -1,8 +1,7 @@
 """Converts item ids to table rows on the device, with the same results as `core.hashing.row_ids` (NumPy).
 
-torch has no unsigned 64-bit arithmetic. This module uses int64, because multiplication and addition give the same bits
-in two's complement. A logical right shift is an arithmetic shift, after which the copies of the sign bit are masked
-off.
+torch has no unsigned 64-bit arithmetic. So this module uses int64, whose sums and products have the same bits in two's
+complement. A logical right shift is an arithmetic shift, after which the copies of the sign bit are masked off.
 """
 
 from __future__ import annotations

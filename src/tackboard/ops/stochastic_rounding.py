@@ -1,9 +1,8 @@
 """Rounds fp32 numbers up or down to fp16 or bf16 at random, so that the result is right on average.
 
 A number lies between two neighbouring numbers of the smaller format. It is rounded up with a probability equal to its
-distance from the lower neighbour, divided by the gap between the two neighbours. So many updates that are far smaller
-than a gap still add up, while rounding to nearest would lose all of them. This makes training a table in half precision
-possible.
+distance from the lower neighbour, divided by the gap between the two neighbours. Updates far smaller than a gap then
+add up over time, while rounding to nearest would lose them. So half-precision tables can be trained.
 
 The random bits are the result of `core.keyed_random.bits(seed, step, table, row, column)`, which is a pure function and
 has no state. So an update gives the same bits in any order of rows, for any subset of rows, on any device and in a
@@ -34,8 +33,7 @@ MOST_DROPPED_BITS = 62
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """A 16-bit format. `bias_below` is the exponent bias of fp32 minus that of the format; the last three are bit
-    patterns."""
+    """A 16-bit format. `bias_below` is fp32's exponent bias minus its own; the last three numbers are bit patterns."""
 
     mantissa_bits: int
     bias_below: int
@@ -67,8 +65,7 @@ def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tenso
     """Rounds `values` (float32 [R, D]) to `dtype` (float16 or bfloat16), each to one of its two neighbours.
 
     `rows` (int64 [R]) holds the position of each row of `values` in the table. The position, the column and `key` (see
-    `rounding_key`) decide the random bits. Probabilities are exact, except that fractions of the smallest gap below
-    2^-62 are cut off.
+    `rounding_key`) decide the random bits. Probabilities are exact to 2^-62 of the smallest gap.
     """
     if dtype not in _FORMATS or values.dtype != torch.float32:
         raise DataError(f"cannot round {values.dtype} to {dtype}", allowed="allowed: float32 to float16 or bfloat16")

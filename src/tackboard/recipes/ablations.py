@@ -49,11 +49,10 @@ ML_1M: dict[str, tuple[str, ...]] = {
     "losses-multi-light": (*_MULTI, "model.loss.multi_token_weight=0.1"),
     # Also predicts the 8 events after the first 100 events of a segment.
     "losses-all": (*_MULTI, *(f"model.loss.future_token_{setting}" for setting in _FUTURE)),
-    # These recipes change the number of rows in each of 8 sub-tables, for 3,883 films. With 16,384 rows few films share
-    # a row.
+    # Change the number of rows in each of 8 sub-tables, for 3,883 films. With 16,384 rows few films share a row.
     **{f"rows-{rows}": (f"model.tables.num_rows={rows}",) for rows in (256, 1024, 4096, 16384)},
-    # One table with a row for each film, as wide as the eight sub-tables together. It shows how much quality hashing
-    # costs.
+    # One table with a row for each film, as wide as the eight sub-tables together. It shows the quality lost by
+    # hashing.
     "rows-plain": ("model.tables.method=modulo", "model.tables.num_hashes=1", "model.tables.dim=128"),
     "length-eighth": _of_length(STEPS // 8),
     "length-half": _of_length(STEPS // 2),
@@ -74,8 +73,7 @@ ML_1M: dict[str, tuple[str, ...]] = {
     "own-all": ("model.loss.mask_same_user=false",),
     "own-later-multi": (*_MULTI, "model.loss.later_negatives=true"),
 }
-"""Maps the name of a recipe on MovieLens-1M, without the prefix `ablation-`, to the settings that the recipe
-changes."""
+"""Maps the name of a recipe on MovieLens-1M, without the prefix `ablation-`, to the settings that it changes."""
 DESKDROP: dict[str, tuple[str, ...]] = {
     "positives-saves": SAVES,
     "positives-saves-comments": (*SAVES, "comment_created"),

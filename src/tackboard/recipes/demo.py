@@ -15,8 +15,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 
 def demo() -> RunConfig:
-    """Uses four hash functions with 2,048 rows each and two layers of width 128. All actions but `hide` are
-    positive."""
+    """Uses four sub-tables of 2,048 rows and two layers of width 128. All actions except `hide` are positive."""
     return RunConfig(
         name="demo",
         data=DataConfig(
@@ -30,8 +29,7 @@ def demo() -> RunConfig:
             tables=TableConfig(num_hashes=4, num_rows=2048, dim=32),
             width=128,
             max_history=64,
-            # In this world, the time since the previous event says little about the next event. In real logs it says
-            # much.
+            # In this world, unlike in real logs, the time since the previous event says little about the next event.
             num_time_buckets=0,
             request_features=("recency", "actions_1d", "saves_7d"),
         ),

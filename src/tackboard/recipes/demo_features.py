@@ -1,5 +1,4 @@
-"""Request features that the demo's model reads in addition to the history: time since the last event, recent
-activity."""
+"""Features of a request that the demo's model reads in addition to the history."""
 
 from tackboard.features.language import Events, FeatureSet, Request, days
 

@@ -117,8 +117,7 @@ class Section:
         self.blocks.append(f"<p>{clean(text)}</p>")
 
     def verdict(self, text: str, *, good: bool) -> None:
-        """Adds a sentence that says whether a promise holds. The words must say it, because colour alone is not
-        enough."""
+        """Adds a sentence that says whether a promise holds. The words must be clear without the colour."""
         self.blocks.append(f'<p class="verdict {"good" if good else "bad"}">{clean(text)}</p>')
 
     def figures(self, figures: Sequence[Figure]) -> None:
@@ -141,7 +140,7 @@ class Section:
         align: Sequence[Align] | None = None,
         strong_rows: Sequence[int] = (),
     ) -> None:
-        """Adds a table. `align` has a side for each column; the default is left. Raises ValueError if a row has a wrong
+        """Adds a table. `align` has a side per column; the default is left. Raises ValueError if a row has a wrong
         length."""
         sides = list(align or ["left"] * len(columns))
         for row in [sides, *rows]:

@@ -60,7 +60,7 @@ def need_numbers(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = NUMBER
     for type_ in types:
         if type_.kind not in kinds:
             given = " and ".join(str(one) for one in types)
-            # Most suggestions join or subtract two inputs, so they do not help if there is only one input.
+            # Suggestions to join or to subtract inputs make no sense for a single input.
             fix = _FIXES.get(type_.kind, "") if len(types) > 1 or type_.kind == "id" else ""
             raise TypeClash(f"it is given {given}", allowed=f"it takes: {', '.join(kinds)}", fix=fix)
 
@@ -106,8 +106,8 @@ def add(a: Column, b: Column) -> Column:
     "subtract", "a - b", _promoting, Example("x - y", [4.5, None], {"x": ("int", [5, 5]), "y": ("float?", [0.5, None])})
 )
 def subtract(a: Column, b: Column) -> Column:
-    """The difference of two numbers. The type of the result follows the rule of `a + b`. Ints wrap around. Missing if
-    an input is missing. For two times see `a.seconds_since(b)`."""
+    """The difference of two numbers, of the same type as `a + b`. Ints wrap around. Missing if an input is missing. For
+    two times see `a.seconds_since(b)`."""
     values = np.subtract(whole(a), whole(b))
     return joined(INT if values.dtype == np.int64 else FLOAT, values, a, b)
 
@@ -119,8 +119,7 @@ def subtract(a: Column, b: Column) -> Column:
     Example("x * y", [2.5, 0.0], {"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}),
 )
 def multiply(a: Column, b: Column) -> Column:
-    """The product of two numbers. The type of the result follows the rule of `a + b`. Ints wrap around. Missing if an
-    input is missing."""
+    """The product of two numbers, of the same type as `a + b`. Ints wrap around. Missing if an input is missing."""
     values = np.multiply(whole(a), whole(b))
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 

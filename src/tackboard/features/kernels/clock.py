@@ -7,8 +7,7 @@ Decided: time zones come only from the package `tzdata`, whose version `database
 is read once into two arrays, transitions and offsets, in which a time is looked up by binary search. The last rule of a
 zone is valid forever. The transitions of this rule are written out for 400 years, because after 400 years the Gregorian
 calendar repeats itself, weekdays included. A time after these 400 years is moved back by a multiple of 400 years before
-the lookup. A time before the first transition gets the first offset of the zone. So the hour is defined for every
-int64.
+the lookup. A time before the first transition gets the first offset of the zone. So every int64 time has an hour.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from tackboard.features.types import FLOAT, INT
 DAY_S = 86_400
 CYCLE_YEARS = 400
 CYCLE_S = 146_097 * DAY_S
-"""The length of 400 Gregorian years in seconds. It is a whole number of weeks, so "the last Sunday in March" repeats
-exactly."""
+"""400 Gregorian years in seconds. This is a whole number of weeks, so "the last Sunday in March" repeats exactly."""
 EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 EPOCH_WEEKDAY = 3
 """The weekday of 1 January 1970, which was a Thursday (Monday is 0)."""
@@ -81,8 +79,7 @@ class Zone:
         return seconds + offsets_s
 
     def _local_second(self, second: int) -> int:
-        """Computes `local_seconds` for one time, such as the request time. Plain ints are several times faster than
-        arrays here."""
+        """Computes `local_seconds` for a single time, for which plain ints are several times faster than arrays."""
         lookup = second
         if second >= self.cycle_start_s + CYCLE_S:
             lookup = self.cycle_start_s + (second - self.cycle_start_s) % CYCLE_S
@@ -90,8 +87,7 @@ class Zone:
 
 
 def database_version() -> str:
-    """Returns the version of the installed tzdata package, such as 2026.6. Every hour and weekday depends on this
-    version."""
+    """Returns the version of the installed tzdata, such as 2026.6. Every hour and weekday depends on this version."""
     try:
         return str(importlib.import_module("tzdata").__version__)
     except ModuleNotFoundError:
@@ -109,8 +105,7 @@ def zone_names() -> frozenset[str]:
 
 @functools.cache
 def zone(name: str) -> Zone:
-    """Returns the time zone of an IANA name, read once per process. Raises TypeClash, with a suggestion, if the name is
-    unknown."""
+    """Returns the time zone of an IANA name, read once per process. Raises TypeClash for an unknown name."""
     # The name becomes part of a path below, so only a listed name may pass.
     if name not in zone_names():
         raise TypeClash(
@@ -151,10 +146,8 @@ def _block_bytes(counts: list[int], *, time_bytes: int) -> int:
 
 
 def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: str) -> Zone:
-    """Returns a zone with the listed transitions, followed by those of the rule in `footer` (a POSIX TZ string or
-    empty)."""
-    # If a file lists no transitions, its rule is valid from 1970 on. In tzdata, no zone without listed transitions has
-    # summer time.
+    """Returns a zone of the listed transitions and, after them, the rule in `footer` (a POSIX TZ string or empty)."""
+    # If a file lists no transitions, its rule is valid from 1970 on. In tzdata, such a zone never has summer time.
     last = times[-1] if len(times) else np.int64(-1)
     year = 1970 + int(last.astype("datetime64[s]").astype("datetime64[Y]").astype(np.int64))
     cycle_start_s = (datetime.date(year + 1, 1, 1).toordinal() - EPOCH_DAY) * DAY_S
@@ -245,8 +238,7 @@ def seconds_since(a: Column, b: Column) -> Column:
     return joined(FLOAT, seconds, a, b)
 
 
-# The example has two times in Berlin on 31 March 2024: 1 ms before summer time began (01:59), and the moment when it
-# began (03:00).
+# The example has two times in Berlin on 31 March 2024: 1 ms before summer time began (01:59), and 1 ms later (03:00).
 @_register(
     "hour",
     "t.hour(zone)",
@@ -261,8 +253,7 @@ def hour(a: Column, *, zone: str) -> Column:
     return Column(INT, _local_seconds(a, zone) // 3600 % 24, present=a.present)
 
 
-# The first time of the example is midnight UTC at the start of Thursday 1 January 1970. At that time it was still
-# Wednesday in New York.
+# The first time of the example is 00:00 UTC on Thursday 1 January 1970, when it was still Wednesday in New York.
 @_register(
     "weekday",
     "t.weekday(zone)",

@@ -1,5 +1,4 @@
-"""Comparison, logic and choice: the kernels take columns of one kind and return bools. Only `if_else` returns other
-values.
+"""Comparison, logic and choice: the kernels take columns of one kind. All except `if_else` return bools.
 
 Decided: an int is compared with a float as a float (64 bits), as NumPy does. Strings are equal if their code points
 are equal, so composed and decomposed letters differ until `.nfc()` is applied. `&` and `|` follow three-valued logic:
@@ -59,7 +58,7 @@ def _is_int64(value: Any) -> bool:
 
 
 def common_type(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = SCALARS) -> FeatureType:
-    """Returns the type that can hold the values of all `types`. Raises TypeClash unless all have one kind or all are
+    """Returns the type that can hold the values of all `types`. Raises TypeClash unless all are of one kind or
     numbers."""
     if all(type_.with_nullable(False) == types[0].with_nullable(False) for type_ in types) and types[0].kind in kinds:
         return types[0].with_nullable(False)
@@ -192,8 +191,7 @@ def logical_or(a: Column, b: Column) -> Column:
 
 
 def _decided(a: Column, b: Column, by_a: Mask, by_b: Mask, num_rows: int) -> Mask | None:
-    """Returns the rows with a result: `a` and `b` are both present, or one of them is present and decides the result
-    alone."""
+    """Returns the rows with a result: both `a` and `b` are present, or one is present and decides the result alone."""
     if a.present is None and b.present is None:
         return None
     if a.present is None:

@@ -1,5 +1,4 @@
-"""Operators that choose and aggregate events: the kernels take a view (a choice of events) and columns of the events.
-They return a view or a column.
+"""Operators that choose and aggregate events: the kernels take a view (chosen events), and return a view or a column.
 
 These kernels also get the frame, which knows the times of events and requests. Aggregations skip missing values of
 their column. The exception is `last`, which gives the value of the last event even if that value is missing.
@@ -39,8 +38,7 @@ _aggregating = functools.partial(register, family=AGGREGATING)
 
 
 def _gives(result: FeatureType, *column: str) -> TypeRule:
-    """Returns a type rule that gives `result`. If `column` is given, it lists the allowed kinds of the operator's
-    column."""
+    """Returns a type rule that gives `result`. If `column` is given, it lists the allowed kinds of the input column."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         if column:
@@ -195,8 +193,7 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
 
 
 def _keys(*columns: Column) -> list[Positions]:
-    """Returns int64 keys for columns of one kind. Equal values have equal keys; the keys of strings are small
-    numbers."""
+    """Returns int64 keys for columns of one kind. Equal values have equal keys. Keys of strings are small numbers."""
     if columns[0].dictionary is not None:
         return text_keys(*columns)
     return [column.values.astype(np.int64, copy=False) for column in columns]
@@ -366,8 +363,7 @@ def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) -> Column:
     """The sum of the column, with each value multiplied by 0.5 to the power of age / half-life.
 
-    Values are added in the order of the events. An age is a difference of two int64 times, which wraps around if the
-    times are more than 292 million years apart.
+    Values are added in the order of the events. Ages of more than 292 million years wrap around.
     """
     column = _all_events(column, frame)
     if column.present is not None:
@@ -512,8 +508,7 @@ def _all_events(column: Column, frame: Frame) -> Column:
 
 
 def _values_of_rows(view: View, column: Column) -> tuple[NDArray[Any], Positions]:
-    """Returns the column's values at the events of all rows, end to end, and the row of each value. Leaves out missing
-    values."""
+    """Returns the values of the column at the events of all rows, end to end, and their rows. Skips missing values."""
     _, rows = view.expanded()
     events_ = view.events_of_rows()
     if column.present is not None:

@@ -24,8 +24,7 @@ from tackboard.features.types import ID, INT, STRING, FeatureType
 _register = functools.partial(register, family="ids", elementwise=True)
 HASHABLE = ("string", "int", "bool", "time", "id")
 CROSS_SEED = 0
-"""The seed that `cross` uses. No hash function of a table has the same seed, because `core.hashing.table_seed` begins
-at 1."""
+"""The seed of `cross`. No hash function of a table has this seed, because `core.hashing.table_seed` begins at 1."""
 MAX_SEED = (1 << 32) - 1
 
 
@@ -86,8 +85,7 @@ def _ids(column: Column) -> NDArray[Any]:
 )
 def hash_id(a: Column) -> Column:
     """The id of a value. The id of a string is a hash of its code points, so composed and decomposed letters differ
-    (see `.nfc()`). The id of an int, a bool (0 or 1), a time (ms) or an id is the number itself. Missing stays
-    missing."""
+    (see `.nfc()`). The id of an int, bool (0 or 1), time (ms) or id is the number itself. Missing stays missing."""
     return joined(ID, _ids(a), a)
 
 
@@ -117,9 +115,8 @@ def cross(*columns: Column) -> Column:
     Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
-    """The bucket of an id, an int from 0 to num_buckets - 1. Ids are spread evenly over the buckets. A table of
-    `num_buckets` rows with one hash function has the id in that row. Different seeds give unrelated buckets. Missing
-    stays missing."""
+    """The bucket of an id, from 0 to num_buckets - 1. It equals the row of the id in a table with one hash function.
+    Ids are spread evenly, and different seeds give unrelated buckets. Missing stays missing."""
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
 

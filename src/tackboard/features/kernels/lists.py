@@ -27,15 +27,13 @@ from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, Feature
 LIMIT = 2**31
 """Positions and lengths that a user writes must be below this number."""
 FEW = 12
-"""If there are at most this many keys, values are compared with each key in turn, which is faster than a binary
-search."""
+"""Up to this number of keys, comparing values with each key in turn is faster than a binary search."""
 Ints = NDArray[np.int64]
 _register = functools.partial(register, family="lists")
 
 
 def _tight(column: Column) -> tuple[Column, Ints]:
-    """Returns the list column without values outside its lists, and its offsets. The offsets go from 0 to the number of
-    values."""
+    """Returns the list column without values outside its lists, and its offsets, which then begin at 0."""
     offsets = column.offsets
     if offsets is None:
         raise ValueError(f"{column!r} has no lists")
@@ -53,7 +51,7 @@ def _rows(offsets: Ints) -> Ints:
 
 
 def _grouped(keys: Ints, rows: Ints, num_rows: int) -> Ints:
-    """Returns the positions of the elements, sorted by (row, key). Positions with the same row and key keep their
+    """Returns the positions of the elements, sorted by (row, key). Elements with the same row and key keep their
     order."""
     order = np.argsort(keys, kind="stable")
     # Two stable sorts are faster than np.lexsort, and 16-bit integers are sorted in linear time.
@@ -88,7 +86,7 @@ def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
 
 
 def _keys(*columns: Column) -> list[Ints]:
-    """Returns one int64 key per value, for each of `columns`. Two keys are equal if and only if their values are the
+    """Returns one int64 key per value, for each of `columns`. Two keys are equal exactly if their values are the
     same."""
     if columns[0].dictionary is not None:
         return text_keys(*columns)
@@ -305,8 +303,7 @@ def overlap(a: Column, b: Column) -> Column:
     else:
         keys, rows = np.concatenate([a_keys, b_keys]), np.concatenate([rows, _rows(b_offsets)])
         # After the sort, the equal elements of a row form a run in which the elements of `a` come before those of `b`.
-        # A run in which an element of `a` is followed by an element of `b` is a common element. This happens at most
-        # once per run.
+        # A run that contains a step from `a` to `b` is a common element. A run has at most one such step.
         order = _grouped(keys, rows, len(a))
         keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
         rows = rows[1:][(keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]]

@@ -109,8 +109,7 @@ def fill_missing(a: Column, *, value: Any) -> Column:
 )
 def coalesce(*columns: Column) -> Column:
     """The first value that is not missing. All values must be scalars of one kind, vectors of one width, or numbers;
-    numbers of different kinds give a float if one of them is a float, else an int. Missing if all values are
-    missing."""
+    numbers of different kinds give a float if any is a float, else an int. Missing if all values are missing."""
     type_ = common_type(tuple(column.type for column in columns), (*SCALARS, "vector"))
     dictionary = None
     parts: list[NDArray[Any]] = [column.values for column in columns]

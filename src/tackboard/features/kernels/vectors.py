@@ -31,8 +31,7 @@ def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.fl
     """Returns the dot products of vectors. The first dimension of both arrays is the component [width, n or 1]."""
     products = left * right
     if products.shape[1] == 1:
-        # This does the same additions as the loop below, in the same order, but plain floats are faster than arrays of
-        # one element.
+        # The loop below does the same additions, but plain floats are faster than arrays of one element.
         one = functools.reduce(operator.add, products[:, 0].tolist(), 0.0)
         return np.array([math.nan if math.isnan(one) else one])
     total = products[0] + 0.0
@@ -43,14 +42,12 @@ def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def _components(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Returns vectors [n, width] as 64-bit floats [width, n]. In this order each component is contiguous, which makes
-    sums faster."""
+    """Returns vectors [n, width] as 64-bit floats [width, n]. Sums are faster if each component is contiguous."""
     return np.ascontiguousarray(values.T, dtype=np.float64)
 
 
 def _num_rows(*columns: Column) -> int:
-    """Returns the number of rows of the result. A column of one row takes the length of the other columns, even if this
-    is 0."""
+    """Returns the number of rows of the result. A column of one row takes the length of the others, even length 0."""
     return max((len(column) for column in columns if len(column) != 1), default=1)
 
 
@@ -155,8 +152,8 @@ def cosine(a: Column, b: Column, *squares: Column) -> Column:
     if either vector is missing.
     """
     result = np.empty(_num_rows(a, b))
-    # If `b` is a column of a table, folding.py computes b.dot(b) ahead of time and passes it as `squares`. Users cannot
-    # pass `squares`.
+    # If `b` is a column of a table, folding.py computes b.dot(b) ahead of time and passes it as `squares`. Users
+    # cannot.
     known = squares[0].values if squares else None
     for rows, (left, right) in _blocks(a, b):
         left_square = _dot(left, left)
