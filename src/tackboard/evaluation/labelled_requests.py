@@ -2,8 +2,8 @@
 
 Every candidate with a known label in a request of a held-out user is an example; the model's score is read as the log
 odds of the label. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user,
-which is closer to ranking. The baseline is the mean label of the item in training. For a rare item it is pulled towards
-the mean of all items.
+which is closer to ranking. The baseline is the mean label of the item in training. For a rare item, this mean is pulled
+towards the mean of all items.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ScoredCandidates:
 
 @torch.no_grad()
 def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> ScoredCandidates:
-    """Scores the candidates of all requests of `steps`, or only the requests of `max_users` users."""
+    """Scores the candidates of all requests of `steps`, or of the requests of at most `max_users` users."""
     model.eval()
     device = next(model.parameters()).device
     parts: list[list[NDArray[Any]]] = []

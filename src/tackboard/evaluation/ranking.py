@@ -74,7 +74,7 @@ def history_batch(
     *,
     skip_newest: int = 0,
 ) -> SequenceBatch:
-    """Returns the newest `max_history` events before each user's held-out event, not counting the newest `skip_newest`.
+    """Returns the newest `max_history` events before each user's held-out event. Skips the newest `skip_newest` first.
 
     Features of the request are computed at the held-out event, so they do not fit a history with skipped events.
     """
@@ -124,8 +124,7 @@ def evaluate_rankings(
 
 
 def held_out_event(held_out: int) -> str:
-    """Says in words which event of a user is ranked. `held_out` counts positive events back from the last, which is
-    1."""
+    """Says in words which event is ranked. `held_out` is 1 for a user's last positive event, 2 for the last but one."""
     if held_out == 1:
         return "leave-last-out"
     return f"validation: the last positive event but {({2: 'one', 3: 'two'}).get(held_out, held_out - 1)}"
@@ -184,7 +183,7 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
     """Returns the share of the gap from the better baseline to the oracle that the model closes. Returns None if there
-    is no such gap or a row is missing."""
+    is no gap, or if `rows` lacks the model or the oracle."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None

@@ -25,7 +25,7 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
     path = dataset.path / TRUTH
     with blaming(path):
         config = from_dict(WorldConfig, truth, "world")
-        # Both numbers include items that appear only later. They are compared before memory for the items is allocated.
+        # Both numbers count all items, even items without events. They are compared before memory is allocated.
         if config.num_items != dataset.num_items:
             raise DataError(f"the world has {config.num_items:,} items, the dataset {dataset.num_items:,}")
         columns = find_ids(oracle_item_ids(config), sequences.catalogue)

@@ -4,8 +4,8 @@ AUC is the chance that an example with label yes scores higher than an example w
 says how well examples are ordered; log-loss says whether probabilities are right. AUC within users is the mean AUC of
 the users who have both labels, so a model gains nothing by separating users who often say yes from users who rarely do.
 
-Examples of one user are alike, so an interval must come from resampling users, not examples. `UserResamples` draws
-users once and computes the metric of every draw. Two models are compared on the same draws.
+Examples of one user are alike, so an interval must come from resampling users, not examples. `UserResamples` makes the
+draws once and computes a metric for each draw. Two models are compared on the same draws.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclasses.dataclass
 class RankingMetrics:
-    """HR@k and NDCG@k for several k, summed up over calls of `update`."""
+    """HR@k and NDCG@k for several k, over all users that calls of `update` added."""
 
     cutoffs: tuple[int, ...]
     num_users: int = 0

@@ -33,7 +33,7 @@ MOST_DROPPED_BITS = 62
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """A 16-bit format. `bias_below` is fp32's exponent bias minus its own; the last three numbers are bit patterns."""
+    """A 16-bit format. `bias_below` is the exponent bias of fp32 minus the exponent bias of this format."""
 
     mantissa_bits: int
     bias_below: int

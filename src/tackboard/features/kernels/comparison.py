@@ -58,8 +58,8 @@ def _is_int64(value: Any) -> bool:
 
 
 def common_type(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = SCALARS) -> FeatureType:
-    """Returns the type that can hold the values of all `types`. Raises TypeClash unless all are of one kind or
-    numbers."""
+    """Returns the type that can hold the values of all `types`. Raises TypeClash unless all types are of one kind or
+    all are numbers."""
     if all(type_.with_nullable(False) == types[0].with_nullable(False) for type_ in types) and types[0].kind in kinds:
         return types[0].with_nullable(False)
     if all(type_.is_number for type_ in types):

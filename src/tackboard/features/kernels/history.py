@@ -424,7 +424,7 @@ def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int)
     counts = ends.copy()
     counts[1:] -= ends[:-1]
     if len(counts):
-        counts[0] += 1  # unlike other groups, the first group has no previous end to subtract
+        counts[0] += 1  # the first group begins at 0, so its size is its end plus 1
     # The count and the newest event of a group are packed into one number. No two groups have the same number.
     packed = counts * len(keys) + order[ends]
     packed.sort()
@@ -443,7 +443,7 @@ def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
         return newest[np.lexsort((-newest, -counts, rows))]
     # Sorting one packed number is several times faster than sorting by three keys. No two packed numbers are equal.
     packed = (((rows << count_bits) + (most - counts)) << place_bits) + (last - newest)
-    packed.sort(kind="stable")  # the rows are ascending already, and only a stable sort is faster for that
+    packed.sort(kind="stable")  # a stable sort is faster here, because the rows are ascending already
     return last - (packed & ((1 << place_bits) - 1))
 
 

@@ -51,8 +51,7 @@ def _rows(offsets: Ints) -> Ints:
 
 
 def _grouped(keys: Ints, rows: Ints, num_rows: int) -> Ints:
-    """Returns the positions of the elements, sorted by (row, key). Elements with the same row and key keep their
-    order."""
+    """Returns the positions of the elements, sorted by (row, key). Elements with equal row and key keep their order."""
     order = np.argsort(keys, kind="stable")
     # Two stable sorts are faster than np.lexsort, and 16-bit integers are sorted in linear time.
     small = rows.astype(np.uint16) if num_rows <= 2**16 else rows
@@ -86,8 +85,7 @@ def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
 
 
 def _keys(*columns: Column) -> list[Ints]:
-    """Returns one int64 key per value, for each of `columns`. Two keys are equal exactly if their values are the
-    same."""
+    """Returns one int64 key per value, for each of `columns`. Keys are equal if and only if the values are the same."""
     if columns[0].dictionary is not None:
         return text_keys(*columns)
     return [_number_keys(column.values) for column in columns]
@@ -303,7 +301,7 @@ def overlap(a: Column, b: Column) -> Column:
     else:
         keys, rows = np.concatenate([a_keys, b_keys]), np.concatenate([rows, _rows(b_offsets)])
         # After the sort, the equal elements of a row form a run in which the elements of `a` come before those of `b`.
-        # A run that contains a step from `a` to `b` is a common element. A run has at most one such step.
+        # So a run with elements of both lists has exactly one step from `a` to `b`, and stands for one common element.
         order = _grouped(keys, rows, len(a))
         keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
         rows = rows[1:][(keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]]

@@ -155,6 +155,6 @@ def finite(a: Column) -> Column:
 
 
 def _kept(a: Column, keep: Mask) -> Column:
-    """Returns the column `a` after making the rows missing for which `keep` is False."""
+    """Returns a column like `a` in which rows with `keep` = False are missing."""
     present = keep if a.present is None else a.present & keep
     return Column(a.type.with_nullable(True), a.values, present=present, dictionary=a.dictionary)

@@ -73,7 +73,7 @@ def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArr
 
 
 def text_keys(*columns: Column) -> list[Codes]:
-    """Returns a number for every value of each string column. Two numbers are equal exactly if their strings are
+    """Returns a number for every value of each string column. Numbers are equal if and only if the strings are
     equal."""
     known: dict[str, int] = {}
     return [per_text(column, lambda text: known.setdefault(text, len(known)), np.int64) for column in columns]

@@ -31,7 +31,7 @@ def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.fl
     """Returns the dot products of vectors. The first dimension of both arrays is the component [width, n or 1]."""
     products = left * right
     if products.shape[1] == 1:
-        # The loop below does the same additions, but plain floats are faster than arrays of one element.
+        # The loop below does the same additions in the same order. Plain floats are faster than arrays of one number.
         one = functools.reduce(operator.add, products[:, 0].tolist(), 0.0)
         return np.array([math.nan if math.isnan(one) else one])
     total = products[0] + 0.0
@@ -152,8 +152,8 @@ def cosine(a: Column, b: Column, *squares: Column) -> Column:
     if either vector is missing.
     """
     result = np.empty(_num_rows(a, b))
-    # If `b` is a column of a table, folding.py computes b.dot(b) ahead of time and passes it as `squares`. Users
-    # cannot.
+    # If `b` is a column of a table, folding.py computes b.dot(b) ahead of time and passes it as `squares`. Users cannot
+    # pass `squares`.
     known = squares[0].values if squares else None
     for rows, (left, right) in _blocks(a, b):
         left_square = _dot(left, left)
