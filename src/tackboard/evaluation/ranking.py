@@ -182,8 +182,8 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
-    """Returns the share of the gap from the better baseline to the oracle that the model closes. Returns None if there
-    is no gap, or if `rows` lacks the model or the oracle."""
+    """Returns the share that the model closes of the gap between the better baseline and the oracle. Returns None if
+    there is no gap, or if `rows` lacks the model or the oracle."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None

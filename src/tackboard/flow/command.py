@@ -1,8 +1,8 @@
 """Runs one command of a pipeline as a user would type it, measures it, and leaves none of its processes running.
 
-A command is given as the words after `tackboard`. The result holds its last JSON line, wall and CPU seconds and peak
-resident memory. The command prints everything to one log file. Decided: whatever ends the pipeline (success, an error,
-Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it started.
+A command is given as the words after `tackboard`. The result holds the last JSON line, the wall and CPU seconds and the
+peak resident memory of the command. The command prints everything to one log file. Decided: whatever ends the pipeline
+(success, an error, Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it started.
 """
 
 import shlex
@@ -19,7 +19,7 @@ from tackboard.core.processes import POLL_S, Process, last_json_object
 from tackboard.core.progress import say
 
 PROGRAM = (sys.executable, "-m", "tackboard")
-"""How `tackboard` is started: with the same Python, so that a pipeline never mixes two installations."""
+"""The start of every command. It uses the same Python as this process, so a pipeline never mixes two installations."""
 NUM_TAIL_LINES = 15
 
 

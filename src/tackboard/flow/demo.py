@@ -45,7 +45,7 @@ from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hard
 
 MARKER = "demo.json"
 KIND = "tackboard demo"
-# Names of all files and folders that a demo writes. A demo that replaces an earlier demo removes only these names.
+# Names of all files and folders that a demo writes. A demo that replaces an earlier demo removes only these.
 OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "served", "log.key", "port", "report.html", MARKER)
 MODEL = "demo"
 WIRES = ("binary", "JSON")
@@ -62,7 +62,7 @@ class DemoConfig:
     quick: bool = False
     """Use a tiny world and a few steps. This shows that every stage works, but says nothing about quality."""
     num_users: int = 100
-    """Number of users to score for. The request of each user is sent once as binary tensors and once as JSON."""
+    """Number of users who send a request. The request of each user is sent once as binary tensors and once as JSON."""
     num_candidates: int = 1000
     """Number of items to score in one request."""
     num_compared: int = 3
@@ -235,8 +235,8 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
 def _serve(
     config: DemoConfig, requests: list[UserRequest], display: Display
 ) -> tuple[Finished, list[Exchange], list[NDArray[np.float32]]]:
-    """Starts the server, sends all requests and stops the server. Returns the stage, the costs and the scores of binary
-    requests."""
+    """Starts the server, sends all requests and stops the server. Returns the stage, the cost of each wire format and
+    the scores of the binary requests."""
     arguments = build_commands(config)["serve"]
     write_text_atomic(config.out / "log.key", secrets.token_hex(KEY_BYTES) + "\n")
     port_file = config.out / "port"

@@ -32,7 +32,7 @@ class UnansweredError(TackboardError):
 class UserRequest:
     """The known events of a user at the time of a request, oldest first, and the items to score.
 
-    Users and items have the original ids of the dataset.
+    The ids of users and items are the original ids of the dataset.
     """
 
     user: Any
@@ -65,7 +65,7 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> l
     """Draws one request for each of `num_requests` users (or of all users, if there are fewer).
 
     The request time is 1 ms after the user's last event. A history holds the events that had been received before the
-    request, so it lacks late events. The candidates of a request are distinct, unless the catalogue is smaller than
+    request, so late events are left out. The candidates of a request are distinct, unless the catalogue is smaller than
     `num_candidates`; then the catalogue is repeated.
     """
     import pyarrow.parquet as parquet

@@ -291,7 +291,7 @@ def _add_time(section: Section, outcome: Outcome) -> None:
 
 
 def commands_by_hand(outcome: Outcome) -> list[str]:
-    """Returns the commands of every stage as a user would type them. The client comes after the server."""
+    """Returns the commands of every stage as a user would type them. The client is started after the server."""
     lines = []
     for name in ("data", "train", "evaluate", "export"):
         lines.append(typed([word for word in outcome.stages[name].arguments if word != "--json"]))

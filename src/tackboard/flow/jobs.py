@@ -36,8 +36,8 @@ NUM_TAIL_LINES = 50
 MAX_TRIES = 4
 """A step whose process dies of a signal is started at most this many times in one call."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""No step starts in the last 60 s (or the last tenth, if shorter) of the time limit, because it would soon have to
-stop."""
+"""No step starts in the last 60 s (or the last tenth, if shorter) of the time limit, because the step would soon have
+to stop."""
 GRACE_S = 60.0
 """A stopped process may take this long to save its state. After that it is killed and loses unsaved work."""
 
@@ -57,9 +57,9 @@ class Step:
     label: str
     """The name that people see."""
     log: Path
-    """The file to which the process of the step prints, after the output of earlier processes."""
+    """The file to which the process of the step prints. Output is appended to that of earlier processes of the step."""
     command: Callable[[int], Sequence[str]]
-    """Returns the command of the process, for a number of threads. It is called when the step starts."""
+    """Returns the command that starts the process with a number of threads. It is called when the step starts."""
     run: Callable[[], object]
     """Does the step in this process. Raises Preempted if the step was stopped."""
     is_finished: Callable[[], bool]
@@ -85,7 +85,7 @@ class JobReport:
     """The outcome of one call of `JobRunner.run`."""
 
     num_found: int
-    """Number of steps that were finished before."""
+    """Number of steps that were finished before this call."""
     num_done: int
     """Number of steps that this call finished."""
     failures: tuple[Failure, ...]
@@ -213,7 +213,7 @@ class JobRunner:
 
 
 def run_step(work: Callable[[], object], *, lock: Path) -> int:
-    """Runs `work`, which returns the place of the result, in the process of a step. Returns the exit code.
+    """Runs `work` in the process of a step and returns the exit code. `work` returns the place of its result.
 
     The work ends on SIGTERM and when the parent process ends. Waits while another process holds `lock`.
     """
@@ -241,12 +241,12 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _with_before(step: Step) -> list[Step]:
-    """Returns the steps that a step builds on, and then the step."""
+    """Returns the steps that a step builds on, followed by the step itself."""
     return [*(_with_before(step.after) if step.after is not None else []), step]
 
 
 def _words(step: Step, process: Process) -> str:
-    """Describes how far a running step is."""
+    """Describes the progress of a running step in words."""
     return ", ".join([f"{step.label} {process.seconds:,.0f} s", *_lines(process)[-1:]])
 
 

@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def gap_closed(self) -> float:
-        """Share of the gap in HR@10 between the better baseline and the oracle that the model closes.
+        """The share that the model closes of the gap in HR@10 between the better baseline and the oracle.
 
         NaN if there is no gap, which happens only if the world is too small to judge a model.
         """

@@ -1,4 +1,4 @@
-"""Published ablations, most of them from PinFM, at a small size. Each recipe is a base recipe with one change.
+"""Repeats published ablations, most of them from PinFM, at a small size. Each recipe is a base recipe with one change.
 
     losses      next-token loss alone; with multi-token loss; with multi-token loss and future-token loss
     rows        number of rows in each sub-table
@@ -9,12 +9,13 @@
 
 The base on MovieLens-1M is the recipe of the dataset (recipes/public.py), with width 64, two GPT layers as published
 and about 20 passes over the events. As published, a user's own positives are never negatives for the same user. The
-base on Deskdrop is the recipe with width 64 and two layers. No base reads the request time. The small base shows the
-effect of a change at a tenth of the cost of the full recipe. `tackboard bench quality --study ablations` runs all
-recipes and compares the direction of each effect with the published direction.
+base on Deskdrop is the recipe of that dataset with width 64 and two layers. Neither base reads the request time. The
+small base shows the effect of a change at a tenth of the cost of the full recipe. `tackboard bench quality --study
+ablations` runs all recipes and compares the direction of each effect with the published direction.
 
-Decided: losses are added with weight 1, as we read the publication. The length of the multi-token window (8 events) and
-the number of events that a downstream task reads (100) are our choices, because the publication does not give them.
+Decided: losses are added with weight 1, which is how we understand the publication. The length of the multi-token
+window (8 events) and the number of events that a downstream task reads (100) are our choices, because the publication
+does not give them.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ def _of_length(steps: int) -> tuple[str, ...]:
 
 ML_1M: dict[str, tuple[str, ...]] = {
     "losses-next": (),
-    # Predicts up to 8 events ahead, for a quarter of the pairs of token and later event.
+    # Predicts up to 8 events ahead, for a quarter of all pairs (token, later event).
     "losses-multi": _MULTI,
     "losses-multi-light": (*_MULTI, "model.loss.multi_token_weight=0.1"),
     # Also predicts the 8 events after the first 100 events of a segment.
     "losses-all": (*_MULTI, *(f"model.loss.future_token_{setting}" for setting in _FUTURE)),
-    # Change the number of rows in each of 8 sub-tables, for 3,883 films. With 16,384 rows few films share a row.
+    # These recipes set the number of rows in each of 8 sub-tables. There are 3,883 films. With 16,384 rows few films
+    # share a row.
     **{f"rows-{rows}": (f"model.tables.num_rows={rows}",) for rows in (256, 1024, 4096, 16384)},
     # One table with a row for each film, as wide as the eight sub-tables together. It shows the quality lost by
     # hashing.
@@ -69,7 +71,7 @@ ML_1M: dict[str, tuple[str, ...]] = {
     "own-none": (),
     # The user's later films are negatives, so the model learns to tell the next film from later films.
     "own-later": ("model.loss.later_negatives=true",),
-    # All own positives may be negatives, as in SASRec and HSTU.
+    # All positives of a user may be negatives for the same user, as in SASRec and HSTU.
     "own-all": ("model.loss.mask_same_user=false",),
     "own-later-multi": (*_MULTI, "model.loss.later_negatives=true"),
 }

@@ -1,6 +1,6 @@
 """The recipes of the demo. `demo` is a small PinFM on the synthetic world that trains in about a minute on two cores.
 
-Its sizes were chosen on worlds with seeds that differ from the seed of the demo's world (docs/log.md).
+The sizes of `demo` were chosen on worlds with seeds that differ from the seed of the demo's world (docs/log.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds a recipe by its registered name, or by `path/to/file.py:function` if it is in a file of the user."""
+"""Finds a recipe by its registered name, or by `path/to/file.py:function`."""
 
 from __future__ import annotations
 
