@@ -202,7 +202,7 @@ def _days_of_month(year: int, month: int) -> int:
 
 
 def _nearest(name: str) -> str:
-    """Returns the zone that a mistyped name, or only a city, most likely means."""
+    """Returns the zone that is most likely meant by a mistyped name or by a city without its region."""
     given = name[:80].strip().replace(" ", "_").lower()
     by_text: dict[str, str] = {}
     for known in sorted(zone_names()):

@@ -139,8 +139,8 @@ def not_equal(a: Column, b: Column) -> Column:
 
 @_register("less", "a < b", _order, Example("x < 1.5", [True, False, None], {"x": ("int?", [1, 2, None])}))
 def less(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is smaller; False for NaN. An int is compared with a float as a float.
-    Missing if an input is missing."""
+    """Whether the first of two numbers or times is smaller; False if either is NaN. An int is compared with a float as
+    a float. Missing if an input is missing."""
     return joined(BOOL, np.less(a.values, b.values), a, b)
 
 

@@ -25,7 +25,7 @@ from tackboard.features.operators import Example, Params, TypeClash, TypeRule, a
 from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, FeatureType
 
 LIMIT = 2**31
-"""Positions and lengths that a user writes must be below this number."""
+"""Positions and lengths that a feature gives as constants must be below this number."""
 FEW = 12
 """Up to this number of keys, comparing values with each key in turn is faster than a binary search."""
 Ints = NDArray[np.int64]
@@ -266,7 +266,7 @@ def has(a: Column, b: Column) -> Column:
     a, offsets = _tight(a)
     keys, wanted = _keys(a, b)
     if len(a) == 1:
-        # One list is compared with all rows, for example a user's list with a thousand items.
+        # A single list is compared with the values of all rows, for example a user's list with a thousand items.
         found = _among(wanted, keys)
     else:
         rows = _rows(offsets)
