@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tackboard.metrics.binary import interval
 
 DRAWS_AT_ONCE = 1 << 22
-"""Largest number of users drawn at once, which limits memory."""
+"""About this number of users is drawn at once, which limits memory."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,7 +115,7 @@ def cross(*columns: Column) -> Column:
     Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
-    """The bucket of an id, from 0 to num_buckets - 1. It equals the row of the id in a table with one hash function.
+    """The bucket of an id, from 0 to num_buckets - 1. It equals the id's row in a table with one hash function.
     Ids are spread evenly, and different seeds give unrelated buckets. Missing stays missing."""
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
